@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from orchestrator.adapters.runpod import RunPodCloud
 from testbed.tasks import ended
 from tests.db.conformance.test_cloud import spec
 from tests.process.emulator.build import Api, emulated
+from tests.unit.core.build import NOW
 
 SLOW_S = 15.0  # more than a busy machine needs for the other calls; nobody waits for it
 
@@ -58,6 +59,29 @@ async def test_a_create_for_which_no_call_is_left_is_certainly_not_made(api: Api
     assert api.emulator.core.calls["POST /v2/pods"] == 0
     assert await cloud.list_pods() == ()
     assert cloud.list_pause_s() > 2
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda cloud: cloud.volume_id("models"),
+        lambda cloud: cloud.prices(),
+        lambda cloud: cloud.billing(NOW, NOW),
+        lambda cloud: cloud.pod_log("pod"),
+    ],
+    ids=["volume", "prices", "bill", "log"],
+)
+async def test_what_can_wait_leaves_calls_for_pods(api: Api, ask: Callable[[RunPodCloud], Awaitable[Any]]) -> None:
+    """With a third of the window left it waits, and lists and creates go out."""
+    await api.emulator.control("POST", "/settings", {"per_minute": 30})
+    cloud = RunPodCloud(api.emulator.api_key, base_url=api.emulator.url, call_timeout_s=2)
+    for _ in range(20):
+        await cloud.list_pods()
+    with pytest.raises(ports.NotSent):
+        await ask(cloud)
+    assert api.emulator.core.calls.total() == 20
+    await cloud.create_pod(spec())
+    assert len(await cloud.list_pods()) == 1
 
 
 async def test_a_create_that_finds_no_connection_is_certainly_not_made() -> None:

@@ -82,6 +82,18 @@ async def test_a_later_list_that_hangs_is_told_of_and_not_waited_for(
     observer.gap()
 
 
+async def test_a_list_that_was_asked_for_before_a_gap_does_not_count(api: Api, observer: Observer) -> None:
+    """Its answer may be as old as the gap is long: another one is asked for."""
+    await hang(api)
+    assert (await observer.observe(frozenset(), frozenset())).pods is None
+    observer.gap()
+    await api.emulator.control("DELETE", "/faults")
+    async with asyncio.timeout(TICK_S):
+        seen = await observer.observe(frozenset(), frozenset())
+    assert seen.pods == ()
+    assert api.emulator.core.calls["GET /v2/pods"] == 2
+
+
 async def test_a_list_of_before_an_outage_of_the_database_is_forgotten(api: Api, observer: Observer) -> None:
     """It is as old as the outage is long, or another orchestrator has led since then."""
     await listed(observer)

@@ -117,6 +117,13 @@ def test_a_structure_keeps_its_shape() -> None:
     assert cleaned["a"][:4] == [1, 2.5, None, True]
 
 
+@pytest.mark.parametrize("content", ["x", 1234, 0.5, ["x"], ("x", "y"), {"user": "x"}, [{"a": ["x"]}], b"x"], ids=repr)
+def test_what_stands_under_a_telling_name_is_hidden_whole(content: object) -> None:
+    """Of any type, at any depth."""
+    given = {"a": [{"password": content, "b": 1}], "tokens": content}
+    assert Redactor().redact(given, by_name=True) == {"a": [{"password": HIDDEN, "b": 1}], "tokens": HIDDEN}
+
+
 def test_short_words_are_never_taken_for_secrets() -> None:
     """A password `x` would hide half of every log."""
     assert Redactor(["x", "", "   ", "abc"]).redact("x abc") == "x abc"

@@ -105,3 +105,23 @@ def test_a_pod_without_room_claims_nothing_until_it_has_room_again(
     if small_disk.is_real and code == "INODES_FULL":
         [began] = [event for event in pod.events("finding_began") if event["code"] == code]
         assert "inodes are in use" in began["evidence"]
+
+
+def test_a_disk_that_a_task_filled_is_noticed_before_the_next_claim(
+    orchestrator: Orchestrator, pod: Pod, small_disk: SmallDisk, tmp_path: Path
+) -> None:
+    """The call that reports a task claims the next one: it reads the disk as well, and no monitor has to."""
+    gate = tmp_path / "gate"
+    wait = f"cmd:sh -c 'until [ -e {gate} ]; do sleep 0.02; done'"
+    handlers = {"wait": wait, "true": "cmd:true"}
+    pod.start(handlers, monitor_s=3_600, system_root=str(small_disk.machine.path / "root"))
+    orchestrator.submit("fills", "wait")
+    orchestrator.until(lambda: "fills" in orchestrator.running)
+    orchestrator.submit("next", "true")
+    small_disk.fill()
+    gate.touch()
+    orchestrator.completion("fills")
+    orchestrator.until(lambda: "DISK_FULL" in orchestrator.findings())
+    assert [task["id"] for task in orchestrator.queued] == ["next"]
+    small_disk.clean()
+    orchestrator.completion("next")

@@ -9,7 +9,7 @@ import pytest
 from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.loop import store_watch
 from orchestrator.loop.store_watch import StoreWatch
-from orchestrator.ports import PortError
+from orchestrator.ports import BlobRefused, PortError
 from testbed.services.s3 import REGION, EmbeddedS3
 
 DEADLINE_S = 60.0
@@ -46,6 +46,20 @@ async def test_an_outage_is_noticed_and_its_end_is_too(own_s3: EmbeddedS3, monke
     await own_s3.start()
     await until(watch, blobs, away=False)
     await blobs.put("after", b"x", content_type="text/plain")
+    watch.stop()
+    await blobs.close()
+
+
+async def test_an_outage_of_writes_alone_ends_too(own_s3: EmbeddedS3) -> None:
+    """The bucket was read-only for a while. Nobody else writes meanwhile, so the probe does, however reads end."""
+    watch = StoreWatch()
+    blobs = S3Blobs(
+        own_s3.endpoint_url, own_s3.access_key, own_s3.secret_key, "bucket", "fleet", REGION, on_call=watch.note_call
+    )
+    for _ in range(store_watch.FAILURES):
+        watch.note_call("put", BlobRefused("AccessDenied"))
+    assert watch.outage() is not None
+    await until(watch, blobs, away=False)
     watch.stop()
     await blobs.close()
 

@@ -14,6 +14,7 @@ from orchestrator.core.budget import PRICE_SEEN_S
 from orchestrator.core.exit_causes import ABRUPT
 from orchestrator.core.fitness import DISK_FULL_S, UNCLAIMED_S
 from orchestrator.core.guards import ALARM_WORKERS, LASTS_S, WITHOUT_FINDING_S
+from orchestrator.core.images import cuda_of
 from orchestrator.core.lifecycle import ACTIVE_WITHOUT_CLAIM_S
 from orchestrator.pods import agent_commands
 from tests.proofs.simulator.provider import FLEET, WINDOWS, SimPod
@@ -489,8 +490,12 @@ class Laws:
         if row is None or pool is None:
             return  # I1, or "pool", has it
         gpu = body["gpu"]
-        asked = (body["image"], gpu["count"], body["disk"], gpu["minRamPerGpu"], gpu["minVcpuCountPerGpu"])
-        wanted = (pool.image, pool.gpu_count, pool.disk_gb, pool.min_memory_gb, pool.min_vcpu)
+        asked = (
+            body["image"], gpu["count"], body["disk"], gpu["minRamPerGpu"], gpu["minVcpuCountPerGpu"],
+            gpu.get("minCudaVersion"),
+        )  # fmt: skip
+        cuda = "{}.{}".format(*cuda_of(pool.image) or ("no", "version"))
+        wanted = (pool.image, pool.gpu_count, pool.disk_gb, pool.min_memory_gb, pool.min_vcpu, cuda)
         offers = {(offer.gpu_type, offer.data_center, offer.cloud) for offer in pool.offers}
         place = (body["gpu"]["id"], (body.get("dataCenterIds") or [None])[0], body["cloud"])
         if asked != wanted or place not in offers:

@@ -82,6 +82,24 @@ def test_a_pool_that_names_no_market_has_the_environments(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("key", "offers"),
+    [
+        ("gpu_types = ['NVIDIA H100']", (("NVIDIA H100", None, "SECURE"), ("NVIDIA H100", "EU-RO-1", "SECURE"))),
+        ("data_centers = ['US-KS-2']", (("NVIDIA A40", "US-KS-2", "SECURE"), ("NVIDIA L4", "US-KS-2", "SECURE"))),
+        ("cloud = 'COMMUNITY'", tuple((gpu, center, "COMMUNITY") for gpu in ("NVIDIA A40", "NVIDIA L4")
+                                      for center in (None, "EU-RO-1"))),
+    ],
+)  # fmt: skip
+def test_each_key_of_the_market_counts_alone(
+    tmp_path: Path, key: str, offers: tuple[tuple[str, str | None, str], ...]
+) -> None:
+    """What the file leaves out is as in the environment."""
+    (tmp_path / "pools.toml").write_text(f"[pools.a]\n{key}\n")
+    _, made = read_pools(tmp_path / "pools.toml", pool(offers=(A40, L4)))[0]
+    assert made.offers == tuple(Offer(*one) for one in offers)
+
+
+@pytest.mark.parametrize(
     ("text", "what", "fix"),
     [
         ("[pools.a\n", "POOLS_FILE is not TOML", "example"),
