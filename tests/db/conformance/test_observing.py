@@ -88,9 +88,7 @@ async def test_a_list_that_was_asked_for_before_a_gap_does_not_count(api: Api, o
     assert (await observer.observe(frozenset(), frozenset())).pods is None
     observer.gap()
     await api.emulator.control("DELETE", "/faults")
-    async with asyncio.timeout(TICK_S):
-        seen = await observer.observe(frozenset(), frozenset())
-    assert seen.pods == ()
+    await listed(observer)
     assert api.emulator.core.calls["GET /v2/pods"] == 2
 
 
