@@ -62,6 +62,17 @@ def test_everybody_waits_after_a_429_for_as_long_as_it_says(said: str, wait_s: f
     assert [budget.wait_s(one, 100) for one in Priority] == [wait_s] * 4
 
 
+@pytest.mark.parametrize("said", [(40, 1), (1, 40)])
+def test_of_several_429s_the_longest_wait_holds(said: tuple[int, int]) -> None:
+    """Calls that were under way together are refused one after the other."""
+    budget = CallBudget()
+    for _ in said:
+        budget.take(Priority.OTHER, 100)
+    for seconds in said:
+        budget.answered(429, {"Retry-After": str(seconds)}, 100)
+    assert [budget.wait_s(one, 100) for one in Priority] == [40] * 4
+
+
 ODD_REPLIES = {
     "retry after a day": (429, {"Retry-After": "86400"}),
     "retry after years": (429, {"Retry-After": "9" * 9}),
