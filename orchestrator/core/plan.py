@@ -50,6 +50,8 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     decisions = []
     late = _without_a_list(snapshot)
     for changes, decision in sizes(snapshot, policy, actions):
+        ended = _ended(changes)
+        actions = [a for a in actions if not isinstance(a, ContinueBringUp) or a.worker_id not in ended]
         actions += changes
         decisions.append(replace(decision, blocked=(*decision.blocked, *late)))
     if snapshot.pods is None:

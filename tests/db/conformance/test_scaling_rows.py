@@ -17,7 +17,7 @@ from orchestrator.core.model import EndedBringUp, Pause, Spent, TaskType
 from orchestrator.core.states import Stage, State
 from orchestrator.ports import BadArgument, Db, NotLeader, OverBudget
 from tests.db.conformance.builders import FLEET, Fleet
-from tests.db.conformance.loops import executor_over
+from tests.db.conformance.loops import daemon_over, executor_over
 from tests.unit.core.build import policy, snapshot
 
 
@@ -341,3 +341,29 @@ async def test_what_is_declared_no_more_is_forgotten(fleet: Fleet, store: SqlSto
         await store.declare_pools(fleet.term + 1, [])
     with pytest.raises(BadArgument):
         await store.declare_pools(fleet.term, [TaskType("train", "no such name!", None, None)])
+
+
+async def test_a_process_that_leads_again_declares_again(
+    db: Db, store: SqlStore, hand: AsyncConnection[DictRow]
+) -> None:
+    """What another leader declared meanwhile, of another release, counts no longer; nor does what it said before."""
+    rules = policy(fleet_id=FLEET, handled=("sing",), task_types=(TaskType("sing", "default", 60.0, 2),))
+    one = daemon_over(store, db, None, rules)
+
+    async def declared() -> tuple[Any, ...]:
+        settings = "select name, value - 'term' as value from fleet_settings where name in ('release', 'programs')"
+        types = "select task_type, pool, timeout_s, max_attempts from task_types"
+        return tuple([await (await hand.execute(f"{query} order by 1")).fetchall() for query in (settings, types)])
+
+    await one.once()
+    first = await declared()
+    term = (await store.lead("another", 60)).term
+    await store.declare_pools(term, ())
+    await store.declare_programs(term, ["default"], 60)
+    await store.declare_release(term, {"default": "another"}, [])
+    assert all(was != now for was, now in zip(first, await declared(), strict=True))
+    await store.resign("another", term)
+    await one.once()
+    assert await declared() == first
+    query = "select value->'term' as term from fleet_settings where name = 'release'"
+    assert await (await hand.execute(query)).fetchall() == [{"term": term + 1}]

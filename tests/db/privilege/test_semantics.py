@@ -180,6 +180,16 @@ def test_every_difference_is_one() -> None:
     assert all(ours != theirs and why for ours, theirs, why in DIFFERENT.values())
 
 
+async def test_a_claim_over_postgrest_waits_for_nothing_and_is_spent(endpoints: Endpoints) -> None:
+    """Nobody asks again under its number. A copy that comes late would take a task of which the agent never hears."""
+    worker = endpoints.through("postgrest", await endpoints.gateway.worker())
+    assert (await worker.claim(1, wait_s=20))["tasks"] == []
+    await endpoints.gateway.submit(worker.pool)
+    late = await worker.claim(1, wait_s=20)
+    assert (late["tasks"], late["spent"]) == ([], True)
+    assert len((await worker.claim(2, wait_s=20))["tasks"]) == 1
+
+
 async def _ask(client: httpx.AsyncClient, actors: Actors, ask: Ask) -> httpx.Response:
     if isinstance(ask.body, bytes):
         content = ask.body.replace(b"{me}", actors.me.id.encode()).replace(b"{nonce}", actors.me.nonce.encode())

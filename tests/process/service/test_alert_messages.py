@@ -77,6 +77,7 @@ async def endless(writer: asyncio.StreamWriter) -> None:
         (b"", Unavailable),
         (b"not http at all\r\n\r\n", Unavailable),
         (b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nlate", Unavailable),
+        (b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n", Unavailable),
         (b"HTTP/1.1 404 Gone\r\nContent-Length: 0\r\n\r\n", WebhookRefused),
         (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n", WebhookRefused),
     ],

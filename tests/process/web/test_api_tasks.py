@@ -159,12 +159,12 @@ async def test_what_is_not_ones_own_looks_absent(rig: ApiRig, restriction: str) 
     listed = (await rig.call("GET", "/tasks", mine)).json()["tasks"]
     assert [task["id"] for task in listed] == [own]
     texts = []
-    for task_id in (foreign, str(uuid.uuid4())):
+    for task_id in (foreign, foreign.upper(), str(uuid.uuid4())):
         body = {"task_type": "t", "pool": rig.pool, "depends_on": [task_id]}
         answer = await rig.call("POST", "/tasks", mine, json=body)
         assert refusal(answer) == (422, "E052")
         texts.append(answer.json()["detail"].replace(task_id, "…"))
-    assert texts[0] == texts[1]
+    assert len(set(texts)) == 1
     assert (await rig.call("GET", f"/tasks/{foreign}")).json()["status"] == "Queued"
 
 

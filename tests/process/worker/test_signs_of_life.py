@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 
 from tests.process.worker.machine import Machine
-from tests.process.worker.scripted import Orchestrator, Pod, wait_for
+from tests.process.worker.scripted import TOKEN, Orchestrator, Pod, wait_for
+from worker.agent_state import AgentState
+from worker.config import Config, RunDir
+from worker.heartbeat import Heartbeat
+from worker.journal import Journal
 
 STUCK_S = 2.0
 WORK_S = 5.0
@@ -112,6 +116,27 @@ def test_gpu_time_is_a_sign_of_life(orchestrator: Orchestrator, pod: Pod, tmp_pa
     assert not orchestrator.failures
     machine.shows(utilization__gpu="0")
     assert orchestrator.failure("one")["code"] == "TASK_STUCK"
+
+
+@pytest.mark.parametrize("reports", [True, False])
+def test_a_sign_of_life_during_the_heartbeat_counts(tmp_path: Path, reports: bool) -> None:
+    """The answer is about the time before it: a task that has gone on meanwhile is not ended."""
+    state = AgentState(deadman_s=60)
+    state.running = held = state.hold({"id": "one", "attempt": 1})
+    state.still_s = STUCK_S
+
+    class Slow(Orchestrator):
+        def _stuck(self, args: dict[str, Any]) -> list[str]:
+            if reports:
+                state.still_s = 0.0  # as the main thread does
+            return super()._stuck(args)
+
+    with Slow() as orchestrator:
+        orchestrator.stuck_s = STUCK_S
+        config = Config({"worker_id": "gpu-1", "nonce": "n", "api_url": orchestrator.url, "token": TOKEN})
+        journal = Journal(str(tmp_path / "agent.log"), ())
+        assert Heartbeat(config, RunDir(str(tmp_path)), state, journal).beat()
+    assert held.stuck is not reports
 
 
 def test_an_older_database_ends_no_task(orchestrator: Orchestrator, pod: Pod) -> None:

@@ -13,7 +13,7 @@ import pytest
 from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.adapters.ssh import AsyncSshShell
 from orchestrator.adapters.ssh_pool import SshPool
-from orchestrator.core.actions import Delete, Flush, Terminate
+from orchestrator.core.actions import Delete, Flush, Terminate, UpdateAddress
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Worker
@@ -22,6 +22,7 @@ from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.pods import final_snapshot
 from orchestrator.pods.teardown import Teardown
 from orchestrator.ports import BadArgument, PortError, Unavailable
+from tests.db.conformance.loops import executor_over
 from tests.process.bringup.rig import Rig
 from tests.process.bringup.sshd import Sshd, pem_of
 from tests.process.worker_logs.logs import Hauling
@@ -384,6 +385,27 @@ async def test_tries_that_reach_nobody_are_counted_and_a_bucket_that_is_away_is_
         counts.append((await now(hauling)).metadata.unreached)
     assert counts == [1, 2, 0]
     assert (await now(hauling)).stage is Stage.FLUSHING
+
+
+async def test_tries_at_an_earlier_address_do_not_count_at_the_new_one(hauling: Hauling) -> None:
+    """The port of a pod moved while it ended: its last logs are fetched from there, and not given up before a try."""
+    hauling.write("agent", 100)
+    parts, rig, sshd = teardown(hauling), hauling.rig, hauling.sshd
+    await parts.begin(rig.term, end(hauling))
+    await sshd.stop()
+    flush = Flush(hauling.worker.id, True, "done")
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            await parts.flush(rig.term, flush, await now(hauling))
+    before, sshd.port = await now(hauling), 0
+    await sshd.start()
+    moved = UpdateAddress(before.id, before.state, "127.0.0.1", sshd.port, "moved")
+    await executor_over(rig.store, None, build.policy()).start(rig.term, build.snapshot(before), (moved,))
+    after = await now(hauling)
+    assert (before.metadata.unreached, after.metadata.unreached) == (3, 0)
+    assert (after.ssh_port, after.host_key) == (sshd.port, before.host_key)
+    await parts.flush(rig.term, flush, after)
+    assert await hauling.shipped("agent") == hauling.file("agent").read_bytes()
 
 
 async def test_another_machine_at_the_pods_address_is_not_waited_for(hauling: Hauling) -> None:

@@ -6,6 +6,7 @@ longer knows, or that holds what it should have given back, often harms nobody i
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ HELD_S = 10.0  # SSH connections, by a process that learnt that it stands by
 MOVED_S = 20.0  # an SSH connection to an earlier address of its worker
 DELETE_PAUSE_S = 5.0  # between two deletes of one pod that no live row names, by one process
 OF_A_LIST = (act.Adopt, act.DeleteOrphan, act.Spawn, act.Create)
+BEGINNINGS = (act.Create, act.ContinueBringUp)  # of what costs money
 OF_ABSENCE = (FailureCode.POD_MISSING, FailureCode.POD_EXITED)
 
 
@@ -70,6 +72,10 @@ class ProcessLaws:
 
     def thought(self, snapshot: Snapshot, actions: tuple[act.Action, ...]) -> None:
         """A plan was made. A list that failed before the plan before this one was made is known to the process."""
+        acted_on = Counter(getattr(action, "worker_id", None) for action in actions)
+        for action in actions:
+            if isinstance(action, BEGINNINGS) and acted_on[action.worker_id] > 1:
+                self._broken("plan", f"decided {action}, and something else for the same worker")
         failed, self._failed_at_thought = self._failed_at_thought and self.list_failed, self.list_failed
         if not failed:
             return

@@ -62,13 +62,15 @@ def test_everybody_waits_after_a_429_for_as_long_as_it_says(said: str, wait_s: f
     assert [budget.wait_s(one, 100) for one in Priority] == [wait_s] * 4
 
 
-def test_a_later_429_with_a_shorter_wait_shortens_none() -> None:
-    """It answers a call that was already under way; until the longer wait is over, each call would be refused."""
+@pytest.mark.parametrize("said", [(40, 1), (1, 40)])
+def test_of_several_429s_the_longest_wait_holds(said: tuple[int, int]) -> None:
+    """Calls that were under way together are refused one after the other."""
     budget = CallBudget()
-    for said, now_s in (("60", 100), ("1", 101)):
-        budget.take(Priority.LIST, 100)
-        budget.answered(429, {"Retry-After": said}, now_s)
-    assert [budget.wait_s(one, 101) for one in Priority] == [59] * 4
+    for _ in said:
+        budget.take(Priority.OTHER, 100)
+    for seconds in said:
+        budget.answered(429, {"Retry-After": str(seconds)}, 100)
+    assert [budget.wait_s(one, 100) for one in Priority] == [40] * 4
 
 
 ODD_REPLIES = {

@@ -87,9 +87,13 @@ def test_an_intent_waits_until_its_next_attempt() -> None:
     assert only(snapshot(spawning("gpu-1", Stage.INTENT, next_attempt_at=later))) is None
 
 
-def test_a_pod_that_bears_a_live_intents_id_is_adopted() -> None:
-    """The reply to the create call was lost; the pod is found by its worker id, whatever its stage's deadline."""
-    lost = spawning("gpu-1", Stage.POD_CREATED, deadline_at=ago(60))
+@pytest.mark.parametrize("stage", [Stage.INTENT, Stage.POD_CREATED])
+def test_a_pod_that_bears_a_live_intents_id_is_adopted(stage: Stage) -> None:
+    """The reply to the create call was lost; the pod is found by its worker id, whatever its stage's deadline.
+
+    Nor is another one asked for in the same tick, if the row has gone back to the intent.
+    """
+    lost = spawning("gpu-1", stage, deadline_at=ago(60))
     action = only(snapshot(lost, pods=(pod_of(lost),)))
     why = action.reason if isinstance(action, Adopt) else ""
     assert action == Adopt("gpu-1", "pod-gpu-1", why, usd_per_hour=0.4, billed_s=100)

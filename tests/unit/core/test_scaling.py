@@ -181,10 +181,14 @@ def booted(boot_s: float, count: int = 5) -> tuple[EndedBringUp, ...]:
 def test_a_boot_whose_work_has_gone_is_cancelled_only_if_its_rest_costs_more_than_it_saves(
     worker: Worker, boot_s: float | None, cancelled: bool
 ) -> None:
-    """The rest of a boot is compared with the whole boot that it saves when work comes back."""
+    """The rest of a boot is compared with the whole boot that it saves when work comes back.
+
+    The tick that cancels it does not continue it.
+    """
     made = plan(snapshot(worker, ended=booted(boot_s) if boot_s else ()), policy())
     ends = [(a.worker_id, a.cause) for a in made.actions if isinstance(a, Terminate)]
     assert ends == ([("gpu-1", ExitCause.SCALE_DOWN)] if cancelled else [])
+    assert not cancelled or len(made.actions) == 1
 
 
 def test_what_boots_of_another_pool_took_says_nothing_of_this_one() -> None:
