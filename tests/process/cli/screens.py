@@ -73,6 +73,7 @@ off.
 These are the screens of a small fleet, without colour. A test makes them again.
 """
 VOLATILE = (
+    (re.compile(r"\S*…"), "…"),  # where a cell is cut depends on the length of an age
     (re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)?|\b\d\d:\d\d:\d\dZ?"), "TIME"),
     (re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b|\bpod[0-9a-f]{11}\b"), "ID"),
     (re.compile(r"(?:\d+d)?(?:\d+h)?(?:\d+m)?\d+(?:\.\d+)?s\b"), "AGE"),
