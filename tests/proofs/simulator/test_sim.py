@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.adapters.postgres import PostgresDb
-from tests.proofs.mutants import MUTANTS, ROOT, Mutant, tried
+from tests.proofs.mutants.caught_by_laws import MUTANTS
+from tests.proofs.mutants.caught_by_tests import MUTANTS_WITH_TESTS
+from tests.proofs.mutants.mutant import Mutant
+from tests.proofs.mutants.trial import ROOT, tried
 from tests.proofs.simulator.drift import drift
 
 SEEDS = 10  # in a lot, which takes 15 s, and ten times as long on a busy machine
@@ -74,7 +77,7 @@ def test_a_planted_bug_is_caught(name: str) -> None:
 def test_every_mutant_still_finds_its_place() -> None:
     """A planted bug that no longer fits the code would prove nothing."""
     assert len(MUTANTS) >= 30
-    for mutant in MUTANTS:
+    for mutant in (*MUTANTS, *MUTANTS_WITH_TESTS):
         text = Path(ROOT / mutant.path).read_text()
         assert mutant.planted(text) != text, mutant.name
 
@@ -100,6 +103,9 @@ def test_a_planted_bug_is_located_by_its_function() -> None:
     assert two.planted(PROGRAM) == PROGRAM.replace("x = 1", "x = 2")
     whole = Mutant("whole", "I1", "a.py", "", "        return 3\n", function="Second.first")
     assert whole.planted(PROGRAM).endswith("async def first(self):\n        return 3\n")
+    sql = "create or replace function public.{}()\nselect 1\n$$;\n"
+    both, changed = sql.format("a") + sql.format("b"), sql.format("a") + sql.format("b").replace("1", "2")
+    assert Mutant("sql", "I1", "a.sql", "select 1", "select 2", function="b").planted(both) == changed
     for function, text in (("third", "1"), ("first", "absent"), ("Second", "1")):
         with pytest.raises(ValueError, match=r"0 (functions|times)|stands 0"):
             Mutant("none", "I1", "a.py", text, "", function=function).planted(PROGRAM)

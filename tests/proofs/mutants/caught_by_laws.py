@@ -1,75 +1,6 @@
-"""Planted bugs: each a small change of the product, applied to a copy of it, that the simulation must catch.
+"""Planted bugs in what the simulator runs: the loop, and the model of the SQL functions."""
 
-A mutant is a file, a function in it, a text that stands there once, what takes its place, and the law that this breaks.
-It is caught when a seed ends with a violation; one that survives its seeds is a fault that the world lacks, or a rule that
-nothing needs. Without a text the whole body of the function is replaced; without a function the text stands once in the
-file. What is not found (any more) is an error: the mutant has to follow the code. Those of the SQL functions are laid
-on the model of them, which the drift test holds equal to the migrations.
-"""
-
-import argparse
-import ast
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[2]
-SEEDS = 100  # after so many without a violation a mutant has survived
-TIMEOUT_S = 600.0
-
-
-DOC = """# Planted bugs
-
-`./run mutants --write` writes this page. Each planted bug changes the product in one place, or changes the simulator's
-model of a SQL function. The simulator then runs seeds until it finds a violation of a law that the bug names. A
-violation of another law does not count. [simulator](simulator.md) describes the laws.
-
-"""
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One planted bug."""
-
-    name: str
-    law: str  # what it breaks: one, or several with a space between; a violation of another one is no catch
-    path: str
-    old: str
-    new: str
-    function: str = ""  # Class.method or function: where the text stands
-
-    def planted(self, text: str) -> str:
-        """The file's text with the bug in it. Raises ValueError where its place is not found, or found twice."""
-        first, last = _lines_of(text, self.function) if self.function else (0, len(text.splitlines()))
-        lines = text.splitlines(keepends=True)
-        body = "".join(lines[first:last])
-        if not self.old and self.function:
-            return "".join(lines[:first]) + self.new + "".join(lines[last:])
-        if body.count(self.old) != 1:
-            where = f"{self.path}, {self.function}" if self.function else self.path
-            raise ValueError(f"{self.name!r}: its text stands {body.count(self.old)} times in {where}")
-        return "".join(lines[:first]) + body.replace(self.old, self.new) + "".join(lines[last:])
-
-
-def _lines_of(text: str, function: str) -> tuple[int, int]:
-    """The lines of a function's body: from the first after its docstring, up to but without the last one's successor."""
-    scope: list[ast.stmt] = ast.parse(text).body
-    *outer, name = function.split(".")
-    for one in outer:
-        scope = next((node.body for node in scope if isinstance(node, ast.ClassDef) and node.name == one), [])
-    found = [n for n in scope if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and n.name == name]
-    if len(found) != 1:
-        raise ValueError(f"there are {len(found)} functions {function}")
-    body = found[0].body[1:] if ast.get_docstring(found[0]) is not None else found[0].body
-    return body[0].lineno - 1, body[-1].end_lineno or body[-1].lineno
-
+from tests.proofs.mutants.mutant import Mutant
 
 EXEC, RENT, TEAR = "orchestrator/loop/execute.py", "orchestrator/pods/create.py", "orchestrator/pods/teardown.py"
 END, EVIDENCE = "orchestrator/core/termination.py", "orchestrator/core/pod_evidence.py"
@@ -227,6 +158,8 @@ MUTANTS = (
     Mutant("the pause before a canary has no bound", "I2", "orchestrator/core/breaker.py",
            "timedelta(seconds=min(max(PACE_S, CANARY_SHARE * vain_s), CANARY_MAX_S))",
            "timedelta(seconds=max(PACE_S, 60 * vain_s))"),
+    Mutant("a pod's CUDA version is that of the first pool's image", "pool", RENT,
+           "_cuda(pool.image)", "_cuda(self._policy.pools[0].image)", "PodCreator._spec"),
     Mutant("SQL: a stale term may write", "fence", f"{SQL}/fleet.py",
            "        if term is None or known != term:", "        if term is None:"),
     Mutant("SQL: a stale attempt may complete", "I3", f"{SQL}/queue.py",
@@ -258,105 +191,3 @@ MUTANTS = (
            "        if ended and not settling:\n            self.settle_dependants(ended)",
            "        if False:\n            self.settle_dependants(ended)"),
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class MutantResult:
-    """What became of a mutant."""
-
-    mutant: Mutant
-    seeds: int | None  # it took; None if it survived
-    how: str  # the violation
-
-
-def tried(mutant: Mutant, seeds: int) -> MutantResult:
-    """Live through seeds with a mutated copy of the product, until a law that it is said to break is broken."""
-    with tempfile.TemporaryDirectory(prefix="mutant-") as directory:
-        copy = Path(directory)
-        for name in ("orchestrator", "worker", "testbed", "tests/proofs/simulator"):
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-        file = copy / mutant.path
-        file.write_text(mutant.planted(file.read_text()))
-        command = [
-            sys.executable,
-            "-m",
-            "tests.proofs.simulator",
-            "--seeds",
-            str(seeds),
-            "--processes",
-            "0",
-            "--laws",
-            mutant.law,
-        ]
-        done = subprocess.run(
-            command, cwd=copy, env=os.environ | {"PYTHONPATH": str(copy)}, capture_output=True, text=True,
-            timeout=TIMEOUT_S, check=False,
-        )  # fmt: skip
-        if done.returncode not in (0, 1) or (done.returncode and "seed " not in done.stdout):
-            raise ValueError(f"{mutant.name!r}: {done.stdout[-500:]} {done.stderr[-1500:]}")
-        for line in done.stdout.splitlines():
-            number, _, violation = line.removeprefix("seed ").partition(": ")
-            if number.isdigit() and violation.partition(":")[0] in mutant.law.split():
-                return MutantResult(mutant, int(number) + 1, violation)
-        return MutantResult(
-            mutant, None, next((line for line in done.stdout.splitlines() if line.startswith("seed ")), "")
-        )
-
-
-def report(outcomes: Sequence[MutantResult], took_s: float) -> str:
-    """The table, and what the same seeds say of the code as it is."""
-    lines = ["| planted bug | where | breaks | caught after | by |", "|---|---|---|---|---|"]
-    for outcome in outcomes:
-        one = outcome.mutant
-        after = "**survived**" if outcome.seeds is None else f"{outcome.seeds} seed{'s' if outcome.seeds > 1 else ''}"
-        laws = ", ".join(one.law.split())
-        lines.append(f"| {one.name} | `{one.path}` | {laws} | {after} | {_cell(outcome.how)} |")
-    survived = sum(outcome.seeds is None for outcome in outcomes)
-    lines += ["", f"{len(outcomes)} planted bugs, {survived} survived, in {took_s:.0f} s."]
-    return "\n".join(lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").partition(" (at ")[0][:120]
-
-
-def unmutated(seeds: int, processes: int) -> str | None:
-    """What the code as it is breaks in as many seeds; None if nothing."""
-    command = [sys.executable, "-m", "tests.proofs.simulator", "--seeds", str(seeds), "--processes", str(processes)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    return done.stdout[-500:] + done.stderr[-500:] if done.returncode else None
-
-
-def main() -> int:
-    """The table; 1 if one survived, or if the code as it is fails as well."""
-    parser = argparse.ArgumentParser(prog="./run mutants", description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("names", nargs="*", help="only those whose name contains one of these")
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--write", action="store_true", help="write the table into docs/mutants.md")
-    options = parser.parse_args()
-    chosen = [m for m in MUTANTS if not options.names or any(name in m.name for name in options.names)]
-    began, outcomes = time.monotonic(), list[MutantResult]()
-    with ThreadPoolExecutor(options.processes) as pool:
-        for done in as_completed([pool.submit(tried, mutant, options.seeds) for mutant in chosen]):
-            outcomes.append(outcome := done.result())
-            after = (
-                "SURVIVED" if outcome.seeds is None else f"{outcome.seeds:3d} seed{'s' if outcome.seeds > 1 else ' '}"
-            )
-            sys.stdout.write(f"{outcome.mutant.name:52s} {outcome.mutant.law:7s} {after}  {outcome.how[:110]}\n")
-            sys.stdout.flush()
-    most = max((outcome.seeds or 0 for outcome in outcomes), default=0)
-    wrong = unmutated(most, options.processes)
-    outcomes.sort(key=lambda outcome: chosen.index(outcome.mutant))
-    took_s, survived = time.monotonic() - began, sum(outcome.seeds is None for outcome in outcomes)
-    if options.write:
-        (ROOT / "docs" / "mutants.md").write_text(
-            f"{DOC}{report(outcomes, took_s)}\nNot mutated, {most} seeds break nothing.\n"
-        )
-    sys.stdout.write(f"{len(chosen)} mutants, {survived} survived, in {took_s:.0f} s\n")
-    sys.stdout.write(wrong or f"not mutated, {most} seeds break nothing\n")
-    return 1 if survived or wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

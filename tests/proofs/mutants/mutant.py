@@ -1,0 +1,64 @@
+"""A planted bug: a small change of the product, which the simulation or a test must catch.
+
+A mutant is a file, a function in it, a text that stands there once, what takes its place, and the law that this breaks.
+It is caught when a seed ends with a violation; one that survives its seeds is a fault that the world lacks, or a rule that
+nothing needs. What the simulated world does not have, such as SQL and the agent, is caught by a test, whose id then
+takes the place of the law. Without a text the whole body of the function is replaced; without a function the text
+stands once in the file. What is not found (any more) is an error: the mutant has to follow the code. Mutants of SQL
+functions that break a law are laid on the model of them, which the drift test holds equal to the migrations.
+"""
+
+import ast
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One planted bug."""
+
+    name: str
+    law: str  # what it breaks: one, or several with a space between; a violation of another one is no catch. Or a test id
+    path: str
+    old: str
+    new: str
+    function: str = ""  # Class.method, function or SQL function: where the text stands
+
+    @property
+    def has_test(self) -> bool:
+        """Whether a test must fail, in place of a law."""
+        return self.law.startswith("tests/")
+
+    def planted(self, text: str) -> str:
+        """The file's text with the bug in it. Raises ValueError where its place is not found, or found twice."""
+        lines_of = _lines_of_sql if self.path.endswith(".sql") else _lines_of
+        first, last = lines_of(text, self.function) if self.function else (0, len(text.splitlines()))
+        lines = text.splitlines(keepends=True)
+        body = "".join(lines[first:last])
+        if not self.old and self.function:
+            return "".join(lines[:first]) + self.new + "".join(lines[last:])
+        if body.count(self.old) != 1:
+            where = f"{self.path}, {self.function}" if self.function else self.path
+            raise ValueError(f"{self.name!r}: its text stands {body.count(self.old)} times in {where}")
+        return "".join(lines[:first]) + body.replace(self.old, self.new) + "".join(lines[last:])
+
+
+def _lines_of(text: str, function: str) -> tuple[int, int]:
+    """The lines of a function's body: from the first after its docstring, up to but without the last one's successor."""
+    scope: list[ast.stmt] = ast.parse(text).body
+    *outer, name = function.split(".")
+    for one in outer:
+        scope = next((node.body for node in scope if isinstance(node, ast.ClassDef) and node.name == one), [])
+    found = [n for n in scope if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and n.name == name]
+    if len(found) != 1:
+        raise ValueError(f"there are {len(found)} functions {function}")
+    body = found[0].body[1:] if ast.get_docstring(found[0]) is not None else found[0].body
+    return body[0].lineno - 1, body[-1].end_lineno or body[-1].lineno
+
+
+def _lines_of_sql(text: str, function: str) -> tuple[int, int]:
+    """The lines of a SQL function, up to the end of its body."""
+    lines = text.splitlines()
+    first = [at for at, line in enumerate(lines) if line.startswith(f"create or replace function public.{function}(")]
+    if len(first) != 1:
+        raise ValueError(f"there are {len(first)} functions {function}")
+    return first[0], lines.index("$$;", first[0])

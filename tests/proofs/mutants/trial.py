@@ -1,0 +1,92 @@
+"""Tries one planted bug: plants it in a copy of the project, and looks whether a law or its test notices it."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.proofs.mutants.mutant import Mutant
+
+ROOT = Path(__file__).resolve().parents[3]
+TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class MutantResult:
+    """What became of a mutant."""
+
+    mutant: Mutant
+    seeds: int | None  # it took; None if it survived
+    how: str  # the violation
+
+
+def tried(mutant: Mutant, seeds: int) -> MutantResult:
+    """Live through seeds with a mutated copy of the product, until a law that it is said to break is broken.
+
+    A mutant that has a test is caught if the test fails. One that does not run is no catch: ValueError.
+    """
+    if mutant.has_test:
+        return _tested(mutant)
+    with tempfile.TemporaryDirectory(prefix="mutant-") as directory:
+        copy = Path(directory)
+        for name in ("orchestrator", "worker", "testbed", "tests/proofs/simulator"):
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        file = copy / mutant.path
+        file.write_text(mutant.planted(file.read_text()))
+        command = [
+            sys.executable,
+            "-m",
+            "tests.proofs.simulator",
+            "--seeds",
+            str(seeds),
+            "--processes",
+            "0",
+            "--laws",
+            mutant.law,
+        ]
+        done = subprocess.run(
+            command, cwd=copy, env=os.environ | {"PYTHONPATH": str(copy)}, capture_output=True, text=True,
+            timeout=TIMEOUT_S, check=False,
+        )  # fmt: skip
+        if done.returncode not in (0, 1) or (done.returncode and "seed " not in done.stdout):
+            raise ValueError(f"{mutant.name!r}: {done.stdout[-500:]} {done.stderr[-1500:]}")
+        for line in done.stdout.splitlines():
+            number, _, violation = line.removeprefix("seed ").partition(": ")
+            if number.isdigit() and violation.partition(":")[0] in mutant.law.split():
+                return MutantResult(mutant, int(number) + 1, violation)
+        return MutantResult(
+            mutant, None, next((line for line in done.stdout.splitlines() if line.startswith("seed ")), "")
+        )
+
+
+def _tested(mutant: Mutant) -> MutantResult:
+    with tempfile.TemporaryDirectory(prefix="mutant-") as directory:
+        copy = Path(directory) / "copy"
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__"))
+        file = copy / mutant.path
+        file.write_text(mutant.planted(file.read_text()))
+        done = _pytest(copy, mutant.law)
+        if done.returncode not in (0, 1) or " error" in done.stdout.splitlines()[-1]:
+            raise ValueError(f"{mutant.name!r}: {done.stdout[-2000:]} {done.stderr[-500:]}")
+        return MutantResult(mutant, 1 if done.returncode else None, mutant.law.rpartition("::")[2])
+
+
+def _pytest(root: Path, *tests: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    return subprocess.run(
+        command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, text=True,
+        timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+
+
+def unmutated(seeds: int, processes: int, tests: Sequence[str]) -> str | None:
+    """What the code as it is breaks in as many seeds and in these tests; None if nothing."""
+    if tests and (tested := _pytest(ROOT, *tests)).returncode:
+        return tested.stdout[-2000:] + tested.stderr[-500:]
+    command = [sys.executable, "-m", "tests.proofs.simulator", "--seeds", str(seeds), "--processes", str(processes)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    return done.stdout[-500:] + done.stderr[-500:] if done.returncode else None
