@@ -51,7 +51,9 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--write", action="store_true", help="write the table into docs/mutants.md")
     options = parser.parse_args()
-    chosen = [m for m in (*MUTANTS, *MUTANTS_WITH_TESTS) if not options.names or any(name in m.name for name in options.names)]
+    chosen = [
+        m for m in (*MUTANTS, *MUTANTS_WITH_TESTS) if not options.names or any(name in m.name for name in options.names)
+    ]
     began, outcomes = time.monotonic(), list[MutantResult]()
     with ThreadPoolExecutor(options.processes) as pool:
         for done in as_completed([pool.submit(tried, mutant, options.seeds) for mutant in chosen]):

@@ -626,6 +626,25 @@ def test_expired_leases_are_rescued_once_we_have_listened_long_enough() -> None:
     assert plan(snapshot(expired_leases=2, window=ObservationWindow(ago(30))), policy()).actions == ()
 
 
+def test_leases_that_a_gateway_without_connections_renews_for_nobody_are_not_rescued() -> None:
+    """The loop reaches the database, and the agents' calls do not: their tasks go on, and no attempt is used up.
+
+    For as long as agents go on without an answer: a worker that sends too many calls must not keep others' tasks.
+    """
+
+    def rescued(beat_s: float, called_s: float | None) -> bool:
+        one = busy("gpu-1", last_heartbeat=ago(beat_s))
+        unanswered = {} if called_s is None else {"gpu-1": ago(called_s)}
+        made = plan(snapshot(one, running=1, expired_leases=1, unanswered_at=unanswered), policy())
+        return any(isinstance(action, Rescue) for action in made.actions)
+
+    assert not rescued(70, called_s=3)
+    assert rescued(70, called_s=None)
+    assert rescued(70, called_s=65)
+    assert rescued(5, called_s=3)  # it is answered again: the expired lease is another worker's
+    assert rescued(901, called_s=3)
+
+
 def test_leases_get_the_time_back_in_which_nobody_could_renew_them() -> None:
     """Of 60 s nobody heard 20 s, and agents ask again up to 10 s later: a lease must have been over for 30 s."""
     (action,) = plan(
