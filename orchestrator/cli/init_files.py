@@ -1,12 +1,13 @@
 """What `init` makes: key pair and secrets, the text of `.env`, the Compose file, Railway's commands."""
 
 import ast
+import json
 import os
 import re
 import secrets
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from orchestrator.errors import BAD_ARGUMENT, Failure
 
@@ -15,6 +16,7 @@ PRIVATE_MODE = 0o600
 SECRET_BYTES = 32
 MAX_HANDLERS, MAX_HANDLER_BYTES = 100, 1 << 20
 OF_TYPE = re.compile(r"The handler of the task type ([A-Za-z][A-Za-z0-9_-]{0,62})\.")  # as `handlers new` writes it
+WORKDIR = "/app"  # of the image
 COMPOSE = """\
 # Made by `orchestrator init`: docker compose -f {name} up -d
 services:
@@ -23,9 +25,21 @@ services:
     command: ["sh", "-c", "python -m orchestrator migrate && exec python -m orchestrator run"]
     env_file: .env
     ports: ["{port}:8080"]
-    restart: unless-stopped
+{volumes}    restart: unless-stopped
     stop_grace_period: 30s
 """
+
+
+def compose(name: Path, port: str, code: str | None) -> str:
+    """Return the Compose file. `code`: the directory with the handlers, which the image does not have."""
+    volumes = ""
+    if code:
+        outside = code if Path(code).is_absolute() else f"./{code}"  # below the Compose file
+        mount = f"{outside}:{PurePosixPath(WORKDIR, code)}:ro".replace(
+            "$", "$$"
+        )  # otherwise Compose fills in a variable
+        volumes = f"    volumes: {json.dumps([mount])}\n"
+    return COMPOSE.format(name=name, port=port, volumes=volumes)
 
 
 def key_pair() -> tuple[str, str]:

@@ -283,7 +283,7 @@ def _write(output: Output, database: Sequence[Question], *, force: bool) -> None
     }
     text = init_files.env_text({title: values for title, values in sections.items() if values})
     init_files.write_new(ENV_FILE, text, mode=init_files.PRIVATE_MODE, force=force)
-    compose = init_files.COMPOSE.format(name=COMPOSE_FILE, port=os.environ.get("PORT", "8080"))
+    compose = init_files.compose(COMPOSE_FILE, os.environ.get("PORT", "8080"), mine.get("WORKER_CODE_DIR"))
     init_files.write_new(COMPOSE_FILE, compose, mode=0o644, force=force)
     output.say(f"Wrote {ENV_FILE} (only you can read it) and {COMPOSE_FILE}.", "green")
     if mine:

@@ -1,6 +1,7 @@
 """Workflows, templates, navigation and changelog: what only a platform would notice otherwise."""
 
 import json
+import os
 import re
 import tomllib
 from datetime import date
@@ -11,7 +12,10 @@ import pytest
 import yaml
 
 import orchestrator
+from orchestrator.cli import init_files
+from orchestrator.config.environment import load
 from orchestrator.config.settings import Settings
+from orchestrator.config.validation import TO_RUN, require
 
 ROOT = Path(__file__).resolve().parents[3]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -88,6 +92,32 @@ def test_the_compose_file_sets_known_settings() -> None:
     ours = services["orchestrator"]
     assert set(ours["environment"]) <= {name.upper() for name in Settings.model_fields}
     assert set(ours["depends_on"]) == services.keys() - {"orchestrator"}
+
+
+def test_the_orchestrator_of_the_compose_file_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With what its comment wants in .env. It shares the S3 server's network: http:// elsewhere would be refused."""
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+    ours = services["orchestrator"]
+    private, public = init_files.key_pair()
+    own = {"RUNPOD_API_KEY": "rpa_0123456789", "RUNPOD_SSH_PRIVATE_KEY": private, "RUNPOD_SSH_PUBLIC_KEY": public}
+    for name in [one for one in os.environ if one.lower() in Settings.model_fields]:
+        monkeypatch.delenv(name)
+    for name, value in {**own, "WORKER_JWT_SECRET": init_files.secret(), **ours["environment"]}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    require(load(), *TO_RUN)
+    assert ours["network_mode"] == "service:s3"
+    assert "127.0.0.1:8080:8080" in services["s3"]["ports"]
+
+
+@pytest.mark.parametrize(
+    ("code", "mounts"),
+    [(None, None), ("handlers", ["./handlers:/app/handlers:ro"]), ("/srv/a$b c", ["/srv/a$$b c:/srv/a$$b c:ro"])],
+)
+def test_the_compose_file_of_init_mounts_the_handlers(code: str | None, mounts: list[str] | None) -> None:
+    """The image has none, and the orchestrator does not start without their directory."""
+    made = yaml.safe_load(init_files.compose(Path("compose.production.yaml"), "8080", code))
+    assert made["services"]["orchestrator"].get("volumes") == mounts
 
 
 def test_the_navigation_of_the_docs_has_every_page_once() -> None:
