@@ -106,7 +106,8 @@ $$;
 -- Renews the leases of these tasks, which the caller has locked, as far as users' triggers allow. An agent says for how
 -- many seconds a task has shown no sign of life. Earlier agents report only progress; a change of it counts as a sign.
 -- The clock is the database's. The word of an agent about an attempt counts for at most twice the task's timeout_s, so
--- an agent that does not enforce the timeout cannot keep its pod for longer. A user's trigger that waits for another
+-- an agent that does not enforce the timeout cannot keep its pod for longer. It counts during every outage of the object
+-- store: the agent waits with a finished result. A user's trigger that waits for another
 -- transaction must not make the worker silent.
 create or replace function public.internal_renew(p_ids uuid[], p_tasks jsonb, p_lease_s numeric, p_now timestamptz)
 returns void
@@ -121,7 +122,9 @@ begin
        set lease_expires_at = p_now + p_lease_s * interval '1 second',
            progress = coalesce(nullif(n.value->'progress', 'null'), t.progress),
            progress_at = greatest(t.progress_at, least(
-               t.generation_started_at + 2 * coalesce(t.timeout_s, 3600) * interval '1 second',
+               case when (select public.internal_is_store_away(w.fleet, p_now) from public.workers w where w.id = t.worker_id)
+                    then p_now
+                    else t.generation_started_at + 2 * coalesce(t.timeout_s, 3600) * interval '1 second' end,
                case when n.value->>'still_s' ~ '^[0-9]{1,7}(\.[0-9]{1,9})?$'
                     then p_now - (n.value->>'still_s')::numeric * interval '1 second'
                     when coalesce(nullif(n.value->'progress', 'null'), t.progress) is distinct from t.progress then p_now

@@ -299,6 +299,23 @@ async def test_signs_of_life_count_for_twice_the_timeout(fleet: Fleet, timeout_s
     assert worker.progress_at == START + timedelta(seconds=until_s)
 
 
+async def test_an_outage_of_the_store_makes_no_task_stuck(fleet: Fleet) -> None:
+    """However short its timeout: the agent waits with the result. After the outage it has its time again."""
+    (task_id,) = await fleet.submit({"timeout_s": 60})
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    await fleet.fleet("declare_programs", p_pools=[], p_stuck_s=900)
+    away = {"p_reason": "503", "p_since": fleet.now.isoformat(), "p_for_s": 3600}
+    await fleet.fleet("store_away", **away)
+    for _ in range(36):
+        fleet.wait(50)
+        assert (await agent.beat(dict(task) | {"still_s": 0}))["stuck"] == []
+    await fleet.fleet("store_away", p_reason=None, p_since=None, p_for_s=None)
+    for told in (*([] for _ in range(17)), [task_id]):
+        fleet.wait(50)
+        assert (await agent.beat(dict(task) | {"still_s": 0}))["stuck"] == told
+
+
 async def test_a_heartbeat_is_told_which_tasks_are_stuck(fleet: Fleet) -> None:
     """After the time that the leader declared; a task that waits its turn shows no sign of life and needs none."""
     stuck, waiting = await fleet.submit(count=2)

@@ -335,6 +335,8 @@ class Queue(Fitness):
         elif progress is not None and progress != task["progress"]:
             alive = self.now
         bound = task["generation_started_at"] + timedelta(seconds=2 * (task["timeout_s"] or 3600))
+        if self._store_outage(self.workers[task["worker_id"]]["fleet"]):
+            bound = self.now
         return greatest(task["progress_at"], least(bound, alive))
 
     def _hold(self, worker: Row, nonce: str, task_id: str, attempt: int, outcomes: tuple[str, ...]) -> str:
