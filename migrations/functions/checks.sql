@@ -54,8 +54,8 @@ begin
 end
 $$;
 
--- Refuses a stale term. The lease row stays locked in share mode until the transaction ends, so no takeover can happen
--- in between.
+-- Refuses a stale term. The key of the lease row stays locked until the transaction ends, so no takeover can happen in
+-- between. A renewal can: the leader must not lose its lease because a write of its own waits for another transaction.
 create or replace function public.internal_check_term(p_fleet text, p_term bigint, p_what text) returns void
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
@@ -64,7 +64,7 @@ declare
     v_set text;
 begin
     v_set := set_config('orchestrator.alone', statement_timestamp()::text, true);
-    select l.term into v_term from public.fleet_lease l where l.fleet = p_fleet for share;
+    select l.term into v_term from public.fleet_lease l where l.fleet = p_fleet for key share;
     if v_term is distinct from p_term or p_term is null then
         perform public.internal_refuse('OR001', format('%s refused: term %s does not lead fleet %s', p_what, p_term, p_fleet),
             format('the present term is %s', v_term), 'Another orchestrator leads; call fleet_lead and observe again.');

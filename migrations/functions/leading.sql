@@ -1,5 +1,7 @@
 -- The lease that decides which orchestrator leads a fleet.
 
+-- Gives the lease to this holder if it is free, or renews it. A renewal waits for no write of its term; a new term
+-- begins when all writes of the old one, which have locked the key of the row (internal_check_term), have ended.
 create or replace function public.fleet_lead(
     p_fleet text, p_holder text, p_ttl_s numeric, p_now timestamptz default null
 ) returns jsonb
@@ -16,9 +18,11 @@ begin
     perform public.internal_check_original();
     insert into public.fleet_lease (fleet, holder, term, expires_at, since)
     values (p_fleet, '', 0, 'epoch', 'epoch') on conflict do nothing;
-    select * into v_lease from public.fleet_lease l where l.fleet = p_fleet for update;
+    select * into v_lease from public.fleet_lease l where l.fleet = p_fleet for no key update;
     v_now := public.internal_clock(p_now);  -- after the wait for the lock, not before it
     if v_lease.expires_at <= v_now then
+        perform from public.fleet_lease l where l.fleet = p_fleet for update;
+        v_now := public.internal_clock(p_now);
         update public.fleet_lease l
            set holder = p_holder, term = l.term + 1, since = v_now,
                unled_from = case when l.term > 0 then l.expires_at end,

@@ -30,8 +30,9 @@ end
 $$;
 
 -- Ends the attempts of a worker or, if null, those without a holder for p_over_s. If another transaction is ending a
--- task, the function waits for it if the worker is named, and otherwise leaves the task for the next call. If a worker
--- was ended as task_stuck, tasks without a sign of life for the allowed time (metadata.stuck_s) fail as stuck. Without
+-- task, the function waits a moment for it if the worker is named, and otherwise leaves the task for the next call. A
+-- task of a named worker that stays locked is rescued like any other one when its lease has ended. If a worker was ended
+-- as task_stuck, tasks without a sign of life for the allowed time (metadata.stuck_s) fail as stuck. Without
 -- metadata.stuck_s (an earlier orchestrator), all its tasks do.
 create or replace function public.internal_rescue(
     p_worker_id text, p_now timestamptz, p_over_s numeric default 0, p_fleet text default null
@@ -46,10 +47,7 @@ declare
     c_time constant interval := '5 seconds';  -- the next call continues
 begin
     if p_worker_id is not null then
-        select array_agg(l.id) into v_ids from (
-            select t.id from public.tasks t
-             where t.worker_id = p_worker_id and t.status = 'In Progress' and not public.internal_is_unrescuable(t.id, p_now)
-             order by t.id for no key update) l;
+        v_ids := public.internal_lock_tasks_of(p_worker_id, p_now);
     else
         select array_agg(l.id) into v_ids from (
             select t.id from public.tasks t
@@ -98,6 +96,24 @@ begin
             'outcome', public.internal_rescue_one(v_task.id, 'lost', v_failure || '{"point": "Processing"}', true, p_now));
     end loop;
     return v_tasks;
+end
+$$;
+
+-- Locks the tasks of a worker that may be rescued, except those that another transaction does not free within half a
+-- second: the end of a worker does not wait for a forgotten one in a SQL editor.
+create or replace function public.internal_lock_tasks_of(p_worker_id text, p_now timestamptz) returns uuid[]
+language plpgsql security definer set search_path = '' set enable_seqscan = off set lock_timeout = '500ms' as $$
+#variable_conflict use_variable
+begin
+    return array(
+        select t.id from public.tasks t
+         where t.worker_id = p_worker_id and t.status = 'In Progress' and not public.internal_is_unrescuable(t.id, p_now)
+         order by t.id for no key update);
+exception when lock_not_available or deadlock_detected then
+    return array(
+        select t.id from public.tasks t
+         where t.worker_id = p_worker_id and t.status = 'In Progress' and not public.internal_is_unrescuable(t.id, p_now)
+         order by t.id for no key update skip locked);
 end
 $$;
 

@@ -12,6 +12,8 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow, dict_row
 
 from orchestrator.adapters.postgres import PostgresDb
+from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.states import State
 from tests.db.conformance.builders import FLEET, Agent, Fleet
 from tests.db.conformance.consistency import broken
 
@@ -345,6 +347,33 @@ async def test_a_locked_task_of_a_worker_that_falls_silent_is_rescued(
     fleet.wait(2)
     (rescued,) = (await fleet.fleet("rescue_overdue", p_over_s=0))["tasks"]
     assert rescued["outcome"] == "requeued"
+
+
+@pytest.mark.parametrize("how", ["move", "rescue"])
+async def test_a_locked_task_of_a_worker_that_is_gone_holds_up_neither_its_end_nor_its_other_tasks(
+    fleet: Fleet, other: AsyncConnection[DictRow], hand: AsyncConnection[DictRow], how: str
+) -> None:
+    """Somebody forgets to commit. The task is rescued as any other one without a lease, once they have."""
+    agent = await fleet.agent()
+    await fleet.submit(count=3)
+    tasks = await agent.claim(batch=3)
+    await agent.beat(*tasks)
+    _, held, _ = sorted(task["id"] for task in tasks)
+    await other.execute("update tasks set priority = 5 where id = %s", (held,))
+    fleet.wait(61)
+    await fleet.end(agent.id, State.ACTIVE, ExitCause.HEARTBEAT_LOST)
+    async with asyncio.timeout(PATIENCE_S):
+        if how == "move":
+            await fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
+        else:
+            assert len((await fleet.fleet("rescue", p_worker_id=agent.id))["tasks"]) == 2
+    found = {task["id"]: (await fleet.task(task["id"]))["status"] for task in tasks}
+    assert found == {task["id"]: "In Progress" if task["id"] == held else "Queued" for task in tasks}
+    assert await fleet.fleet("rescue_overdue", p_over_s=0) == {"tasks": []}
+    await other.commit()
+    (rescued,) = (await fleet.fleet("rescue_overdue", p_over_s=0))["tasks"]
+    assert (rescued["id"], rescued["outcome"]) == (held, "requeued")
+    assert await broken(hand) == {}
 
 
 async def forget(other: AsyncConnection[DictRow], hand: AsyncConnection[DictRow]) -> None:
