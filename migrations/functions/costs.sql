@@ -117,7 +117,8 @@ create or replace function public.internal_shares(
     p_since timestamptz, p_until timestamptz, p_now timestamptz, p_task_id uuid default null
 ) returns table (fleet text, task_id uuid, attempt int, outcome text, seconds numeric, usd numeric)
 language sql stable security definer set search_path = '' as $$
-    select w.fleet, a.task_id, a.attempt, a.outcome, x.seconds, coalesce(w.price_usd_per_hour, 0) * x.seconds / 3600
+    select w.fleet, a.task_id, a.attempt, a.outcome, x.seconds,
+           coalesce(w.price_usd_per_hour, w.reserved_usd_per_hour, 0) * x.seconds / 3600
       from public.internal_attempt_times(internal_shares.p_since, internal_shares.p_now, internal_shares.p_task_id) a
       join public.workers w on w.id = a.worker_id
       cross join lateral (
@@ -145,7 +146,8 @@ language sql stable security definer set search_path = '' as $$
     select case internal_open_interval.p_worker.status when 'spawning' then 'booting' when 'active' then 'busy' when 'idle' then 'idle'
                                 else 'draining' end,
            i.from_at, i.to_at,
-           coalesce(internal_open_interval.p_worker.price_usd_per_hour, 0) * extract(epoch from i.to_at - i.from_at) / 3600
+           coalesce(internal_open_interval.p_worker.price_usd_per_hour, internal_open_interval.p_worker.reserved_usd_per_hour, 0)
+               * extract(epoch from i.to_at - i.from_at) / 3600
       from (select greatest(internal_open_interval.p_worker.state_since, internal_open_interval.p_worker.billing_since) as from_at,
                    least(internal_open_interval.p_now, internal_open_interval.p_worker.billing_until) as to_at) i
      where internal_open_interval.p_worker.status <> 'terminated' and internal_open_interval.p_worker.billing_since is not null and i.to_at > i.from_at

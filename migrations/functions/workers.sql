@@ -390,7 +390,9 @@ begin
                     case old.status when 'spawning' then 'booting' when 'active' then 'busy' when 'idle' then 'idle'
                                     else 'draining' end,
                     v_from, new.state_since,
-                    coalesce(new.price_usd_per_hour, 0) * extract(epoch from new.state_since - v_from) / 3600);
+                    -- A price that RunPod never shows must not make the time free: the budget of the day would not end.
+                    coalesce(new.price_usd_per_hour, new.reserved_usd_per_hour, 0)
+                        * extract(epoch from new.state_since - v_from) / 3600);
         end if;
     end if;
     if v_from_state is distinct from new.status or v_from_stage is distinct from new.stage or v_moved_to is not null then

@@ -29,11 +29,15 @@ class CallLane:
     threads: set[threading.Thread] = field(default_factory=set)
 
     async def in_thread(self, request: Callable[[], Result]) -> Result:
-        """Run a request in a daemon thread. If the wait is cancelled, the thread continues."""
+        """Run a request in a daemon thread. If the wait is cancelled, the thread continues. NotSent if none starts."""
         outcome: Future[Result] = Future()
         thread = threading.Thread(target=lambda: self._run(request, outcome), name="runpod", daemon=True)
         self.threads.add(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # the machine has no room for one more
+            self.threads.discard(thread)
+            raise NotSent(f"no thread for a call to RunPod: {error}") from error
         return await asyncio.wrap_future(outcome)
 
     def _run(self, request: Callable[[], Result], outcome: "Future[Result]") -> None:

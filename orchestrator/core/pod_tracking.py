@@ -27,7 +27,7 @@ class PodTracker:
     orphan_since: Mapping[str, datetime] = field(default_factory=dict)
     seen: Mapping[str, datetime] = field(default_factory=dict)  # pod id of a live row -> the last list with the pod
     ended: Mapping[str, Absence] = field(default_factory=dict)  # pod id -> for how long lists have shown it as ended
-    unlisted_orphans: Mapping[str, datetime] = field(default_factory=dict)  # orphans that the last list lacks
+    unlisted_orphans: Mapping[str, datetime] = field(default_factory=dict)  # not shown as such by the last list
 
 
 def fresh_for_s(pods: int) -> float:
@@ -64,6 +64,8 @@ def fold(
     }
     recent = now - timedelta(seconds=UNLISTED_ORPHAN_S)
     unlisted = {pod_id: since for pod_id, since in known.items() if pod_id not in present and since > recent}
+    unread = {pod.id for pod in listed if pod.owner_unknown and pod.id not in owned}  # present, possibly still orphans
+    unlisted |= {pod_id: since for pod_id, since in known.items() if pod_id in unread}
     ended = {pod.id: _longer(before.ended.get(pod.id), now, fresh_s) for pod in listed if pod.status in ENDED}
     return PodTracker(absent, orphans, shown, ended, unlisted)
 

@@ -15,6 +15,7 @@ from orchestrator.ports import BlobRefused, Blobs, LogRange, NotFound, Store, Un
 from orchestrator.worker_logs.ledger import StreamEnd
 
 LEVEL = 6
+ASK_S = 10.0  # to ask S3 for a piece before the rest is declared lost: a flush has 60 s, the client of S3 takes longer
 CONTENT_TYPE = "application/gzip"
 log = structlog.get_logger()
 
@@ -65,7 +66,7 @@ class Pieces:
         """Declare lost what S3 does not have of a stream. `size` is the last known one; later bytes are unknown."""
         known = max(end.last, size or 0)
         try:
-            if end.begun is not None and await self.is_stored(end.begun):
+            if end.begun is not None and await self._is_known_to_be_stored(end.begun):
                 await self.confirm(term, end, end.begun)
         except (Unavailable, BlobRefused) as error:  # do not keep and pay for a pod until S3 answers again
             why += f"; whether the last piece begun had arrived is unknown: {str(error)[:200]}"
@@ -73,6 +74,14 @@ class Pieces:
             log.warning("log_lost", worker=where[0], stream=where[2], first=end.shipped, last=known)
             await self._store.log_lost(term, *where, end.shipped, known, why)
         await self._store.log_lost(term, *where, end.shipped, None, f"{why}; what came after is unknown")
+
+    async def _is_known_to_be_stored(self, piece: LogRange) -> bool:
+        """Return whether S3 has the piece. Unavailable if it does not say so soon."""
+        try:
+            async with asyncio.timeout(ASK_S):
+                return await self.is_stored(piece)
+        except TimeoutError as error:
+            raise Unavailable(f"S3 did not answer within {ASK_S:g} s") from error
 
     async def _put(self, term: int, end: StreamEnd, piece: LogRange, packed: bytes | None) -> None:
         """Upload a piece, unless `packed` is None, and record that S3 has it."""

@@ -16,7 +16,7 @@ from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.model import EndedBringUp, Pause, Spent, TaskType
 from orchestrator.core.states import Stage, State
 from orchestrator.ports import BadArgument, Db, NotLeader, OverBudget
-from tests.db.conformance.builders import FLEET, Fleet
+from tests.db.conformance.builders import FLEET, Agent, Fleet
 from tests.db.conformance.loops import daemon_over, executor_over
 from tests.unit.core.build import policy, snapshot
 
@@ -116,6 +116,40 @@ async def test_todays_money_is_what_was_booked_and_what_runs(fleet: Fleet) -> No
     assert (money.committed_usd, money.hourly_usd) == (0, 0)
     fleet.wait(86_400)
     assert await spent(fleet) == Spent(0, 0, 0)
+
+
+async def test_a_pod_whose_price_is_never_shown_costs_what_was_reserved(fleet: Fleet) -> None:
+    """While it runs and once it is booked; its task and the bill of the fleet count the same dollar."""
+    began = fleet.now
+    worker_id = await fleet.spawn(**reserving(0.2, 1))
+    await fleet.move(worker_id, State.SPAWNING, nonce="launch", token_jti="jti", pod_id="pod-1")
+    agent = Agent(fleet, worker_id, "launch")
+    await agent.call("register", p_agent={"protocol": 1})
+    await fleet.move(worker_id, State.SPAWNING, State.ACTIVE, stage=Stage.PROMOTED)
+    await fleet.submit()
+    (task,) = await agent.claim()
+    fleet.wait(3600)
+    assert (await spent(fleet)).today_usd == pytest.approx(1)
+    window = {"p_since": began, "p_until": None}
+    running = await fleet.call("fleet_cost", p_fleet=FLEET, **window)
+    await agent.complete(task)
+    await fleet.end(worker_id, State.ACTIVE)
+    await fleet.move(worker_id, State.TERMINATING, State.TERMINATED)
+    assert (await spent(fleet)).today_usd == pytest.approx(1)
+    booked = await fleet.call("fleet_cost", p_fleet=FLEET, **window)
+    assert [(bill["usd"], [one["usd"] for one in bill["tasks"]]) for bill in (running, booked)] == [(1, [1])] * 2
+    assert (await fleet.call("fleet_worker", p_fleet=FLEET, p_worker_id=worker_id))["worker"]["cost_usd"] == 1
+
+
+async def test_a_price_of_zero_is_a_price(fleet: Fleet) -> None:
+    """One that somebody wrote: the reservation does not replace it."""
+    worker_id = await fleet.spawn(**reserving(0.2, 1))
+    await fleet.move(worker_id, State.SPAWNING, pod_id="pod-1", price_usd_per_hour=0)
+    fleet.wait(3600)
+    assert (await spent(fleet)).today_usd == 0
+    await fleet.end(worker_id, State.SPAWNING)
+    await fleet.move(worker_id, State.TERMINATING, State.TERMINATED)
+    assert (await spent(fleet)).today_usd == 0
 
 
 async def test_what_ending_costs_is_used_up_while_it_ends(fleet: Fleet) -> None:

@@ -15,6 +15,7 @@ from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.core.worker_metadata import WorkerMetadata
 from orchestrator.pods import agent_commands
 from orchestrator.ports import NotLeader, PortError, Unavailable
+from orchestrator.worker_logs import pieces
 from orchestrator.worker_logs.shipper import PIECE_BYTES
 from testbed.audit import compare_logs
 from testbed.services.s3 import REGION, EmbeddedS3
@@ -256,6 +257,35 @@ async def test_s3_that_gives_no_answer_does_not_keep_a_lost_pod(hauling: Hauling
     lost, open_end = await hauling.pieces("agent")
     assert (lost["first"], lost["last"], lost["declared_lost"]) == (0, 1_000, True)
     assert "unknown" in lost["reason"]
+    assert open_end["last"] is None
+
+
+async def test_s3_that_accepts_and_never_answers_does_not_keep_a_lost_pod(
+    hauling: Hauling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client waits for longer than a flush may take, which would be cut off at each try."""
+    monkeypatch.setattr(pieces, "ASK_S", 0.5)
+    hauling.write("agent", 1_000)
+    with pytest.raises(Crash):
+        await hauling.shipper(blobs=Crashing(hauling.blobs, "put", "before")).ship(hauling.rig.term, hauling.worker)
+    await hauling.sshd.stop()
+    let_go = asyncio.Event()
+
+    async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await let_go.wait()
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        blobs = S3Blobs(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "k", "s", "b", "", REGION)
+        try:
+            async with asyncio.timeout(20):  # a third of what a flush may take, and less than the client waits
+                await hauling.shipper(blobs=blobs).finish(hauling.rig.term, hauling.worker, reachable=False)
+        finally:
+            let_go.set()
+            await blobs.close()
+    lost, open_end = await hauling.pieces("agent")
+    assert (lost["first"], lost["last"], lost["declared_lost"]) == (0, 1_000, True)
+    assert "S3 did not answer within" in lost["reason"]
     assert open_end["last"] is None
 
 

@@ -669,6 +669,20 @@ def test_a_pod_without_a_row_that_only_some_lists_show_is_deleted() -> None:
     assert mine.orphan_since == {}
 
 
+@pytest.mark.parametrize("seen_s", [20, 2000])
+def test_an_orphan_whose_owner_one_list_does_not_tell_keeps_its_age(seen_s: float) -> None:
+    """Its id is there: it is the same pod, however long it has been one. Once it is a row's, that is over."""
+    stray = pod_of(worker("gpu-1"))
+    unread = replace(stray, fleet_id=None, worker_id=None, owner_unknown=True)
+    first, second, third = (NOW + timedelta(seconds=seconds) for seconds in (0, seen_s, seen_s + 20))
+    seen = fold(PodTracker(), (stray,), (), "test", first)
+    seen = fold(seen, (unread,), (), "test", second)
+    assert seen.orphan_since == {}
+    assert fold(seen, (stray,), (), "test", third).orphan_since == {stray.id: first}
+    owned = fold(seen, (unread,), (worker("gpu-1"),), "test", third)
+    assert fold(owned, (stray,), (), "test", third).orphan_since == {stray.id: third}
+
+
 def test_presence_counts_lists_and_forgets_what_came_back() -> None:
     """Absence grows with each complete list that lacks a pod once seen, and is gone when the pod shows again."""
     one = busy("gpu-1")

@@ -235,7 +235,9 @@ class Tables:
         ended, until = new["state_since"], new["billing_until"]
         if not began < ended or (until is not None and began >= until):
             return
-        usd = (new["price_usd_per_hour"] or 0) * (ended - began).total_seconds() / 3600
+        price = new["price_usd_per_hour"]
+        rate = new["reserved_usd_per_hour"] if price is None else price
+        usd = rate * (ended - began).total_seconds() / 3600
         if until is not None and ended > until:
             usd, ended = usd * (until - began) / (ended - began), until
         self.costs.append(
