@@ -119,7 +119,8 @@ class FailureCode(Explained):
         Blames.NOTHING)
     NO_RUNTIME = "NO_RUNTIME", FailureRow(
         "The pod did not start: it had no runtime at the deadline.",
-        PROVIDER, AVOIDED, "raise SPAWNING_TIMEOUT_SEC if the image is large; else none needed",
+        PROVIDER, AVOIDED,  # the deadline of the stage is the shorter one
+        "set BRINGUP_DEADLINES=pod_running=1200 and SPAWNING_TIMEOUT_SEC=1500 if the image is large; else none needed",
         Blames.SUSPICION)
     IMAGE_PULL_SLOW = "IMAGE_PULL_SLOW", FailureRow(  # the pod's log shows that the image is still being pulled
         "The pod is still pulling its image.",

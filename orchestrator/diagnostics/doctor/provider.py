@@ -77,7 +77,7 @@ async def _volumes(cloud: Cloud, settings: Settings, section: Section) -> None:
         try:
             volume_id, center = await cloud.volume_id(pool.volume_name)
         except BadSpec as error:
-            fix = "set RUNPOD_STORAGE_NAME (or volume_name in POOLS_FILE) to the name of one network volume"
+            fix = "set RUNPOD_STORAGE_NAME (or storage_name in POOLS_FILE) to the name of one network volume"
             section.fail(f"pool {pool.name}: the network volume cannot be used", str(error), fix)
         else:
             section.ok(f"pool {pool.name}: network volume {pool.volume_name}", f"{volume_id} in {center}")

@@ -16,6 +16,7 @@ from dotenv import dotenv_values
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.runpod import RunPodCloud
 from orchestrator.adapters.s3 import S3Blobs
+from orchestrator.config.pools import PoolEntry
 from orchestrator.diagnostics.doctor import SECTIONS, diagnose
 from orchestrator.diagnostics.doctor.findings import Section, examine
 from orchestrator.observability.health import Health
@@ -152,6 +153,8 @@ async def test_a_fault_is_named_with_its_fix(
     assert {finding.section for finding in found} == {section}
     assert re.search(says, " ".join(f"{finding.what} {finding.why}" for finding in found))
     assert all(finding.fix for finding in found)
+    keys = {key for finding in found for key in re.findall(r"(\w+) in POOLS_FILE", finding.fix)}
+    assert keys <= PoolEntry.model_fields.keys()
 
 
 @pytest.mark.parametrize(

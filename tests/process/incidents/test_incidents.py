@@ -20,7 +20,7 @@ LONG = {"task_type": "work", "params": {"seconds": 600}, "timeout_s": 900}
 STITCH = {"task_type": "travel_stitch", "params": {}, "max_attempts": 1}
 # How a pod is born -> the stage at which it stays, and what a person reads there: the cause, and the fix.
 STUCK = {
-    "stuck_provisioning": ("pod_running", "RunPod shows it as PROVISIONING", "raise SPAWNING_TIMEOUT_SEC"),
+    "stuck_provisioning": ("pod_running", "RunPod shows it as PROVISIONING", "set BRINGUP_DEADLINES=pod_running="),
     "no_ssh_details": ("ssh_details", "waiting on provider: a public address for SSH", "set RUNPOD_CLOUD or RUNPOD_D"),
     "ssh_silent": ("tcp", "accepts the connection and sends nothing (TCP_TIMEOUT)", "orchestrator terminate "),
     "agent_cut_off": ("heartbeat", "waiting on worker: its first heartbeat", "see that pods reach WORKER_API_URL"),

@@ -19,7 +19,10 @@ from orchestrator.core.failures import (
     codes_where,
 )
 from orchestrator.core.meanings import Explained
+from orchestrator.core.stages import STAGE_SPECS
+from orchestrator.core.states import Stage
 from orchestrator.core.task_failures import TaskFailure
+from tests.unit.core.build import policy
 
 ROOT = Path(__file__).resolve().parents[3]
 OPTIONAL = {"phrase", "subcauses"}
@@ -94,6 +97,15 @@ def test_a_refusal_to_rent_never_created_a_pod_and_says_nothing_about_image_or_h
     assert NEVER_CREATED <= UNTRIED
     assert not UNTRIED - NEVER_CREATED - codes_where(breaker=Breaker.HOST)
     assert all(code.row.blames is Blames.NOTHING for code in NEVER_CREATED)
+
+
+def test_the_fix_of_a_pod_that_starts_late_gives_it_more_time() -> None:
+    """The deadline of the stage ends it before that of the whole bring-up: either one alone changes nothing."""
+    fix = FailureCode.NO_RUNTIME.row.fix
+    advised = {name: int(seconds) for name, seconds in re.findall(r"(\w+)=(\d+)", fix)}
+    assert set(re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", fix)) == {"BRINGUP_DEADLINES", "SPAWNING_TIMEOUT_SEC"}
+    assert advised["pod_running"] > STAGE_SPECS[Stage.POD_RUNNING].deadline_s
+    assert advised["SPAWNING_TIMEOUT_SEC"] > max(advised["pod_running"], policy().spawning_timeout_s)
 
 
 def test_an_xid_has_a_row_by_its_number() -> None:
