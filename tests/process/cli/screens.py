@@ -5,11 +5,12 @@ times, amounts and ids.
 """
 
 import asyncio
+import math
 import os
 import re
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from io import StringIO
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +26,7 @@ from orchestrator.cli.top.rows import Rows
 from orchestrator.cli.top.screen import Top
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.states import Stage, State
+from orchestrator.diagnostics import rules
 from orchestrator.ports import StageAttempt
 from testbed.shared_services import SharedServices
 from tests.process.cli.builders import ROOT, Fleet
@@ -60,6 +62,8 @@ SCREENS: Mapping[str, tuple[Sequence[str], Sequence[int]]] = {  # title -> comma
 }
 TOP = ((80, 24), (200, 50))  # columns, lines
 TOP_TIMEOUT_S = 60.0
+BEAT_S = 1.0
+PROGRESS = {"fraction": 0.61, "message": "frame 88 of 144"}
 HEAD = """\
 # Screens
 
@@ -128,10 +132,30 @@ async def _fleet(services: SharedServices) -> AsyncIterator[Fleet]:
     store = SqlStore(db, FLEET_ID)
     fleet = Fleet(store, db, None, (await store.lead("host-1:17", 3_600)).term)
     empty = {name: value for name, value in os.environ.items() if name in {"PATH", "HOME", "LANG", "TMPDIR"}}
-    with mock.patch.dict(os.environ, {**empty, **SETTINGS, "DATABASE_URL": database.url}, clear=True):
+    with (
+        mock.patch.dict(os.environ, {**empty, **SETTINGS, "DATABASE_URL": database.url}, clear=True),
+        mock.patch.object(rules, "SLOW_S", math.inf),  # a machine that has other work is not on the page
+    ):
         await fill(fleet, {ENDED: ENDED, ACTIVE: ACTIVE, STUCK: STUCK})
-        yield fleet
+        over = asyncio.Event()
+        beating = asyncio.create_task(_beat(fleet, over))
+        try:
+            yield fleet
+        finally:
+            over.set()
+            await beating
     await db.close()
+
+
+async def _beat(fleet: Fleet, over: asyncio.Event) -> None:
+    """Send the heartbeats of the worker that runs a task: after some seconds without any, screens name it silent."""
+    agent = {"p_worker_id": ACTIVE, "p_nonce": "boot-1", "p_health": None, "p_logs": None}
+    held = {"id": RUNS, "attempt": 1, "progress": PROGRESS}
+    while not over.is_set():
+        await fleet.db.call("worker_heartbeat", **agent, p_tasks=[held])
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BEAT_S):
+                await over.wait()
 
 
 async def fill(fleet: Fleet, names: Mapping[str, str] = MappingProxyType({})) -> tuple[str, str, str]:
@@ -152,7 +176,7 @@ async def fill(fleet: Fleet, names: Mapping[str, str] = MappingProxyType({})) ->
     await fleet.db.call("worker_fail", **agent, p_task_id=FAILED, p_attempt=1, p_failure=failure)
     await fleet.store.submit([{"id": RUNS, "task_type": "travel_segment", "params": {"index": 2}, "priority": 1_000}])
     held = await _claimed(fleet, agent, 2)
-    held |= {"progress": {"fraction": 0.61, "message": "frame 88 of 144"}}
+    held |= {"progress": PROGRESS}
     await fleet.db.call("worker_heartbeat", **agent, p_tasks=[held], p_health=None, p_logs=None)
     await fleet.store.submit([{"id": WAITS, "task_type": "travel_stitch", "params": {}, "depends_on": [RUNS]}])
     return active, stuck, ended
@@ -194,7 +218,7 @@ def _is_whole(app: Top, text: str) -> bool:
     cells = [cell.plain for table in app.query(Rows) for n in range(table.row_count) for cell in table.get_row_at(n)]
     # The bars are flat from the second round of questions on.
     shown = all(words in text for words in ("  seen ", "▁▁▁", "last decisions", "q Quit", *cells))
-    is_slow = "asking the database" in text  # a machine that has other work is not on the page
+    is_slow = "asking the database" in text
     return shown and not is_slow and all(table.row_count for table in app.query(Rows))
 
 
