@@ -19,7 +19,7 @@ ASKS = "orchestrator_asks"  # not polled here: the leader reads pods' requests e
 CONNECTED: Event = ("connected", "")  # listeners may have missed events and must query the state
 BACKLOG = 1000  # unread events of a slow listener; beyond this, it gets CONNECTED instead
 POLL_S = 1.0
-CANCEL_AGAIN_S = 1.0
+CANCEL_AGAIN_S, CANCELS = 1.0, 10
 
 
 class Listeners:
@@ -60,9 +60,12 @@ class Listeners:
         running, self._running = self._running, None
         if running is None:
             return
-        while not running.done():  # again: before Python 3.12, a library's wait_for may swallow a cancel
+        for _ in range(CANCELS):  # before Python 3.12, a library's wait_for may swallow a cancel
             running.cancel()
-            await asyncio.wait({running}, timeout=CANCEL_AGAIN_S)
+            if (await asyncio.wait({running}, timeout=CANCEL_AGAIN_S))[0]:
+                break
+        else:
+            return  # the end of the event loop cancels it once more
         with contextlib.suppress(asyncio.CancelledError):
             await running
 
