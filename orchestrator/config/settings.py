@@ -102,6 +102,7 @@ class Settings(Telemetry, Messages, WorkerPrograms, Machines, Scaling, Places, N
             drain_grace_s=self.graceful_shutdown_timeout_sec,
             heartbeat_timeout_s=self.heartbeat_timeout_sec,
             task_stuck_s=self.task_stuck_timeout_sec,
+            deadman_s=self.deadman_timeout_sec,
             max_failure_rate=self.max_worker_failure_rate,
             failure_window_s=self.failure_window_minutes * 60,
             failure_min_bringups=self.min_workers_for_rate_check,

@@ -242,6 +242,7 @@ class Policy:
     flush_deadline_s: float = 60
     heartbeat_timeout_s: float = 60
     task_stuck_s: float = 1200
+    deadman_s: float = 900  # an agent that gets no answer ends after as long
     orphan_grace_s: float = 75  # plus up to 30 s until the next list: deleted within 120 s of its first listing
     absence_age_s: float = 10  # a pod must be missing from complete lists for this long before it counts as gone
     delete_retry_s: float = 10

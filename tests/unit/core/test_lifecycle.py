@@ -635,7 +635,7 @@ def test_leases_that_a_gateway_without_connections_renews_for_nobody_are_not_res
     def rescued(beat_s: float, called_s: float | None) -> bool:
         one = busy("gpu-1", last_heartbeat=ago(beat_s))
         unanswered = {} if called_s is None else {"gpu-1": ago(called_s)}
-        made = plan(snapshot(one, running=1, expired_leases=1, unanswered_at=unanswered), policy())
+        made = plan(snapshot(one, running=1, expired_leases=1, unanswered_at=unanswered), policy(deadman_s=900))
         return any(isinstance(action, Rescue) for action in made.actions)
 
     assert not rescued(70, called_s=3)
