@@ -107,8 +107,8 @@ $$;
 -- many seconds a task has shown no sign of life. Earlier agents report only progress; a change of it counts as a sign.
 -- The clock is the database's. The word of an agent about an attempt counts for at most twice the task's timeout_s, so
 -- an agent that does not enforce the timeout cannot keep its pod for longer. It counts during every outage of the object
--- store: the agent waits with a finished result. A user's trigger that waits for another
--- transaction must not make the worker silent.
+-- store: the agent waits with a finished result. A user's trigger that waits for another transaction must not make the
+-- worker silent.
 create or replace function public.internal_renew(p_ids uuid[], p_tasks jsonb, p_lease_s numeric, p_now timestamptz)
 returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set lock_timeout = '500ms' as $$
