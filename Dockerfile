@@ -7,7 +7,7 @@ WORKDIR /app
 
 # Dependencies first: this layer stays while only our code changes.
 COPY requirements.txt .
-RUN python -m pip install --disable-pip-version-check --require-hashes --only-binary :all: -r requirements.txt
+RUN python -m pip install --disable-pip-version-check --no-deps --require-hashes --only-binary :all: -r requirements.txt
 
 COPY orchestrator orchestrator
 COPY worker worker

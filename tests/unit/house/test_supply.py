@@ -2,7 +2,14 @@
 
 import re
 import subprocess
+import tomllib
+from collections import deque
+from importlib import metadata
 from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[3]
 PINNED = re.compile(r"[a-z0-9./-]+:[A-Za-z0-9._-]+@sha256:[0-9a-f]{64}")
@@ -16,12 +23,51 @@ def test_every_base_image_is_pinned_by_digest() -> None:
     assert [image for image in images if not PINNED.fullmatch(image)] == []
 
 
-def test_run_installs_nothing_without_hashes() -> None:
-    """Each `pip install` in `./run`, that of the tools of `./run lock` included, accepts known files only."""
-    script = (ROOT / "run").read_text().replace("\\\n", " ")
-    installs = [line for line in script.splitlines() if "pip install" in line]
-    assert installs
-    assert [line.strip() for line in installs if "--require-hashes" not in line] == []
+def test_what_is_installed_is_what_the_lock_names() -> None:
+    """Each `pip install`, that of the tools of `./run lock` included, accepts known files only and looks for no others.
+
+    Without --no-deps, pip before 23.3 chose the newest pydantic for a package that asks for "pydantic[email]", and the
+    installation failed on the day of pydantic's next release.
+    """
+    for name in ("run", "Dockerfile"):
+        script = (ROOT / name).read_text().replace("\\\n", " ")
+        installs = [line.strip() for line in script.splitlines() if "pip install" in line]
+        assert installs, name
+        for flag in ("--no-deps", "--require-hashes"):
+            assert [line for line in installs if flag not in line] == [], f"{name}: {flag}"
+
+
+@pytest.mark.parametrize(
+    ("file", "extras"),
+    [("requirements.txt", ()), ("requirements-demo.txt", ("demo",)), ("requirements-dev.txt", ("dev",))],
+)
+def test_a_lock_names_everything_that_is_needed(file: str, extras: tuple[str, ...]) -> None:
+    """Pip resolves nothing (--no-deps), so the file must be complete: from pyproject.toml through every dependency."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    locked = dict(re.findall(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", (ROOT / file).read_text(), re.MULTILINE))
+    locked = {canonicalize_name(name): version for name, version in locked.items()}
+    wanted = deque(map(Requirement, project["dependencies"]))
+    wanted.extend(Requirement(line) for extra in extras for line in project["optional-dependencies"][extra])
+    seen: set[str] = set()
+    while wanted:
+        requirement = wanted.popleft()
+        if str(requirement) in seen:
+            continue
+        seen.add(str(requirement))
+        if canonicalize_name(requirement.name) == project["name"]:  # an extra that names other extras
+            wanted.extend(
+                Requirement(line) for extra in requirement.extras for line in project["optional-dependencies"][extra]
+            )
+            continue
+        version = locked[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version, prereleases=True), f"{requirement} is locked as {version}"
+        for line in metadata.requires(requirement.name) or []:
+            further = Requirement(line)
+            if further.marker is None or any(
+                further.marker.evaluate({"extra": extra}) for extra in ("", *requirement.extras)
+            ):
+                wanted.append(further)
+    assert len(seen) > len(project["dependencies"])
 
 
 def test_every_locked_requirement_has_hashes() -> None:
