@@ -144,7 +144,7 @@ def _daemon(db: PostgresDb, cloud: Listing) -> Daemon:
     catalog = Catalog(provider, POLICY)
     health = Health(started_at_s=time.monotonic())
     runtime = Runtime(store, db, POLICY, health, metrics, Latest(), "bench", 30)
-    operations = PodOperations(nobody, nobody, nobody, nobody)
+    operations = PodOperations(nobody, nobody, nobody, nobody, nobody)
     executor = Executor(store, provider, operations, POLICY)
     return Daemon(runtime, Observer(store, provider, FLEET, catalog), executor, catalog=catalog, shipper=nobody)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -74,6 +75,8 @@ class Heartbeat(threading.Thread):
             answer = self._rpc.call(protocol.HEARTBEAT, args, deadline_s=min(CALL_S, max(2.0, self.every_s)))
         except Unreachable as error:
             self._journal.log("heartbeat_unanswered", why=str(error))
+            with contextlib.suppress(OSError):  # the orchestrator may ask over SSH whether this agent calls in vain
+                self._run.write(protocol.UNANSWERED, f"{time.time():.0f}")
             return False
         except Refused as error:
             self._journal.log("heartbeat_refused", why=str(error))

@@ -97,5 +97,6 @@ OUTPUT_UNKNOWN = "OUTPUT_UNKNOWN"
 STREAMS = ("agent", "handler", "system")
 
 # Directory of all files on the pod, relative to the login directory. It contains
-# code/agent-<sha256>.pyz, code/user-<sha256>.zip, run/<nonce>/{config.json,agent.pid,logs,tasks,stopped}.
+# code/agent-<sha256>.pyz, code/user-<sha256>.zip, run/<nonce>/{config.json,agent.pid,logs,tasks,stopped,unanswered}.
 BASE_DIR = ".orchestrator"
+UNANSWERED = "unanswered"  # in run/<nonce>: when a heartbeat last got no answer, in seconds of the pod's clock

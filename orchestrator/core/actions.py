@@ -104,6 +104,14 @@ class Terminate:
 
 
 @dataclass(frozen=True, slots=True)
+class AskPod:
+    """Ask a silent worker's pod over SSH whether its agent calls and gets no answer."""
+
+    worker_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Flush:
     """Stop the agent of a terminating worker and ship the rest of its logs."""
 
@@ -148,7 +156,7 @@ class Rescue:
 
 
 # actions with a call to the outside world, after the row is written
-Effect = Spawn | Create | Flush | Delete | MarkTerminated | DeleteOrphan
+Effect = Spawn | Create | AskPod | Flush | Delete | MarkTerminated | DeleteOrphan
 Action = Effect | Adopt | ContinueBringUp | UpdateAddress | Wait | SetActivity | Terminate | Rescue
 
 

@@ -7,7 +7,7 @@ that its pod is gone. In each state, the SSH address is updated if the list show
 
 from datetime import timedelta
 
-from orchestrator.core import fitness, guards, pod_evidence, rollout, termination
+from orchestrator.core import fitness, guards, pod_evidence, rollout, silence, termination
 from orchestrator.core.actions import (
     Action,
     Adopt,
@@ -105,16 +105,8 @@ def _ready(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) 
     lost = pod_evidence.lost(worker, pod, ExitCause.POD_LOST, snapshot, policy)
     if lost:
         return lost
-    beat = worker.last_heartbeat or worker.state_since
-    last_contact = max(beat, snapshot.unanswered_at.get(worker.id, beat))
-    observed_since = snapshot.window.back(policy.heartbeat_timeout_s, snapshot.now)
-    if observed_since and last_contact < observed_since:
-        silent_s = (snapshot.now - last_contact).total_seconds()
-        why = f"no heartbeat for {silent_s:.0f} s, HEARTBEAT_TIMEOUT_SEC={policy.heartbeat_timeout_s:g}"
-        if pod is not None and pod.status in pod_evidence.DEAD:  # the silence confirms even a single list
-            why = f"the provider says {pod.status}; {why}"
-            return Terminate(worker.id, worker.state, ExitCause.POD_LOST, pod_evidence.DEAD[pod.status], why)
-        return Terminate(worker.id, worker.state, ExitCause.HEARTBEAT_LOST, FailureCode.NO_HEARTBEAT, why)
+    if silence.is_silent(worker, snapshot, policy):
+        return _silent(worker, pod, snapshot, policy)
     unfit = guards.end(worker, snapshot, policy) or fitness.end(worker, snapshot, policy)
     if unfit:
         return unfit
@@ -122,8 +114,21 @@ def _ready(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) 
     return _stuck(worker, snapshot, policy) or activity or _listing_remark(worker, pod, snapshot, policy)
 
 
+def _silent(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
+    """Return what follows for a silent worker. Its silence confirms even a single list that shows its pod as ended."""
+    step = silence.next_step(worker, snapshot, policy)
+    if pod is None or pod.status not in pod_evidence.DEAD:
+        return step
+    silent_s = (snapshot.now - silence.last_contact(worker, snapshot)).total_seconds()
+    why = f"the provider says {pod.status}; no heartbeat for {silent_s:.0f} s"
+    return Terminate(worker.id, worker.state, ExitCause.POD_LOST, pod_evidence.DEAD[pod.status], why)
+
+
 def _listing_remark(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Wait | None:
-    """Record a remark while the lists lack the pod or its runtime, and remove it afterwards. Nothing else is done."""
+    """Record a remark while the lists lack the pod or its runtime, and remove it afterwards. Nothing else is done.
+
+    It also removes the remark of a worker whose agent called in vain.
+    """
     gone = snapshot.absent.get(worker.pod_id or worker.id)
     odd = None
     if pod is None and gone is not None:
@@ -135,7 +140,8 @@ def _listing_remark(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy:
         odd = f"its pod's runtime, missing from RunPod's list: {pod.status}"
     if odd and worker.waiting_on is not WaitingOn.PROVIDER:
         return Wait(worker.id, worker.state, WaitingOn.PROVIDER, odd, 0, policy.heartbeat_timeout_s)
-    if not odd and pod is not None and worker.waiting_on is WaitingOn.PROVIDER:
+    listed = pod is not None and worker.waiting_on is WaitingOn.PROVIDER
+    if not odd and (listed or worker.waiting_on is WaitingOn.OPERATOR):
         return Wait(worker.id, worker.state, WaitingOn.WORKER, "tasks", 0, policy.heartbeat_timeout_s)
     return None
 

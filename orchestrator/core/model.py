@@ -351,6 +351,14 @@ class Volume:
 
 
 @dataclass(frozen=True, slots=True)
+class PodAnswer:
+    """What the pod of a silent worker answered over SSH."""
+
+    at: datetime
+    calls_in_vain: bool | None  # its agent records calls without an answer; None: SSH did not reach the pod
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """One observation: the provider's complete list, then the database's half."""
 
@@ -377,6 +385,7 @@ class Snapshot:
     unanswered_at: Mapping[str, datetime] = field(
         default_factory=dict
     )  # worker -> when its last call got no answer from the gateway, which shows that it lives
+    pod_answers: Mapping[str, PodAnswer] = field(default_factory=dict)  # worker -> the last answer of its pod
     claim_seen_at: Mapping[str, datetime] = field(
         default_factory=dict
     )  # idle worker -> when this process first saw its present claim number

@@ -17,6 +17,7 @@ from orchestrator.core import budget, lifecycle, offers, orphans, rescue, scalin
 from orchestrator.core.actions import (
     Action,
     Adopt,
+    AskPod,
     ContinueBringUp,
     Create,
     MarkTerminated,
@@ -36,6 +37,7 @@ from orchestrator.core.states import State
 
 ROWS_PER_TICK = 30  # a thousand pods may vanish at once: the tick must stay short, because the lease must be renewed
 # These actions need lists: only a list finds the pod of a lost reply, and a bring-up reads its pod from a list.
+CALLS_TO_A_POD = (ContinueBringUp, AskPod)  # useless for a worker that ends
 NEED_A_LIST = (Spawn, Create, ContinueBringUp)
 WRITTEN = (Adopt, MarkTerminated, UpdateAddress, SetActivity, Spawn, Terminate, Wait)
 
@@ -51,7 +53,7 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     late = _without_a_list(snapshot)
     for changes, decision in sizes(snapshot, policy, actions):
         ended = _ended(changes)
-        actions = [a for a in actions if not isinstance(a, ContinueBringUp) or a.worker_id not in ended]
+        actions = [a for a in actions if not isinstance(a, CALLS_TO_A_POD) or a.worker_id not in ended]
         actions += changes
         decisions.append(replace(decision, blocked=(*decision.blocked, *late)))
     if snapshot.pods is None:

@@ -2,6 +2,7 @@
 
 from datetime import datetime, timedelta
 
+from orchestrator.core import silence
 from orchestrator.core.actions import Rescue
 from orchestrator.core.model import Policy, Snapshot, Worker
 from orchestrator.core.plurals import counted
@@ -10,13 +11,16 @@ from orchestrator.core.plurals import counted
 def plan(snapshot: Snapshot, policy: Policy) -> list[Rescue]:
     """Return a rescue of expired leases. Only leases count that the agent could have renewed for a whole lease time.
 
-    While a busy worker calls and gets no answer, for example because the gateway has no connection, nothing is rescued:
-    its tasks go on. The tasks of a worker that ends are rescued with it.
+    While a busy worker calls and gets no answer, nothing is rescued: its tasks go on. Its calls may reach the gateway,
+    which has no connection to the database, or not even the gateway. The tasks of a worker that ends are rescued with
+    it.
     """
     observed_since = snapshot.window.back(policy.heartbeat_timeout_s, snapshot.now)
     if not snapshot.expired_leases or observed_since is None:
         return []
     if any(_is_unanswered(worker, observed_since, snapshot, policy) for worker in snapshot.workers):
+        return []
+    if silence.keeps_tasks(snapshot, policy):
         return []
     gap_s = (snapshot.now - observed_since).total_seconds() - policy.heartbeat_timeout_s
     return [Rescue(f"{counted(snapshot.expired_leases, 'task lease')} expired without a heartbeat", gap_s)]

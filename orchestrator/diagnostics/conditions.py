@@ -174,6 +174,10 @@ class ConditionKind(Explained):
     PROCESS_ENDED = "process_ended", ConditionRow(
         "Workers", "Worker {worker}: SSH works, but its process is not running ({agent})",
         "python -m orchestrator terminate {worker}", Impact.LOSS | Impact.MONEY)
+    GATEWAY_UNREACHED = "gateway_unreached", ConditionRow(
+        "Orchestrator", "{count:worker is|workers are} silent and may be well; waiting for {what}",
+        "see that pods reach WORKER_API_URL: its DNS name, its certificate, the platform's proxy",
+        Impact.WAIT | Impact.LOSS | Impact.MONEY, alert="OrchestratorGatewayUnreached")
     WORKER_SILENT = "worker_silent", ConditionRow(
         "Workers", "Worker {worker} has sent no heartbeat for {silent}", "python -m orchestrator explain {worker}",
         Impact.LOSS | Impact.MONEY, alert="OrchestratorWorkerSilent")

@@ -54,7 +54,7 @@ def irregularities(row: Row, now: datetime, *, busy: bool) -> list[str]:
     missed, odd = int(silent_s / beat_s), []
     if missed >= MISSED_HEARTBEATS:
         odd.append(f"its heartbeat: silent for {silent_s:.0f} s ({missed} beats missed)")
-    if row["waiting_on"] == WaitingOn.PROVIDER:
+    if row["waiting_on"] in (WaitingOn.PROVIDER, WaitingOn.OPERATOR):
         odd.append(row["waiting_for"])
     if late := WorkerMetadata.of(row["metadata"]).logs_late:
         odd.append(f"its logs, which are late: {late}")

@@ -106,6 +106,21 @@ def _slow(facts: Facts) -> Iterator[Condition]:
         yield Condition(ConditionKind.BRINGUP_SLOW, stage, about, ", ".join(names))
 
 
+def _unheard(facts: Facts) -> Iterator[Condition]:
+    """Silent workers that may be well: most workers are silent, and their agents call in vain."""
+    groups: defaultdict[str, list[WorkerFacts]] = defaultdict(list)
+    for worker in facts.workers:
+        if worker.is_ready and worker.waiting_on == WaitingOn.OPERATOR:
+            groups[worker.waiting_for].append(worker)
+    for what, workers in groups.items():
+        impact = Impact.MONEY | (Impact.LOSS if any(one.tasks_running for one in workers) else Impact.NONE)
+        evidence = f"{', '.join(one.id for one in workers)}; by itself: they end after DEADMAN_TIMEOUT_SEC"
+        since = min(one.last_heartbeat_at for one in workers)
+        yield Condition(
+            ConditionKind.GATEWAY_UNREACHED, what, {"count": len(workers), "what": what}, evidence, impact, since
+        )
+
+
 def _ready(facts: Facts) -> Iterator[Condition]:
     """Ready workers that do nothing, or of which nothing is heard."""
     for worker in facts.workers:
@@ -117,7 +132,7 @@ def _ready(facts: Facts) -> Iterator[Condition]:
         seen = f"SSH: {worker.connection}" if worker.connection else ""
         if worker.connection == CONNECTED and worker.agent in {"ended", "killed"}:
             yield Condition(ConditionKind.PROCESS_ENDED, worker.id, detail, f"logs {worker.id} says why", impact)
-        elif late or _is_quiet(worker, facts):
+        elif worker.waiting_on != WaitingOn.OPERATOR and (late or _is_quiet(worker, facts)):
             silent_s = facts.ago_s(worker.last_heartbeat_at)
             detail["silent"] = minutes(silent_s) if late else f"{silent_s:.0f} s"
             impact = impact if late else Impact.NONE
@@ -231,4 +246,4 @@ def _attempts(failed: Sequence[Mapping[str, Any]], facts: Facts) -> str:
     return f"{attempts} within a day, the last {last_s / 60:.0f} min ago{since}"
 
 
-RULES: tuple[Callable[[Facts], Iterator[Condition]], ...] = (_stuck, _slow, _ready, _machines, _ssh)
+RULES: tuple[Callable[[Facts], Iterator[Condition]], ...] = (_stuck, _slow, _unheard, _ready, _machines, _ssh)

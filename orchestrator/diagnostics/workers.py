@@ -19,6 +19,7 @@ from orchestrator.core.stages import PAUSES_S, STAGE_SPECS
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.core.worker_metadata import WorkerMetadata
 from orchestrator.diagnostics import causes, heartbeat_loss
+from orchestrator.diagnostics.conditions import ConditionKind
 from orchestrator.diagnostics.early_warnings import irregularities, silent_leader, stalled, unfit
 from orchestrator.diagnostics.evidence import evidence_line
 from orchestrator.ports import HostKeyChanged
@@ -227,6 +228,9 @@ def _with_irregularities(wait: _Wait, row: Row, now: datetime, *, busy: bool) ->
     wait.what = "; ".join([*irregularities(row, now, busy=busy), wait.what])
     if row["waiting_on"] == WaitingOn.PROVIDER:
         wait.who = WaitingOn.PROVIDER.value
+    if row["waiting_on"] == WaitingOn.OPERATOR:
+        wait.who, wait.fix = WaitingOn.OPERATOR.value, ConditionKind.GATEWAY_UNREACHED.row.fix
+        wait.then, wait.deadline = "if that lasts for DEADMAN_TIMEOUT_SEC, it ends (heartbeat_lost)", row["deadline_at"]
     if (WorkerMetadata.of(row["metadata"]).logs_late or "").startswith(HOST_KEY_CHANGED):
         wait.code = FailureCode.HOST_KEY_CHANGED.value
         wait.then = f"nothing is sent there; the worker goes on while it beats, its logs are lost; {wait.then}"

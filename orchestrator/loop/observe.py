@@ -14,7 +14,7 @@ from math import ceil
 
 from orchestrator.core import store_outage
 from orchestrator.core.liveness import ObservationWindow
-from orchestrator.core.model import Pod, Snapshot, StoreOutage, Worker
+from orchestrator.core.model import Pod, PodAnswer, Snapshot, StoreOutage, Worker
 from orchestrator.core.plurals import counted
 from orchestrator.core.pod_tracking import PAGE_PODS, PodTracker, fold
 from orchestrator.core.states import State
@@ -67,6 +67,7 @@ class Observer:
         self._clocks: tuple[datetime, float] | None = None
         self._reported_foreign_pods = False
         self._unanswered_s: dict[str, float] = {}  # worker id -> when, on the loop's clock
+        self._pod_answers: dict[str, tuple[float, bool | None]] = {}  # worker id -> when, and the answer
         self._claim_numbers: dict[str, tuple[int, datetime]] = {}  # idle worker -> its number, and since when
         self.cloud_error: PortError | None = None  # of the last pod list
         self.wake: Callable[[], object] = lambda: None  # called when a late list has arrived
@@ -74,6 +75,10 @@ class Observer:
     def note_unanswered(self, worker_id: str) -> None:
         """Note a worker whose call the gateway could not answer: the worker is alive."""
         self._unanswered_s[worker_id] = asyncio.get_running_loop().time()
+
+    def note_pod_answer(self, worker_id: str, calls_in_vain: bool | None) -> None:
+        """Note what the pod of a silent worker answered: see `PodAnswer`."""
+        self._pod_answers[worker_id] = asyncio.get_running_loop().time(), calls_in_vain
 
     @property
     def knows_the_store(self) -> bool:
@@ -121,9 +126,11 @@ class Observer:
         self.note_answer()
         clock_s, live = asyncio.get_running_loop().time(), {worker.id for worker in half.workers}
         self._unanswered_s = {worker_id: at_s for worker_id, at_s in self._unanswered_s.items() if worker_id in live}
-        unanswered_at = {
-            name: half.now - timedelta(seconds=clock_s - at_s) for name, at_s in self._unanswered_s.items()
-        }
+        self._pod_answers = {worker_id: one for worker_id, one in self._pod_answers.items() if worker_id in live}
+
+        def moment(at_s: float) -> datetime:
+            return half.now - timedelta(seconds=clock_s - at_s)
+
         pods, foreign_pods = self._own_and_foreign(half.database_id)
         if fresh and pods is not None:
             self._pod_tracker = fold(self._pod_tracker, pods, half.workers, self._fleet_id, half.now)
@@ -152,7 +159,8 @@ class Observer:
             avoid=half.avoid,
             prices=self._catalog.prices,
             volumes=self._catalog.volumes,
-            unanswered_at=unanswered_at,
+            unanswered_at={name: moment(at_s) for name, at_s in self._unanswered_s.items()},
+            pod_answers={name: PodAnswer(moment(at_s), calls) for name, (at_s, calls) in self._pod_answers.items()},
             claim_seen_at=self._claims_seen(half.workers, half.now),
             unlisted=self._late_list() or (str(self.cloud_error) if self.cloud_error and self._pods is None else None),
             database_id=half.database_id,

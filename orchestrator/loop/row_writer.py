@@ -50,7 +50,7 @@ class RowWriter:
                 await self._mark_terminated(term, action)
             case act.Rescue():
                 await self._rescue(term, None, action.reason, action.over_s)
-            case act.Create() | act.ContinueBringUp() | act.Flush() | act.Delete() | act.DeleteOrphan():
+            case act.Create() | act.ContinueBringUp() | act.AskPod() | act.Flush() | act.Delete() | act.DeleteOrphan():
                 pass
             case _:
                 assert_never(action)

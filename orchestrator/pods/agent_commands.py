@@ -14,11 +14,13 @@ from orchestrator.core.model import Worker
 from orchestrator.core.stages import StageSpec
 from orchestrator.pods.bundle import Bundle
 from orchestrator.ports import Completed
-from worker.protocol import BASE_DIR
+from worker.protocol import BASE_DIR, UNANSWERED
 
 CODE_DIR = f"{BASE_DIR}/code"
 RUNS_DIR = f"{BASE_DIR}/run"
 START_TIME = 19  # index of proc(5) stat field 22 among the fields after the command's closing parenthesis
+UNANSWERED_S = 30.0  # while no heartbeat is answered, an agent sends one every 18 s at least
+UNANSWERED_TIMES = re.compile(r"([0-9]{1,12})\n([0-9]{1,12})\n")
 NONCE = re.compile(r"[A-Za-z0-9_-]{1,64}")  # a launch's nonce is also the name of its directory
 
 
@@ -179,6 +181,17 @@ def alive_command(pid: int) -> str:
         f"if [ -r /proc/self/stat ]; then cat /proc/{pid}/stat && tr '\\0' ' ' </proc/{pid}/cmdline; "
         f"else ps -o stat= -o command= -p {pid}; fi 2>/dev/null"
     )
+
+
+def unanswered_command(nonce: str) -> str:
+    """Return a command that prints when the agent last got no answer to a heartbeat, and the time now, in seconds."""
+    return f"head -c 20 {run_dir(nonce)}/{UNANSWERED} 2>/dev/null; echo; date +%s"
+
+
+def is_unanswered(shown: bytes) -> bool:
+    """Whether `unanswered_command` shows a heartbeat within UNANSWERED_S. Both times are of the pod's clock."""
+    times = UNANSWERED_TIMES.fullmatch(shown.decode("utf-8", "replace"))
+    return times is not None and abs(int(times[2]) - int(times[1])) <= UNANSWERED_S
 
 
 def is_alive(shown: bytes, agent: LaunchedAgent, nonce: str) -> bool:

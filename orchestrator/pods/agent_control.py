@@ -77,6 +77,12 @@ async def lives(session: Session, agent: agent_commands.LaunchedAgent, nonce: st
     return agent_commands.is_alive(done.stdout, agent, nonce)
 
 
+async def calls_in_vain(session: Session, nonce: str) -> bool:
+    """Whether the launch's agent has just recorded a heartbeat without an answer."""
+    done = await run(session, agent_commands.unanswered_command(nonce), timeout_s=READ_TIMEOUT_S)
+    return agent_commands.is_unanswered(done.stdout)
+
+
 async def log_tails(session: Session, nonce: str) -> dict[str, Any]:
     """Return the last lines of the launch's logs, as far as they are readable."""
     lines: list[str] = []

@@ -30,6 +30,7 @@ from orchestrator.pods.create import PodCreator
 from orchestrator.pods.final_snapshot import take as take_snapshot
 from orchestrator.pods.latest import Latest
 from orchestrator.pods.provider_cache import Catalog
+from orchestrator.pods.silence import ask as ask_pod
 from orchestrator.pods.teardown import Teardown
 from orchestrator.ports import Blobs, Db
 from orchestrator.service.adapters import Adapters, open_adapters
@@ -80,7 +81,7 @@ async def build_loop(
             patience_s=patience_s,
             store_watch=watch,
         )
-        operations = _pod_operations(settings, policy, bundle, adapters, catalog, latest, shipper)
+        operations = _pod_operations(settings, policy, bundle, adapters, catalog, latest, shipper, observer)
         parts = Parts(adapters.db, observer, adapters.blobs, health, metrics)
         hooks = _hooks(settings, policy, adapters, parts, watch)
         executor = Executor(store, cloud, operations, policy)
@@ -95,6 +96,7 @@ def _pod_operations(
     catalog: Catalog,
     latest: Latest,
     shipper: Shipper,
+    observer: Observer,
 ) -> PodOperations:
     store, cloud, ssh_pool = adapters.background_store, adapters.cloud, adapters.ssh_pool
     credentials = Credentials(token_for(settings), nonces_of(settings))
@@ -105,6 +107,7 @@ def _pod_operations(
     return PodOperations(
         PodCreator(store, cloud, policy, catalog, credentials.nonce_for),
         bringup.bring_up,
+        partial(ask_pod, ssh_pool, observer.note_pod_answer),
         teardown,
         ssh_pool.drop,
     )

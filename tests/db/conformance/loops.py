@@ -52,5 +52,5 @@ def executor_over(
     """An executor that calls `act` for everything that needs a pod."""
     provider, catalog = cast("Cloud", cloud), Catalog(cloud, rules)
     teardown = Teardown(store, provider, take_snapshot=act, finish_logs=act, policy=rules)
-    operations = PodOperations(PodCreator(store, provider, rules, catalog, str), act, teardown, act)
+    operations = PodOperations(PodCreator(store, provider, rules, catalog, str), act, act, teardown, act)
     return Executor(store, provider, operations, rules)

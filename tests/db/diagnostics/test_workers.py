@@ -9,6 +9,7 @@ import pytest
 from orchestrator.cli.worker_rows import waits_for
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import SILENCES, FailureCode
+from orchestrator.core.silence import CALLS_IN_VAIN
 from orchestrator.core.stages import BRING_UP, STAGE_SPECS, StageSpec
 from orchestrator.core.states import Stage, State
 from orchestrator.core.worker_metadata import metadata
@@ -267,6 +268,17 @@ async def test_odd_things_about_a_ready_worker_come_first(fleet: Fleet) -> None:
     assert explanation.what == (
         "its pod, which the lists have not shown; its logs, which are late: Refused: nobody there; to ask for work"
     )
+
+
+async def test_a_silent_worker_that_may_be_well_waits_for_an_operator(fleet: Fleet) -> None:
+    """Its agent runs and its calls do not arrive: the way from the pods to the gateway is what must be corrected."""
+    worker = await promoted(fleet, 10)
+    await fleet.move(worker, State.ACTIVE, waiting_on="operator", waiting_for=CALLS_IN_VAIN, deadline_s=600)
+    explanation = await explained(fleet, worker)
+    assert explanation.who == "operator"
+    assert explanation.what == f"{CALLS_IN_VAIN}; to ask for work"
+    assert "WORKER_API_URL" in explanation.fix
+    assert explanation.then.endswith("it ends (heartbeat_lost)")
 
 
 async def test_a_stranger_at_a_ready_workers_address_is_named(fleet: Fleet) -> None:

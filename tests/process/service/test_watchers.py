@@ -24,7 +24,7 @@ async def test_fifty_restarts_of_a_bring_up_leave_one() -> None:
             running -= 1
 
     nothing = cast("Any", SimpleNamespace(database_id=None))
-    pods = PodOperations(creator=nothing, bring_up=bring_up, teardown=nothing, disconnect=nothing)
+    pods = PodOperations(creator=nothing, bring_up=bring_up, ask=nothing, teardown=nothing, disconnect=nothing)
     executor = Executor(nothing, nothing, pods, policy())
     seen = snapshot(spawning("gpu-1"))
     for restart in range(50):

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.pods import agent_commands
 from tests.process.worker.scripted import PATIENCE_S, TOKEN, Orchestrator, Pod, live, wait_for
 from worker import protocol
 
@@ -341,6 +343,41 @@ def test_upload_waits_for_the_orchestrator(orchestrator: Orchestrator, pod: Pod,
     wait_for(lambda: pod.events("heartbeat_unanswered"))
     orchestrator.up()
     assert orchestrator.completion("upload")["p_output_location"] == "s3://bucket/x/outputs/upload/1/x"
+
+
+def test_a_silent_agents_pod_shows_that_it_calls_in_vain(orchestrator: Orchestrator, pod: Pod) -> None:
+    """The orchestrator's command is run on the pod: before the outage and during it."""
+
+    def shown() -> bytes:
+        command = agent_commands.unanswered_command(pod.nonce)
+        return subprocess.run(["sh", "-c", command], cwd=pod.home, capture_output=True, check=True, timeout=10).stdout
+
+    pod.start(HANDLERS)
+    orchestrator.until(lambda: orchestrator.count(protocol.HEARTBEAT))
+    assert not agent_commands.is_unanswered(shown())
+    orchestrator.down()
+    wait_for(lambda: agent_commands.is_unanswered(shown()))
+    assert pod.events("heartbeat_unanswered")
+    orchestrator.up()
+
+
+@pytest.mark.parametrize(
+    ("text", "is_recent"),
+    [
+        (b"1700000000\n1700000030\n", True),
+        (b"1700000030\n1700000000\n", True),  # the clock was set back a little
+        (b"1700000000\n1700000031\n", False),
+        (b"\n1700000000\n", False),
+        (b"1700000000\n", False),
+        (b"", False),
+        (b"yes\n1700000000\n", False),
+        (b"1" * 20 + b"\n1700000000\n", False),
+        ("\u0661\u0667\n17\n".encode(), False),
+        (b"\xff\n17\n", False),
+    ],
+)
+def test_a_pods_answer_about_its_calls_is_read_strictly(text: bytes, is_recent: bool) -> None:
+    assert agent_commands.is_unanswered(text) is is_recent
 
 
 @pytest.mark.parametrize("function", [protocol.REGISTER, protocol.CLAIM, protocol.COMPLETE_OUTPUT, protocol.GRANTS])

@@ -57,6 +57,7 @@ class Environment:
         self._sql: psycopg.AsyncConnection[dict[str, Any]] | None = None
         self._asking = asyncio.Lock()
         self.ports: list[int] = []
+        self.balancer: LoadBalancer | None = None
 
     async def start(self, orchestrators: int) -> LoadBalancer | None:
         """Start the orchestrators; several share a load balancer, which the caller opens before them."""
@@ -64,9 +65,9 @@ class Environment:
             self.ports = [int(self.stack.environment["PORT"])]
             return None
         self.ports = [free_port() for _ in range(orchestrators)]
-        balancer = LoadBalancer(free_port(), self.ports)
-        self.stack.environment["WORKER_API_URL"] = balancer.url
-        return balancer
+        self.balancer = LoadBalancer(free_port(), self.ports)
+        self.stack.environment["WORKER_API_URL"] = self.balancer.url
+        return self.balancer
 
     async def start_orchestrator(self, number: int = 0) -> Child:
         """Start the orchestrator of that number, or start it again."""

@@ -229,6 +229,20 @@ def postgres(mode: Literal["fast", "immediate"]) -> Act:
     return act
 
 
+async def cut_off(env: Environment) -> None:
+    """No agent reaches a gateway, for longer than a worker may be silent; the database answers, and so does SSH."""
+    await env.busy()
+    assert env.balancer is not None
+    env.mark_fault()
+    env.balancer.cut()
+    await env.named()
+    await asyncio.sleep(OUTAGE_S)
+    env.balancer.mend()
+    [counted] = await env.rows("select count(*) as n from task_attempts where outcome not in ('complete', 'released')")
+    if counted["n"]:
+        raise NotWithin(f"{counted['n']} attempt(s) were lost to the outage")
+
+
 async def without_s3(env: Environment) -> None:
     """S3 ends, and comes back after OUTAGE_S."""
     await env.under_way()
@@ -331,6 +345,9 @@ INFRASTRUCTURE: tuple[Case, ...] = (
            LEADERLESS, frozen, count=2),
     _unled("orchestrator_frozen", "SIGSTOP of the only orchestrator for 18 s", "no worker is ended for this silence",
            LEADERLESS, dazed, tasks=TASKS * 2),
+    Case("gateway_cut", "no agent reaches a gateway for 8 s longer than a worker may be silent",
+          "no worker ends, no attempt is lost", "its agent runs, and its calls get no answer", cut_off, orchestrators=2,
+          tasks=TASKS * 2, quick=True),
     Case("postgres_crashes", "Postgres: immediate stop, 8 s", OUTLIVED, NO_DATABASE.what, postgres("immediate"),
           own_servers=True, tasks=TASKS * 2),
     Case("postgres_restarts", "Postgres: fast stop, 8 s", OUTLIVED, NO_DATABASE.what, postgres("fast"),

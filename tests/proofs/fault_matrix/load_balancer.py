@@ -26,6 +26,8 @@ class LoadBalancer:
         self._turn = itertools.count()
         self._watch: asyncio.Task[None] | None = None
         self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.StreamWriter] = set()
+        self._is_cut = False
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
@@ -39,6 +41,16 @@ class LoadBalancer:
             await ended(self._watch)
         if self._server is not None:
             self._server.close()
+
+    def cut(self) -> None:
+        """Hang up on every connection, and on every new one until `mend`."""
+        self._is_cut = True
+        for writer in self._connections:
+            writer.transport.abort()
+
+    def mend(self) -> None:
+        """Forward connections again."""
+        self._is_cut = False
 
     async def _look(self) -> None:
         async with httpx.AsyncClient(timeout=LOOK_TIMEOUT_S, trust_env=False) as client:
@@ -54,12 +66,14 @@ class LoadBalancer:
             return False
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        healthy = sorted(self._healthy)
+        healthy = () if self._is_cut else sorted(self._healthy)
+        self._connections.add(writer)
         with contextlib.suppress(OSError):
             if healthy:
                 port = healthy[next(self._turn) % len(healthy)]
                 there, back = await asyncio.open_connection("127.0.0.1", port)
                 await asyncio.gather(_copy(reader, back), _copy(there, writer))
+        self._connections.discard(writer)
         writer.close()
 
 

@@ -9,6 +9,7 @@ LIFE, SHIP, OBS = (
     "orchestrator/worker_logs/shipper.py",
     "orchestrator/loop/observe.py",
 )
+SILENCE = "orchestrator/core/silence.py"
 CAP, SCALE, SQL = "orchestrator/core/offers.py", "orchestrator/core/scaling.py", "tests/proofs/simulator/sql"
 MUTANTS = (
     Mutant("a worker that is held back claims on", "sick", f"{SQL}/queue.py",
@@ -114,15 +115,21 @@ MUTANTS = (
     Mutant("a drain has no grace", "I2", END,
            "        if worker.tasks_running and not failed and here_s < policy.drain_grace_s:\n            return None",
            "        pass"),
-    Mutant("silence counts during an outage of the orchestrator", "I8", LIFE,
-           "    last_contact = max(beat, snapshot.unanswered_at.get(worker.id, beat))",
-           "    last_contact = worker.state_since"),
+    Mutant("silence counts during an outage of the orchestrator", "I8", SILENCE,
+           "    return max(beat, snapshot.unanswered_at.get(worker.id, beat))",
+           "    return worker.state_since"),
     Mutant("silence is counted from zero after each outage", "I2", OBS,
            "            self._gaps.append((self._answered_s, now_s))",
            "            self._began_s = now_s"),
     Mutant("silent workers are kept", "I2", LIFE,
-           "    if observed_since and last_contact < observed_since:",
+           "    if silence.is_silent(worker, snapshot, policy):",
            "    if False:"),
+    Mutant("workers end although none of them reaches a gateway", "path", SILENCE,
+           "    return 2 * heard < len(ready)", "    return False"),
+    Mutant("tasks are rescued although no agent reaches a gateway", "path", "orchestrator/core/rescue.py",
+           "    if silence.keeps_tasks(snapshot, policy):", "    if False:"),
+    Mutant("the last workers that are heard again end", "path", SILENCE,
+           "answered_s < max(policy.heartbeat_timeout_s, AGAIN_S)", "answered_s < policy.heartbeat_s"),
     Mutant("a task that stands still is left", "I2", LIFE,
            "    if observed_since is None or worker.progress_at > observed_since:", "    if True:"),
     Mutant("a stuck task ends its worker at once", "alive", LIFE,

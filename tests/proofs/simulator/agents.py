@@ -256,6 +256,8 @@ class Agent:
                 self.end("refused")
                 return
             except PortError:
+                path = f"{agent_commands.run_dir(self.nonce)}/{protocol.UNANSWERED}"
+                self.pod.files[path] = bytearray(f"{self._world.kernel.now:.0f}".encode())
                 if now_s - self.heard_s > self._config["deadman_s"]:
                     self.end("nobody answers")
                 continue
@@ -317,7 +319,7 @@ class Agent:
             pause_s = min(pause_s * 2, 8.0)
 
     async def _call(self, function: str, **args: Any) -> dict[str, Any]:
-        if self._world.kernel.now < self.cut_until_s:
+        if self._world.kernel.now < max(self.cut_until_s, self._world.path_cut[1]):
             await asyncio.sleep(1)
             raise Unavailable("the network is away")
         self.spoke |= function in (protocol.REGISTER, protocol.HEARTBEAT)

@@ -82,6 +82,7 @@ class World:
         self.replicas: list[Replica] = []
         self.db_down = self.s3_down = False
         self.bad_release_s: float | None = None  # since when every task fails on every pod
+        self.path_cut = (0.0, 0.0)  # from when until when no agent reaches a gateway
         self.alarm: Any = None  # a finding that every agent reports, whatever its machine is
         self.belated = False  # whether what arrives now was given up long ago by whoever sent it
         self.outages: list[tuple[float, float]] = []  # of the database

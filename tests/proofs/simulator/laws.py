@@ -42,6 +42,7 @@ OVER_S = 15.0  # more workers than allowed, without any other fault meanwhile
 DELETES_PER_MINUTE = 18  # of one pod: each of six calls may be made three times, after a broken connection
 CALLS_PER_MINUTE = 70  # of one process; the account's window is 60, and begins at its first call
 SECRET = "SECRET"
+BACK_S = 20.0  # until every agent has called again after it was cut off
 STAGES = {
     "active": ("promoted",),
     "idle": ("promoted",),
@@ -186,6 +187,8 @@ class Laws:
             agent = pod.agents.get(new["nonce"]) if pod and pod.exists() else None
             heard = agent.beaten_s if agent is not None and agent.lives else None
             patient_s = self._world.policy.heartbeat_timeout_s - 1
+            if agent is not None and self._is_cut_off(agent):
+                self.broken("path", f"{new['id']} was ended as silent; its agent calls, and no call reaches a gateway")
             if heard is not None and self._world.listened_s(heard) < patient_s:
                 self.broken("I8", f"{new['id']} was ended as silent; it was answered {now - heard:.1f} s ago")
         if new["exit_cause"] == "task_stuck":
@@ -195,6 +198,13 @@ class Laws:
                 self.broken("alive", f"{new['id']} was ended as stuck; its agent ends such a task, or it has none")
         if new["exit_cause"] in PLANNED and self._world.db.running.get(new["id"]):
             self.broken("I2", f"{new['id']} was ended by {new['exit_cause']} with a task running")
+
+    def _is_cut_off(self, agent: "Agent") -> bool:
+        """Whether a well agent is silent only because none reaches a gateway now, or did until lately."""
+        since_s, until_s = self._world.path_cut
+        well = agent.lives and not agent.loop.frozen and agent.cut_until_s < since_s
+        answered = agent.beaten_s is not None and agent.beaten_s > since_s - self._world.policy.heartbeat_s - BACK_S
+        return well and answered and since_s <= self._world.kernel.now <= until_s + BACK_S
 
     def _flushed_early(self, new: Mapping[str, Any]) -> None:
         failed = new["exit_cause"] in ABRUPT or new["stop_requested_at"] is not None
@@ -244,6 +254,8 @@ class Laws:
             agent, since = self.claims.get((new["id"], new["attempts"]), (None, 0.0))
             now = self._world.kernel.now
             held = agent is not None and agent.lives and new["id"] in agent.held and now - since > 20
+            if agent is not None and held and self._is_cut_off(agent):
+                self.broken("path", f"task {new['id']} was taken from an agent whose calls reach no gateway")
             if agent is not None and held and agent.beaten_s is not None and now - agent.beaten_s < 10:
                 self.broken("I8", f"task {new['id']} was taken from an agent that was answered lately")
 

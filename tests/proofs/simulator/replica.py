@@ -27,6 +27,7 @@ from orchestrator.pods.create import PodCreator
 from orchestrator.pods.final_snapshot import take as take_snapshot
 from orchestrator.pods.latest import Latest
 from orchestrator.pods.provider_cache import Catalog
+from orchestrator.pods.silence import ask as ask_pod
 from orchestrator.pods.teardown import Teardown
 from orchestrator.ports import NotFound, PortError, Unavailable
 from orchestrator.worker_logs.shipper import Shipper
@@ -271,6 +272,7 @@ class Replica:
         operations = PodOperations(
             PodCreator(store, cloud, policy, catalog, nonce_for),
             partial(self.laws.bring_up, bringup.bring_up),
+            partial(ask_pod, lines, self.observer.note_pod_answer),
             Teardown(
                 store,
                 cloud,

@@ -31,6 +31,7 @@ REPORTS: dict[str, tuple[Any, ...]] = {
     "finding_unknown": ({"u": 99, "code": "GPU_SINGS", "severity": "M", "evidence": "la"}, XID_79 | {"severity": "Z"}),
     "finding_garbage": (None, 7, {"code": 5}, {"code": "XID_79"}, XID_79 | {"severity": ["C"]}, "XID_79"),
 }
+CUT_OFF = 0.3  # of those without any of these: in these no agent reaches a gateway for a while
 SHARED = 0.3  # of the seeds: in these tasks have tenants, one of which has a backlog, and limits, which change
 TENANTS = (None, "a", "a", "b", "c")
 KEYS = (None, None, "one", "two")
@@ -56,6 +57,7 @@ class Story:
         self._sick = random.Random(f"sick workers of {world.seed}")
         self._guards = random.Random(f"findings of {world.seed}")
         self._silence = random.Random(f"silent agents of {world.seed}")
+        self._path = random.Random(f"path of {world.seed}")
         self._shares = random.Random(f"tenants of {world.seed}")
         self._is_shared = self._shares.random() < SHARED
         self._tasks: list[str] = []
@@ -386,6 +388,19 @@ class Story:
             agent.silent_s = self._kernel.now
         self._hand_in("t", 10, 10)
 
+    def _cut_off_agents(self) -> None:
+        """Once all agents of ready workers are well, and one is busy, none reaches a gateway for a while."""
+        world = self._world
+        busy = [w["id"] for w in world.db.workers.values() if w["status"] == "active" and world.db.running.get(w["id"])]
+        if not busy or self._faults.over_s > self._kernel.now:
+            if not self._over:
+                self._kernel.after(1.0, self._cut_off_agents)
+            return
+        lasts_s = self._path.uniform(1.2, 4.0) * world.policy.heartbeat_timeout_s
+        self._faults.count["agents_cut_off"] += 1
+        world.say(f"fault: agents_cut_off for {lasts_s:.0f} s")
+        world.path_cut = (self._kernel.now, self._kernel.now + lasts_s)
+
     def _correct(self) -> None:
         self._world.bad_release_s = None
 
@@ -442,6 +457,9 @@ class Story:
         elif not flickers and self._silence.random() < SILENT:  # a heartbeat without an answer counts as a question
             self._hand_in("t", 30, 20)
             self._silence_pool()
+        elif not flickers and self._path.random() < CUT_OFF:
+            self._hand_in("t", 20, 45)
+            self._cut_off_agents()
         if flickers:
             self._drop_out(self._flicker.uniform(0.3, 0.9) * world.policy.heartbeat_timeout_s)
 

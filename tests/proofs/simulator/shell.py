@@ -14,6 +14,7 @@ from testbed.runpod.machine_faults import facts, probe
 from tests.proofs.simulator.agents import Agent
 from tests.proofs.simulator.clock import SimLoop
 from tests.proofs.simulator.provider import SimPod
+from worker.protocol import UNANSWERED
 
 if TYPE_CHECKING:
     from tests.proofs.simulator.environment import World
@@ -150,6 +151,9 @@ class SimSession:
             if agent is not None:
                 agent.end("SIGTERM received")
             return _said("")
+        if f"/{UNANSWERED}" in command:
+            last = self._pod.files.get(f"{agent_commands.run_dir(RUN.findall(command)[-1])}/{UNANSWERED}", b"")
+            return _said(f"{last.decode()}\n{self._world.kernel.now:.0f}\n")
         if pid := PROC.search(command):
             return self._alive(int(pid[1]))
         return _said("=== agent\n\n=== gpus_status\n1\n")  # the last look
