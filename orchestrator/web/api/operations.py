@@ -138,12 +138,19 @@ def endpoint(api: Api, operation: Operation) -> Callable[[Request], Awaitable[Re
 
 
 def _refused(request: Request, operation: Operation, problem: Problem) -> Response:
-    if problem.status == UNAUTHORIZED and not request.app.state.connections.allows(request, time.monotonic()):
-        response = too_fast("too many requests without a valid token").response()
-        response.headers["Connection"] = "close"
+    if problem.status == UNAUTHORIZED and (response := too_many_refusals(request)):
         return response
     log.debug("api_call_refused", operation=operation.name, status=problem.status, why=str(problem)[:200])
     return problem.response()
+
+
+def too_many_refusals(request: Request) -> Response | None:
+    """Count a refusal of a caller without a token. From an address with too many of them: 429, and the end."""
+    if request.app.state.connections.allows(request, time.monotonic()):
+        return None
+    response = too_fast("too many requests without a valid token").response()
+    response.headers["Connection"] = "close"
+    return response
 
 
 async def _admitted(api: Api, operation: Operation, request: Request) -> ApiCall:

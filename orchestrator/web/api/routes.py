@@ -22,7 +22,7 @@ from orchestrator.web.api import (
     tasks,
 )
 from orchestrator.web.api.openapi import document
-from orchestrator.web.api.operations import Api, Operation, endpoint
+from orchestrator.web.api.operations import Api, Operation, endpoint, too_many_refusals
 from orchestrator.web.api.problems import Problem, of_port_error
 from orchestrator.web.errors import NO_STORE
 
@@ -176,6 +176,7 @@ class _Elsewhere:
             headers = {"Allow": ", ".join(sorted(allowed))}
             answer = Problem(405, BAD_REQUEST, "this address has other methods", headers=headers).response()
         answer = answer or Problem(404, NO_ROUTE, "there is nothing at this address").response()
+        answer = too_many_refusals(Request(scope)) or answer
         await answer(scope, receive, send)
 
 

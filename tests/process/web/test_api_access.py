@@ -13,6 +13,7 @@ import structlog
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.core.api_tokens import TokenScope
+from orchestrator.web import connections
 from orchestrator.web.api.operations import Operation
 from orchestrator.web.api.routes import BASE, OPERATIONS
 from orchestrator.web.token_buckets import Buckets, Rate
@@ -79,6 +80,19 @@ async def test_wrong_tokens_are_slowed_down_and_right_ones_are_not(rig: ApiRig) 
     rig.api.authentication._seen.clear()
     assert (await rig.call("GET", "/tasks", token)).status_code == 200
     assert (await rig.call("GET", "/tasks", VIEWER)).status_code == 200
+
+
+async def test_strangers_who_try_addresses_are_slowed_down(
+    api_db: PostgresDb, blobs: S3Blobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They need no token for a 404 or a 405. A caller with a token goes on."""
+    monkeypatch.setattr(connections, "ANONYMOUS_REQUESTS", Rate(3, 0))
+    async with api_rig(api_db, blobs) as rig:
+        answers = [await rig.call("GET", "/nothing-here", None) for _ in range(3)]
+        answers += [await rig.call("DELETE", "/tasks", None) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [404, 404, 404, 429, 429]
+        assert answers[-1].headers["connection"] == "close"
+        assert (await rig.call("GET", "/tasks")).status_code == 200
 
 
 async def test_a_revoked_and_an_expired_token_are_refused(rig: ApiRig) -> None:
