@@ -70,6 +70,11 @@ class Places(BaseModel):
         "An ES256 key (a private JWK with its kid, or PEM). If set, it signs worker tokens; WORKER_JWT_SECRET still "
         "verifies.",
     )
+    worker_jwt_signing_key_previous: SecretStr | None = setting(
+        None,
+        "The signing key before the last rotation. It verifies tokens and signs none. Unset it when no worker has such "
+        "a token.",
+    )
     runpod_api_base_url: Url = setting(
         "https://api.runpod.io", "The URL of RunPod's API (REST v2), without a slash at the end."
     )

@@ -61,14 +61,19 @@ class Settings(Telemetry, Messages, WorkerPrograms, Machines, Scaling, Places, N
     def token_keys(self) -> "tuple[Key, ...]":
         """What verifies workers' tokens; the first one signs them. Raises ValueError where a key cannot be used.
 
-        The previous secret verifies alone: workers have tokens of it until their next renewal.
+        The previous ones only verify: workers have tokens of them until their next renewal.
         """
         from orchestrator.worker_tokens import SigningKey  # noqa: PLC0415  few commands need what it imports
 
-        signing, secret = self.worker_jwt_signing_key, self.worker_jwt_secret
-        keys: tuple[Key, ...] = (SigningKey.parse(signing.get_secret_value()),) if signing else ()
-        secrets = (secret, self.worker_jwt_secret_previous)
-        return (*keys, *(one.get_secret_value() for one in secrets if one))
+        pairs = (
+            (self.worker_jwt_signing_key, self.worker_jwt_secret),
+            (self.worker_jwt_signing_key_previous, self.worker_jwt_secret_previous),
+        )
+        keys: list[Key] = []
+        for signing, secret in pairs:
+            keys += [SigningKey.parse(signing.get_secret_value())] if signing else []
+            keys += [secret.get_secret_value()] if secret else []
+        return tuple(keys)
 
     def login_pair(self) -> "Pair":
         """The SSH key pair, whatever the environment did to its text. Raises BadKey; both halves must be set."""

@@ -133,7 +133,8 @@ def _missing_gateway(settings: Settings) -> list[SettingProblem]:
         settings.token_keys()
     except ValueError as error:
         how = "make one with `supabase gen signing-key --algorithm ES256` and import it in the project's JWT settings"
-        problems.append(SettingProblem("WORKER_JWT_SIGNING_KEY cannot be used", str(error), how))
+        both = " or WORKER_JWT_SIGNING_KEY_PREVIOUS" if settings.worker_jwt_signing_key_previous else ""
+        problems.append(SettingProblem(f"WORKER_JWT_SIGNING_KEY{both} cannot be used", str(error), how))
     if settings.pods_use_supabase and not settings.supabase_publishable_key:
         why = "pods speak to SUPABASE_URL, whose gateway lets no call in without a project key in its apikey header"
         problems.append(SettingProblem("SUPABASE_PUBLISHABLE_KEY is missing", why, PUBLIC_KEY))

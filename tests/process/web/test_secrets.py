@@ -3,13 +3,17 @@
 import time
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from orchestrator.config.errors import SettingsError
 from orchestrator.config.setting import settings_of
 from orchestrator.config.settings import Settings
 from orchestrator.config.validation import require
 from orchestrator.config.weak_secrets import is_readable_on_the_way, weakness
+from orchestrator.service.tokens import renewals_of
 from orchestrator.worker_tokens import InvalidToken, mint, verifier
+from worker.renewal import unseal
 
 GOOD = "8f14e45fceea167a5a36dedd4bea2543" * 2
 GIVEN = {
@@ -91,3 +95,45 @@ def test_a_rotation_loses_no_worker() -> None:
     assert done(after)["sub"] == "gpu-1"
     with pytest.raises(InvalidToken):
         done(before)
+
+
+SECRET_BEFORE = "5e884898da28047151d0e56f8dc62927"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            {"worker_jwt_signing_key": "one"},
+            {"worker_jwt_signing_key": "two", "worker_jwt_signing_key_previous": "one"},
+        ),
+        (
+            {"worker_jwt_secret": SECRET_BEFORE},
+            {"worker_jwt_signing_key": "one", "worker_jwt_secret_previous": SECRET_BEFORE},
+        ),
+        (
+            {"worker_jwt_signing_key": "one"},
+            {"worker_jwt_secret": SECRET_BEFORE, "worker_jwt_signing_key_previous": "one"},
+        ),
+    ],
+    ids=["signing key to signing key", "secret to signing key", "signing key to secret"],
+)
+def test_a_rotation_of_signing_keys_loses_no_worker(before: dict[str, str], after: dict[str, str]) -> None:
+    """A token of the key before is verified, and its worker's next token is sealed for it too."""
+    made = {name: _signing_key() for name in ("one", "two")}
+    first, then = (
+        Settings.model_validate({name: made.get(value, value) for name, value in given.items()})
+        for given in (before, after)
+    )
+    old, new = first.token_keys()[0], then.token_keys()[0]
+    check = verifier(*then.token_keys())
+    assert check(mint(old, "gpu-1", "j", time.time(), 60))["sub"] == "gpu-1"
+    sealed = renewals_of(then).sealed("gpu-1", "j", time.time())
+    opened = [unseal(renewals_of(first).key_for("gpu-1", "j") or "", one) for one in sealed]
+    (found,) = [one for one in opened if one]
+    assert verifier(new)(found["token"])["sub"] == "gpu-1"
+
+
+def _signing_key() -> str:
+    key = generate_private_key(SECP256R1())
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
