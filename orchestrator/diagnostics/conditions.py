@@ -42,7 +42,8 @@ class ConditionRow:
     unhealthy: Impact = Impact.NONE  # the fleet is UNHEALTHY if a condition of this kind does one of these
     level: str = MEDIUM  # of a condition that does none of them: MEDIUM, a warning; LOW, a remark
     alert: str | None = None  # its rule in ops/alerts.yml
-    after_s: float = 60.0  # it lasts for so long before the rule fires, or its message is sent
+    waits_s: float = 0.0  # the rule and the message count it when its `since` is so long ago
+    after_s: float = 60.0  # it counts for so long before the rule fires, or its message is sent
 
 
 class ConditionKind(Explained):
@@ -211,7 +212,7 @@ class ConditionKind(Explained):
         after_s=600)
     BACKLOG = "backlog", ConditionRow(
         "Scaling", "Backlog in pool {pool}: {count:task waits|tasks wait}, the oldest for {oldest}", "{fix}",
-        Impact.WAIT, alert="OrchestratorTasksWait", after_s=300)
+        Impact.WAIT, alert="OrchestratorTasksWait", waits_s=1_800, after_s=300)
     TASKS_BLOCKED = "tasks_blocked", ConditionRow(
         "Tasks", "All {count} queued tasks are blocked",
         "python -m orchestrator tasks list --status Queued, then explain one of them")
