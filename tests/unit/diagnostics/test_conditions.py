@@ -682,3 +682,22 @@ def test_secrets_are_only_said_to_be_there() -> None:
     assert environment({"DATABASE_URL": "x"})["missing_critical"] == [
         "RUNPOD_API_KEY", "RUNPOD_SSH_PUBLIC_KEY", "RUNPOD_SSH_PRIVATE_KEY",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ({"DATABASE_URL": "x"}, []),
+        ({"DATABASE_URL": "x", "SUPABASE_URL": "y"}, []),  # then pods alone use Supabase's API
+        ({"SUPABASE_URL": "y", "SUPABASE_SERVICE_ROLE_KEY": "z"}, []),
+        ({"SUPABASE_URL": "y"}, ["SUPABASE_SERVICE_ROLE_KEY"]),
+        ({"SUPABASE_SERVICE_ROLE_KEY": "z"}, ["SUPABASE_URL"]),
+        ({}, ["DATABASE_URL"]),
+    ],
+)
+def test_one_of_two_databases_is_enough(given: dict[str, str], missing: list[str]) -> None:
+    """The report names what the start would name."""
+    found = environment(given)
+    named = {"DATABASE_URL", "SUPABASE_URL", "SUPABASE_SERVICE_ROLE_KEY"}
+    assert [name for name in found["missing_critical"] if name in named] == missing
+    assert given.get("DATABASE_URL") is None or "DATABASE_URL" in found["critical"]
