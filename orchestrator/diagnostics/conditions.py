@@ -197,7 +197,7 @@ class ConditionKind(Explained):
         "Workers", "Worker {worker} claims no more: {why}", "python -m orchestrator logs {worker}", Impact.WAIT,
         alert="OrchestratorWorkerUnfit", after_s=600)
     PODS_WITHOUT_ROWS = "pods_without_rows", ConditionRow(
-        "RunPod", "{count:orphaned pod costs|orphaned pods cost} ${usd_per_hour:.2f}/h and no worker names them",
+        "RunPod", "{count:orphaned pod costs|orphaned pods cost} {cost} and no worker names them",
         "python -m orchestrator sync terminate_orphaned", Impact.MONEY,
         alert="OrchestratorPodsWithoutRows", after_s=300)
     ROWS_WITHOUT_PODS = "rows_without_pods", ConditionRow(

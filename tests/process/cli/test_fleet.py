@@ -154,6 +154,17 @@ async def test_the_list_as_json(cli: Cli, fleet: Fleet) -> None:
     assert "token_jti" not in row
 
 
+async def test_a_sum_says_which_prices_it_lacks(cli: Cli, fleet: Fleet) -> None:
+    """A pod whose price RunPod does not show costs money too."""
+    await fleet.worker(upto=State.ACTIVE)
+    assert "no known price" not in (await cli("list")).out
+    await fleet.worker(upto=State.ACTIVE, price=None)
+    totals = (await cli("list", "--json")).json()["totals"]
+    assert (totals["usd_per_hour"], totals["unpriced_workers"]) == (0.44, 1)
+    (line,) = (await cli("list")).lines_with("no known price")
+    assert line == "1 worker has no known price: at least $0.44/h"
+
+
 async def test_another_fleet_is_not_shown(cli: Cli, fleet: Fleet) -> None:
     """FLEET_ID separates environments on one database."""
     worker_id = await fleet.worker()

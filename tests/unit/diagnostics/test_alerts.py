@@ -19,7 +19,7 @@ NIGHT = QuietHours(time(22), time(7), ZoneInfo("UTC"))
 POLICY = AlertPolicy("fleet", max_per_hour=10)
 REFUSED = {"pool": "default", "code": "X", "means": "m", "fix": "f"}
 HALTED = Condition(ConditionKind.HALTED, "default", REFUSED, "e", Impact.WAIT)
-ORPHANS = Condition(ConditionKind.PODS_WITHOUT_ROWS, detail={"count": 1, "usd_per_hour": 2.0}, impact=Impact.MONEY)
+ORPHANS = Condition(ConditionKind.PODS_WITHOUT_ROWS, detail={"count": 1, "cost": "$2.00/h"}, impact=Impact.MONEY)
 UNTOLD = Condition(ConditionKind.DEAR_DAY, detail={"usd": 3.0, "usual_usd": 1.0})  # neither urgent nor with a rule
 WAITING = {"pool": "default", "count": 3, "oldest": "1 h", "fix": "f"}  # of a backlog
 LAGGING = Condition(ConditionKind.LOGS_LATE, "w", {"worker": "w", "why": "y"})  # a warning with a rule

@@ -210,6 +210,7 @@ ORPHANS = {
     "bereft": [],
     "foreign_pods": [],
 }
+UNPRICED = ORPHANS | {"orphans": [{"pod_id": "p9", "worker_id": None, "status": "RUNNING", "usd_per_hour": None}]}
 BEREFT = {
     "orphans": [],
     "bereft": [{"worker_id": "gpu-1", "status": "active", "pod_id": "p1", "pod_status": None}],
@@ -274,6 +275,7 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "another stitch failure": (failed(task_type="travel_stitch"), "MEDIUM", "Tasks", "2 tasks of type travel_stitch failed within a day: HANDLER", "explain t-1", "boom"),
     "failed tasks": (failed(), "MEDIUM", "Tasks", "2 tasks of type travel_segment failed within a day: HANDLER", "explain t-1", "boom"),
     "orphan pods": (setting("runpod_state.mismatches", ORPHANS), "HIGH", "RunPod", "1 orphaned pod costs $0.44/h", "sync terminate_orphaned", "p9"),
+    "an orphan pod without a price": (setting("runpod_state.mismatches", UNPRICED), "HIGH", "RunPod", "1 orphaned pod costs at least $0.00/h", "sync terminate_orphaned", "p9"),
     "stale rows": (setting("runpod_state.mismatches", BEREFT), "HIGH", "Database", "1 stale worker row", "sync update_database", "gpu-1 (not listed)"),
     "pods of another database": (setting("runpod_state.mismatches.foreign_pods", [THEIRS]), "MEDIUM", "RunPod", "2 pods of fleet default belong to another database ($0.88/h)", "FLEET_ID of its own; if that database is gone: python -m orchestrator sync terminate_orphaned --database d2", "p7, p8: made for database d2"),
     "leases over": (setting("database_state.expired_leases", 2), "MEDIUM", "Tasks", "No worker holds 2 tasks that are In Progress", "once", ""),
