@@ -28,7 +28,8 @@ All settings are environment variables. [.env.example](../.env.example) has the 
 their name begins like a setting or is similar to one.
 
 `POOLS_FILE` describes further pools. A pool has the value of the environment, unless the file sets the key that the
-column "Pool key" names. For `WORKER_HANDLERS` and `WORKER_ENV`, a pool names the part of them that its workers get.
+column "Pool key" names. The limits are the same. For `WORKER_HANDLERS` and `WORKER_ENV`, a pool names the part of them
+that its workers get.
 """
 
 
@@ -50,6 +51,8 @@ def _example_section(title: str | None, declared: Iterator[Setting]) -> str:
             break_long_words=False,
             break_on_hyphens=False,
         )
+        if one.limits:
+            lines.append(f"# Limits: {one.limits}.")
         value = _default(one)
         lines.append(f'{one.name.upper()}="{value}"' if " " in value else f"{one.name.upper()}={value}")
     return "\n".join(lines) + "\n"
@@ -61,10 +64,12 @@ def page() -> str:
 
 
 def _table(title: str | None, declared: Iterator[Setting]) -> str:
-    rows = [f"\n## {_heading(title)}\n", "| Setting | Default | Unit | Pool key | Meaning |", "|---|---|---|---|---|"]
+    rows = [f"\n## {_heading(title)}\n", "| Setting | Default | Limits | Unit | Pool key | Meaning |"]
+    rows.append("|---|---|---|---|---|---|")
     for one in declared:
         default, key = (f"`{text}`" if text else "" for text in (_default(one), one.pool_key))
-        rows.append(f"| `{one.name.upper()}` | {default} | {one.unit or ''} | {key} | {one.field.description} |")
+        limits, unit = one.limits or "", one.unit or ""
+        rows.append(f"| `{one.name.upper()}` | {default} | {limits} | {unit} | {key} | {one.field.description} |")
     return "\n".join(rows) + "\n"
 
 

@@ -29,11 +29,12 @@ begin
 end
 $$;
 
--- One row: the queue, the workers, the leader, the cost per hour.
+-- One row: the queue, the workers, the leader, the cost per hour. If workers have no known price (unpriced_workers),
+-- they cost more than usd_per_hour says.
 create view public.orchestrator_status with (security_invoker = true) as
 select t.queued_tasks, t.claimable_tasks, t.blocked_tasks, t.in_progress_tasks, t.completed_tasks, t.failed_tasks,
        t.cancelled_tasks, w.spawning_workers, w.active_workers, w.idle_workers, w.terminating_workers, w.total_workers,
-       w.stale_workers, t.stuck_tasks, w.usd_per_hour,
+       w.stale_workers, t.stuck_tasks, w.usd_per_hour, w.unpriced_workers,
        (select string_agg(l.fleet || ': ' || l.holder, ', ' order by l.fleet) from public.fleet_lease l
          where l.expires_at > now()) as leader,
        now() as snapshot_time
@@ -54,7 +55,8 @@ select t.queued_tasks, t.claimable_tasks, t.blocked_tasks, t.in_progress_tasks, 
                count(*) as total_workers,
                count(*) filter (where w.status in ('active', 'idle')
                    and coalesce(w.last_heartbeat, w.state_since) < now() - interval '10 minutes') as stale_workers,
-               coalesce(sum(w.price_usd_per_hour) filter (where w.pod_id is not null), 0) as usd_per_hour
+               coalesce(sum(w.price_usd_per_hour) filter (where w.pod_id is not null), 0) as usd_per_hour,
+               count(*) filter (where w.pod_id is not null and w.price_usd_per_hour is null) as unpriced_workers
           from public.workers w where w.status <> 'terminated') w;
 
 -- A row for each live worker: its state and its work.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.cli.output import Output
 from orchestrator.cli.progress import Progress, counting
-from orchestrator.cli.session import utcnow
+from orchestrator.cli.session import find_worker, utcnow
 from orchestrator.cli.worker_rows import public
 from orchestrator.core.model import ID_PATTERN, Pod
 from orchestrator.core.places import bucket_place
@@ -21,7 +21,7 @@ from orchestrator.diagnostics.drift import drift
 from orchestrator.diagnostics.environment import environment
 from orchestrator.diagnostics.fact_sources import of_report
 from orchestrator.diagnostics.rules import conditions
-from orchestrator.errors import BAD_ARGUMENT, NO_WORKER, Failure
+from orchestrator.errors import BAD_ARGUMENT, Failure
 from orchestrator.ports import DatabaseHalf, PortError, Unavailable
 
 if TYPE_CHECKING:
@@ -250,10 +250,7 @@ class _Gathering:
 
         settings, names = self._settings, [row["id"] for row in self._rows]
         if self._only:
-            names = [row["id"] for row in self._rows if self._only in (row["id"], row["pod_id"])]
-            if not names and not (await store.worker(self._only))["worker"]:
-                raise Failure(NO_WORKER, why=f"the database knows no worker {self._only}")
-            names = names or [self._only]
+            names = [(await find_worker(store, self._only))["worker"]["id"]]
         ssh_pool: SessionPool | None = None
         blobs: Blobs | None = None
         if deep and not lacks(settings, "shell"):

@@ -1,12 +1,12 @@
 """Derived values of a worker row for operators: ages, flags and what it waits for. They are never stored."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.cli.output import ago, one_line, relative, span
+from orchestrator.cli.output import ago, one_line, relative, span, usd
 from orchestrator.core.findings import Severity
-from orchestrator.core.plurals import counted
+from orchestrator.core.plurals import at_least, counted
 from orchestrator.core.states import LIVE, State, WaitingOn
 from orchestrator.diagnostics.fact_sources import worker_of
 from orchestrator.diagnostics.failing_stage import failing_stage
@@ -112,6 +112,15 @@ def by_pool(counts: Iterable[Mapping[str, Any]]) -> list[str]:
 def totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the cost of the listed workers, per hour now and so far."""
     listed = list(rows)
-    prices = [float(row["price_usd_per_hour"] or 0) for row in listed if is_live(row) and row.get("pod_id")]
+    prices = [row["price_usd_per_hour"] for row in listed if is_live(row) and row.get("pod_id")]
+    known = [float(price) for price in prices if price is not None]
     spent = sum(float(row.get("cost_usd") or 0) for row in listed)
-    return {"workers": len(listed), "usd_per_hour": round(sum(prices), 4), "spent_usd": round(spent, 6)}
+    rate = {"usd_per_hour": round(sum(known), 4), "unpriced_workers": len(prices) - len(known)}
+    return {"workers": len(listed), **rate, "spent_usd": round(spent, 6)}
+
+
+def unpriced(sums: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line that says which prices the totals lack, if they lack any."""
+    if count := sums["unpriced_workers"]:
+        have = counted(count, "worker has", "workers have")
+        yield f"{have} no known price: {at_least(usd(sums['usd_per_hour']), count)}/h"

@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, SecretStr
 
 from orchestrator.config.setting import setting
-from orchestrator.config.types import AlertUrl, Conninfo, Count, FleetId, Networks, QuietTimes, Url
+from orchestrator.config.types import ENCRYPTED_URL, AlertUrl, Conninfo, Count, FleetId, Networks, QuietTimes, Url
+from orchestrator.config.weak_secrets import MIN_SECRET_BYTES, MIN_TOKEN_BYTES
 
 
 class Needed(BaseModel):
@@ -34,18 +35,20 @@ class Needed(BaseModel):
     aws_secret_access_key: SecretStr | None = setting(None, "The secret half of the bucket's key.")
     worker_jwt_secret: SecretStr | None = setting(
         None,
-        "The secret that signs worker tokens (HS256, at least 32 bytes, the same on every replica): "
-        "openssl rand -hex 32",
+        "The secret that signs worker tokens (HS256, the same on every replica): openssl rand -hex 32",
+        min_bytes=MIN_SECRET_BYTES,
     )
     worker_jwt_secret_previous: SecretStr | None = setting(
         None,
         "The secret before the last rotation. It verifies tokens and signs none. Unset it when no worker has such a "
         "token.",
+        min_bytes=MIN_SECRET_BYTES,
     )
     worker_api_url: Url | None = setting(
         None,
         "The public URL by which pods reach this service. It may stay empty if RAILWAY_PUBLIC_DOMAIN or SUPABASE_URL "
         "is set.",
+        limits=ENCRYPTED_URL,
     )
 
 
@@ -56,6 +59,7 @@ class Places(BaseModel):
         None,
         "The URL of a Supabase project. If DATABASE_URL is set too, the orchestrator uses DATABASE_URL. Pods then "
         "still use SUPABASE_URL, unless WORKER_API_URL is set.",
+        limits=ENCRYPTED_URL,
     )
     supabase_service_role_key: SecretStr | None = setting(
         None, "The service_role key or sb_secret_ key of the Supabase project."
@@ -76,9 +80,9 @@ class Places(BaseModel):
         "a token.",
     )
     runpod_api_base_url: Url = setting(
-        "https://api.runpod.io", "The URL of RunPod's API (REST v2), without a slash at the end."
+        "https://api.runpod.io", "The URL of RunPod's API (REST v2), without a slash at the end.", limits=ENCRYPTED_URL
     )
-    s3_endpoint_url: Url | None = setting(None, "The URL of the S3 service, if it is not AWS.")
+    s3_endpoint_url: Url | None = setting(None, "The URL of the S3 service, if it is not AWS.", limits=ENCRYPTED_URL)
     aws_region: str = setting(
         "us-east-1",
         "The region of the bucket. AWS_DEFAULT_REGION is read too.",
@@ -92,6 +96,7 @@ class Places(BaseModel):
         "of the database that created it: the orchestrator deletes pods of this fleet and this database that have no "
         "live row, and only reports pods of another database. A restored copy of a database has the same identity, so "
         "it needs its own FLEET_ID.",
+        limits="letters, digits, - and _, at most 63",
     )
     host: str = setting("0.0.0.0", "The address of /healthz, /readyz, /metrics and the worker gateway.")  # noqa: S104  a container's only door; what is behind it checks tokens
     port: Annotated[int, Field(ge=0, le=65_535)] = setting(8080, "The port at this address.")
@@ -112,14 +117,17 @@ class Places(BaseModel):
         None,
         "The token that Prometheus sends to read /metrics (Authorization: Bearer …); closed if not set: "
         "openssl rand -hex 32",
+        min_bytes=MIN_TOKEN_BYTES,
     )
     admin_token: SecretStr | None = setting(
         None,
         "A token of the API with the scope admin, named env:admin (docs/api.md): openssl rand -hex 32",
+        min_bytes=MIN_SECRET_BYTES,
     )
     viewer_token: SecretStr | None = setting(
         None,
         "A token of the API with the scope read, named env:viewer: openssl rand -hex 32",
+        min_bytes=MIN_SECRET_BYTES,
     )
 
 
@@ -130,6 +138,7 @@ class Messages(BaseModel):
         None,
         "The address to which the leader sends alerts. A URL of Slack or Discord gets their format, any other one gets "
         "JSON. Test it with: orchestrator alerts test",
+        limits=ENCRYPTED_URL,
     )
     alert_quiet_hours: QuietTimes | None = setting(
         None,
@@ -141,13 +150,15 @@ class Messages(BaseModel):
     )
     webhook_secret: SecretStr | None = setting(
         None,
-        "The secret that signs webhooks (at least 32 bytes, the same on every replica). Without it, none is sent. "
+        "The secret that signs webhooks (the same on every replica). Without it, none is sent. "
         "`orchestrator webhooks key URL` shows the key that a receiver needs: openssl rand -hex 32",
+        min_bytes=MIN_SECRET_BYTES,
     )
     webhook_secret_previous: SecretStr | None = setting(
         None,
         "The secret before the last rotation. Messages are signed with both. Unset it when every receiver has its "
         "new key.",
+        min_bytes=MIN_SECRET_BYTES,
     )
     webhook_private_networks: Networks = setting(
         (),

@@ -12,16 +12,21 @@ from orchestrator.config.types import Batch, Count, Deadlines, Dollars, GpuTypes
 class Scaling(BaseModel):
     """How many workers."""
 
-    min_active_gpus: Count = setting(0, "The number of workers that stay even if there is no work.", pool="min_active")
+    min_active_gpus: Count = setting(
+        0,
+        "The number of workers of a pool that stay even if there is no work. At most MAX_ACTIVE_GPUS, unless that is "
+        "0.",
+        pool="min_active",
+    )
     max_active_gpus: Count = setting(
-        2, "The largest number of workers at one time. 0 switches spawning off.", pool="max_active"
+        2, "The largest number of workers of a pool at one time. 0 switches spawning off.", pool="max_active"
     )
     tasks_per_gpu_threshold: Annotated[int, Field(ge=1, le=100_000)] = setting(
         3, "The number of tasks (ready to run, or running) for each worker.", pool="tasks_per_gpu"
     )
     machines_to_keep_idle: Count = setting(
         0,
-        "The number of idle workers to keep in addition to the busy ones while there is work.",
+        "The number of idle workers of a pool to keep in addition to the busy ones while there is work.",
         pool="keep_idle",
     )
     gpu_idle_timeout_sec: Seconds = setting(
@@ -51,7 +56,7 @@ class Scaling(BaseModel):
     bringup_deadlines: Deadlines = setting(
         (),
         "Deadlines of single stages, in place of the built-in ones: pod_running=900,tcp=30 (every stage from "
-        "pod_running on has one).",
+        "pod_running on has one). SPAWNING_TIMEOUT_SEC ends a bring-up in any case.",
         unit="seconds",
     )
     graceful_shutdown_timeout_sec: Seconds = setting(
@@ -63,7 +68,9 @@ class Scaling(BaseModel):
         unit="seconds",
     )
     heartbeat_timeout_sec: Seconds = setting(
-        60, "The time without a heartbeat after which a worker counts as lost.", unit="seconds"
+        60,
+        "The time without a heartbeat after which a worker counts as lost. Less than DEADMAN_TIMEOUT_SEC.",
+        unit="seconds",
     )
     max_worker_failure_rate: Annotated[float, Field(ge=0, le=1)] = setting(
         0.8,
@@ -71,7 +78,7 @@ class Scaling(BaseModel):
         "canary at a time is started until one succeeds. A worker that was promoted and fails within the window, "
         "before it completed a task, counts as failed. After such a failure, the breaker closes only if a canary "
         "completes a task or outlives the window.",
-        unit="share (0 to 1)",
+        unit="share",
     )
     failure_window_minutes: Annotated[float, Field(gt=0, le=1_440)] = setting(
         5, "The window of the breaker.", unit="minutes"
@@ -138,7 +145,9 @@ class WorkerPrograms(BaseModel):
     """What runs on a worker."""
 
     worker_code_dir: Path | None = setting(
-        None, "The directory with your handlers. The orchestrator sends it to every worker and checks it by hash."
+        None,
+        "The directory with your handlers. The orchestrator sends it to every worker and checks it by hash.",
+        limits="at most 50 MiB",
     )
     worker_handlers: Handlers = setting(
         (),
@@ -147,9 +156,9 @@ class WorkerPrograms(BaseModel):
     )
     worker_tasks_per_claim: Batch = setting(
         1,
-        "The number of tasks in one claim, 1 to 100. The worker runs them one after the other, reports short ones "
-        "together, and returns those that it has not started after two seconds. Use more than 1 only for tasks shorter "
-        "than a second.",
+        "The number of tasks in one claim. The worker runs them one after the other, reports short ones together, and "
+        "returns those that it has not started after two seconds. Use more than 1 only for tasks shorter than a "
+        "second.",
         pool="batch",
     )
     worker_setup_command: str | None = setting(
@@ -158,18 +167,18 @@ class WorkerPrograms(BaseModel):
     worker_env: Names = setting(
         (),
         "The names of other variables, set here, that handlers and the setup command receive, comma-separated: "
-        "HF_TOKEN,HF_HOME",
+        "HF_TOKEN,HF_HOME. Settings of the orchestrator cannot be among them.",
         pool_key="worker_env",
     )
     worker_python: str = setting("python3", "The Python interpreter on the pod that runs the handlers.")
     worker_start_command: str | None = setting(
         None,
         "Your own worker program. It runs in place of the agent's handlers; the agent watches it, and its log goes to "
-        "S3.",
+        "S3. Not together with WORKER_HANDLERS.",
     )
     deadman_timeout_sec: Seconds = setting(
         900,
         "The time without contact after which an agent stops itself. It also stops its pod, if the pod has a RunPod "
-        "key.",
+        "key. More than HEARTBEAT_TIMEOUT_SEC.",
         unit="seconds",
     )

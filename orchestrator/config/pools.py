@@ -3,14 +3,14 @@
     [pools.training]
     task_types = ["finetune"]              # tasks of these types go to this pool
     gpu_types = ["NVIDIA H100 80GB HBM3"]  # in order of preference, as all of RunPod's names
-    gpu_count = 2
+    gpu_count = 2                          # 1 to 8
     max_active_gpus = 4
     worker_handlers = ["finetune"]         # its workers get these handlers of WORKER_HANDLERS only
     worker_env = ["HF_TOKEN"]              # and these variables of WORKER_ENV only; [] for none
 
     [task_types.finetune]
-    timeout_s = 7200
-    max_attempts = 2
+    timeout_s = 7200                       # at most 2592000, 30 days
+    max_attempts = 2                       # 1 to 100
 
 docs/settings.md names the setting that each key overrides. A key that is left out has the environment's value, and
 [pools.default] changes the default pool itself.

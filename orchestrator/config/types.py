@@ -201,5 +201,6 @@ Deadlines = Annotated[tuple[tuple[str, Seconds], ...], NoDecode, BeforeValidator
 FleetId = Annotated[str, AfterValidator(_fleet)]
 Conninfo = Annotated[SecretStr, AfterValidator(_conninfo)]
 Url = Annotated[str, AfterValidator(_url)]  # without a slash at its end
+ENCRYPTED_URL = "https://, or http:// on this machine"
 AlertUrl = Annotated[SecretStr, AfterValidator(_alert_url)]
 QuietTimes = Annotated[tuple[time, time, str], NoDecode, BeforeValidator(_quiet_times)]  # begin, end, time zone

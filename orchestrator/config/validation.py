@@ -5,20 +5,11 @@ from collections.abc import Callable, Mapping
 
 from orchestrator.config.errors import PATH_CHARS, SettingProblem, SettingsError, shown
 from orchestrator.config.handler_check import handler_problems
+from orchestrator.config.setting import settings_of
 from orchestrator.config.settings import Settings
 from orchestrator.config.weak_secrets import is_readable_on_the_way, weakness
 
-MIN_SECRET_BYTES = 32  # of an HS256 secret: RFC 7518 §3.2
-MIN_TOKEN_BYTES = 16
-MIN_BYTES = {
-    "WORKER_JWT_SECRET": MIN_SECRET_BYTES,
-    "WORKER_JWT_SECRET_PREVIOUS": MIN_SECRET_BYTES,
-    "METRICS_TOKEN": MIN_TOKEN_BYTES,
-    "ADMIN_TOKEN": MIN_SECRET_BYTES,
-    "VIEWER_TOKEN": MIN_SECRET_BYTES,
-    "WEBHOOK_SECRET": MIN_SECRET_BYTES,
-    "WEBHOOK_SECRET_PREVIOUS": MIN_SECRET_BYTES,
-}
+MIN_BYTES = {one.variables[0]: one.min_bytes for one in settings_of(Settings) if one.min_bytes}
 ENCRYPTED = ("WORKER_API_URL", "SUPABASE_URL", "S3_ENDPOINT_URL", "RUNPOD_API_BASE_URL")
 PROJECTS_OWN = "set WORKER_JWT_SECRET to the project's JWT secret, or WORKER_JWT_SIGNING_KEY to a key imported there"
 PUBLIC_KEY = "set SUPABASE_PUBLISHABLE_KEY=sb_publishable_… (or the legacy anon key); it is public by design"

@@ -4,6 +4,8 @@ import ipaddress
 import re
 import urllib.parse
 
+MIN_SECRET_BYTES = 32  # of an HS256 secret: RFC 7518 §3.2
+MIN_TOKEN_BYTES = 16  # of one that only opens /metrics
 MIN_DISTINCT = 10  # characters of a secret that differ; 32 random hexadecimal digits have 14
 PLACEHOLDER = re.compile(
     r"change.?(?:me|this|it)|placeholder|example|replace.?(?:me|this)|your[-_ ](?:jwt|secret|token|key)"

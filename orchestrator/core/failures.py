@@ -278,13 +278,15 @@ class FailureCode(Explained):
         ORCHESTRATOR, "it is replaced, one worker of a pool at a time", LOGS,
         Blames.NOTHING)
     DISK_FULL = "DISK_FULL", FailureRow(  # reported by the agent of a promoted worker; DISK is found by bring-up
-        "The pod has too little free disk space to begin a task.",
-        OPERATOR, "it claims no tasks; an idle worker is replaced after half a minute, a busy one after ten",
+        "The pod has too little free disk space to begin a task, or hardly any inodes.",
+        OPERATOR, "it claims no tasks; an idle worker is replaced after half a minute, a busy one after ten minutes",
         "raise RUNPOD_CONTAINER_DISK_GB, or let the handlers delete their files",
         Blames.NOTHING)
     INODES_FULL = "INODES_FULL", FailureRow(
         "The file system on which tasks run has hardly any inodes left.",
-        OPERATOR, LASTING, "raise RUNPOD_CONTAINER_DISK_GB, or let the handlers delete their files",
+        OPERATOR, "it claims no tasks; an idle worker is replaced after half a minute (as DISK_FULL), a busy one after "
+        "ten minutes",
+        "raise RUNPOD_CONTAINER_DISK_GB, or let the handlers delete their files",
         Blames.NOTHING)
     OOM_KILLED = "OOM_KILLED", FailureRow(
         "The kernel ended a process of the pod because the pod's memory limit was reached.",

@@ -16,6 +16,11 @@ def dollars(amount: float, digits: int = 2) -> str:
     return f"{sign}${abs(amount):,.{digits}f}"
 
 
+def at_least(amount: str, unknown: int) -> str:
+    """Return a sum, as text, that lacks so many unknown amounts: `at least $0.44/h`."""
+    return f"at least {amount}" if unknown else amount
+
+
 def filled(template: str, facts: Mapping[str, Any]) -> str:
     """Return a template with its facts.
 

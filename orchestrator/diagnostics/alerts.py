@@ -1,8 +1,8 @@
 """Which conditions become messages, and when: `checked(...)`, a pure function of the conditions and of what is known.
 
 A condition becomes an alert if it makes the fleet UNHEALTHY or has a rule in ops/alerts.yml. An alert opens when it has
-lasted for the time of its kind, as the rule does. It ends when it has been absent for CLEAR_S, so that a condition that
-comes and goes is one alert.
+lasted for the time of its kind, as the rule does; a backlog counts when its oldest task has waited for half an hour.
+An alert ends when it has been absent for CLEAR_S, so that a condition that comes and goes is one alert.
 In quiet hours only what spends money without control is sent. Other messages wait; nothing is dropped.
 """
 
@@ -127,7 +127,7 @@ def _merged(found: Iterable[Condition], known: Iterable[Alert], now: datetime) -
     """
     alerts, seen = {(one.kind, one.subject): one for one in known}, set[tuple[str, str]]()
     for condition in found:
-        if condition.severity != HIGH and condition.kind.row.alert is None:
+        if (condition.severity != HIGH and condition.kind.row.alert is None) or not _counts(condition, now):
             continue
         fresh = Alert.of(condition, now)
         if (fresh.kind, fresh.subject) in seen:
@@ -138,6 +138,12 @@ def _merged(found: Iterable[Condition], known: Iterable[Alert], now: datetime) -
             fresh = replace(fresh, since=before.since, opened_at=before.opened_at)
         alerts[fresh.kind, fresh.subject] = fresh
     return list(alerts.values())
+
+
+def _counts(one: Condition, now: datetime) -> bool:
+    """Whether it began as long ago as its rule asks."""
+    waits_s = one.kind.row.waits_s
+    return not waits_s or (one.since is not None and (now - one.since).total_seconds() >= waits_s)
 
 
 def _due(one: Alert, now: datetime) -> str | None:

@@ -123,6 +123,7 @@ def runpod(listed: Sequence[Pod], fleet_id: str, database: Part) -> tuple[Part, 
             for pod in pods
         ],
         "total_hourly_cost": round(sum(pod.price_usd_per_hour or 0 for pod in pods), 4),
+        "unpriced_pods": sum(pod.price_usd_per_hour is None for pod in pods),
     }, pods
 
 

@@ -42,7 +42,8 @@ class ConditionRow:
     unhealthy: Impact = Impact.NONE  # the fleet is UNHEALTHY if a condition of this kind does one of these
     level: str = MEDIUM  # of a condition that does none of them: MEDIUM, a warning; LOW, a remark
     alert: str | None = None  # its rule in ops/alerts.yml
-    after_s: float = 60.0  # it lasts for so long before the rule fires, or its message is sent
+    waits_s: float = 0.0  # the rule and the message count it when its `since` is so long ago
+    after_s: float = 60.0  # it counts for so long before the rule fires, or its message is sent
 
 
 class ConditionKind(Explained):
@@ -196,7 +197,7 @@ class ConditionKind(Explained):
         "Workers", "Worker {worker} claims no more: {why}", "python -m orchestrator logs {worker}", Impact.WAIT,
         alert="OrchestratorWorkerUnfit", after_s=600)
     PODS_WITHOUT_ROWS = "pods_without_rows", ConditionRow(
-        "RunPod", "{count:orphaned pod costs|orphaned pods cost} ${usd_per_hour:.2f}/h and no worker names them",
+        "RunPod", "{count:orphaned pod costs|orphaned pods cost} {cost} and no worker names them",
         "python -m orchestrator sync terminate_orphaned", Impact.MONEY,
         alert="OrchestratorPodsWithoutRows", after_s=300)
     ROWS_WITHOUT_PODS = "rows_without_pods", ConditionRow(
@@ -211,7 +212,7 @@ class ConditionKind(Explained):
         after_s=600)
     BACKLOG = "backlog", ConditionRow(
         "Scaling", "Backlog in pool {pool}: {count:task waits|tasks wait}, the oldest for {oldest}", "{fix}",
-        Impact.WAIT, alert="OrchestratorTasksWait", after_s=300)
+        Impact.WAIT, alert="OrchestratorTasksWait", waits_s=1_800, after_s=300)
     TASKS_BLOCKED = "tasks_blocked", ConditionRow(
         "Tasks", "All {count} queued tasks are blocked",
         "python -m orchestrator tasks list --status Queued, then explain one of them")

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from orchestrator.core.model import Pod
+from orchestrator.core.plurals import at_least, dollars
 from orchestrator.core.pod_evidence import DEAD
 from orchestrator.core.pod_tracking import LISTING_LAG_S
 from orchestrator.core.states import READY, State
@@ -51,6 +52,12 @@ class Drift:
     def usd_per_hour(self) -> float:
         """Return the cost of the orphans."""
         return sum(orphan.usd_per_hour or 0 for orphan in self.orphans)
+
+    @property
+    def cost(self) -> str:
+        """Return the cost of the orphans in words. Those whose price is not known make it a lower bound."""
+        unknown = sum(orphan.usd_per_hour is None for orphan in self.orphans)
+        return at_least(f"{dollars(self.usd_per_hour)}/h", unknown)
 
     def __bool__(self) -> bool:
         return bool(self.orphans or self.bereft)

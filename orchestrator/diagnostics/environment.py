@@ -49,5 +49,6 @@ def shown(name: str, value: str | None, *, sensitive: bool) -> str:
 
 
 def _database(given: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the database settings. A plain PostgreSQL needs no Supabase variables."""
-    return ("DATABASE_URL",) if given.get("DATABASE_URL") and not given.get("SUPABASE_URL") else SUPABASE
+    """Return the settings of the database that is used, as config/validation.py requires them."""
+    by_api = not given.get("DATABASE_URL") and any(given.get(name) for name in SUPABASE)
+    return SUPABASE if by_api else ("DATABASE_URL",)

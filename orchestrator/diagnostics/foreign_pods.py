@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from orchestrator.core.model import Pod
-from orchestrator.core.plurals import counted
+from orchestrator.core.plurals import at_least, counted, dollars
 
 NAMED = 5  # pods that a sentence names
 
@@ -16,12 +16,13 @@ class ForeignPods:
     database_id: str
     fleet_id: str
     pods: tuple[str, ...]
-    usd_per_hour: float
+    usd_per_hour: float  # of those whose price is known
+    unpriced: int = 0  # the others
 
     @property
     def what(self) -> str:
         """Return how many there are and what they cost."""
-        cost = f"${self.usd_per_hour:.2f}/h"
+        cost = at_least(f"{dollars(self.usd_per_hour)}/h", self.unpriced)
         of = f"of fleet {self.fleet_id}"
         return f"{counted(len(self.pods), f'pod {of} belongs', f'pods {of} belong')} to another database ({cost})"
 
@@ -46,6 +47,7 @@ def of_other_databases(pods: Iterable[Pod], fleet_id: str, database_id: str | No
         for other in sorted({pod.database_id or "" for pod in theirs}):
             of_it = [pod for pod in theirs if pod.database_id == other]
             price = round(sum(pod.price_usd_per_hour or 0 for pod in of_it), 4)
-            yield ForeignPods(other, fleet_id, tuple(sorted(pod.id for pod in of_it)), price)
+            unpriced = sum(pod.price_usd_per_hour is None for pod in of_it)
+            yield ForeignPods(other, fleet_id, tuple(sorted(pod.id for pod in of_it)), price, unpriced)
 
     return tuple(found())

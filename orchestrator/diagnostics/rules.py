@@ -128,7 +128,7 @@ def _drift(facts: Facts) -> Iterator[Condition]:
     """Pods without rows, rows without pods, and pods of another database."""
     found = facts.drift
     if found.orphans:
-        cost = {"count": len(found.orphans), "usd_per_hour": found.usd_per_hour}
+        cost = {"count": len(found.orphans), "cost": found.cost}
         pods = ", ".join(orphan.pod_id for orphan in found.orphans)
         yield Condition(ConditionKind.PODS_WITHOUT_ROWS, detail=cost, evidence=pods, impact=Impact.MONEY)
     if found.bereft:

@@ -22,7 +22,7 @@ from orchestrator.cli.progress import leave
 from orchestrator.cli.report_builder import gathered
 from orchestrator.cli.session import runs, utcnow
 from orchestrator.cli.tables import facts, table
-from orchestrator.core.plurals import counted
+from orchestrator.core.plurals import at_least, counted
 from orchestrator.diagnostics.change import changes
 from orchestrator.diagnostics.environment import NEVER
 from orchestrator.errors import BAD_ARGUMENT, Failure
@@ -176,7 +176,7 @@ def _evidence(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "error" in runpod:
         yield "RunPod", plain(one_line(runpod["error"]))
     else:
-        cost, pods = usd(runpod["total_hourly_cost"]), counted(runpod["total_pods"], "pod")
+        cost, pods = hourly_cost(runpod), counted(runpod["total_pods"], "pod")
         yield (
             "RunPod",
             f"{pods} of this fleet, {cost}/h ({numbers(runpod['pods_by_status']) or '–'})",
@@ -189,6 +189,11 @@ def _evidence(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     deployment = report["deployment_verification"]
     if isinstance(git := deployment.get("git_status"), dict):
         yield "code", f"{git['commit'][:12]} on {git['branch']}, {counted(git['changed_files'], 'file')} changed"
+
+
+def hourly_cost(runpod: Mapping[str, Any]) -> str:
+    """Return what the listed pods cost per hour."""
+    return at_least(usd(runpod["total_hourly_cost"]), runpod["unpriced_pods"])
 
 
 def _save(report: Mapping[str, Any], *, sensitive: bool) -> Path:

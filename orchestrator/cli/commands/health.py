@@ -5,13 +5,14 @@ from typing import Any
 
 import click
 
-from orchestrator.cli.commands.diagnose import advised, headline
+from orchestrator.cli.commands.diagnose import advised, headline, hourly_cost
 from orchestrator.cli.output import Output, json_option, numbers, usd
 from orchestrator.cli.progress import leave
 from orchestrator.cli.report_builder import gathered
 from orchestrator.cli.session import runs
 from orchestrator.cli.tables import facts
 
+COST = "Cost per hour"
 NAMES = ("timestamp", "healthy", "missing_critical", "recommendations")
 IN_DATABASE: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "Tasks in progress": lambda found: found["task_counts"].get("In Progress", 0),
@@ -23,7 +24,7 @@ IN_DATABASE: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 }
 AT_RUNPOD: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "Pods": lambda found: found["total_pods"],
-    "Cost per hour": lambda found: float(found["total_hourly_cost"]),
+    COST: lambda found: float(found["total_hourly_cost"]),
 }
 
 
@@ -39,6 +40,8 @@ async def health(output: Output) -> int:
         output.document(**{name: report[name] for name in NAMES}, numbers=found)
     else:
         known = {name: _text(value) for name, value in found.items() if value is not None}
+        if COST in known:
+            known[COST] = hourly_cost(report["runpod_state"])
         output.show(headline(report), *advised(report), "", facts(known))
     return leave(output, 0 if report["healthy"] else 1)
 

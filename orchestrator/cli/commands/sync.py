@@ -104,7 +104,7 @@ async def _repaired(
     if not wrong:
         return seen
     question = {
-        TERMINATE: f"Delete {counted(len(wrong), 'pod')} that no live worker names, {usd(seen.usd_per_hour)}/h",
+        TERMINATE: f"Delete {counted(len(wrong), 'pod')} that no live worker names, {seen.cost}",
         UPDATE: f"End {counted(len(wrong), 'worker')} whose pods are gone, and queue their tasks again",
     }[action]
     output.confirm(f"{question}: {', '.join(wrong)}?", force=force)
@@ -166,7 +166,7 @@ def _show(output: Output, seen: Drift) -> None:
         pods = counted(seen.pods, "pod")
         output.show(f"RunPod and the database agree: {pods} of this fleet, each named by its worker.")
     if seen.orphans:
-        output.show(f"Pods without rows: {len(seen.orphans)}, {usd(seen.usd_per_hour)}/h", _orphans(seen))
+        output.show(f"Pods without rows: {len(seen.orphans)}, {seen.cost}", _orphans(seen))
         output.say("fix: python -m orchestrator sync terminate_orphaned")
     if seen.bereft:
         rows = table("worker", "state", "pod", "RunPod says")

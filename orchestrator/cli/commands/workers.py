@@ -17,7 +17,7 @@ from orchestrator.cli.known_names import require_known
 from orchestrator.cli.output import Output, ago, clock, gpu_name, json_option, one_line, relative, span, usd
 from orchestrator.cli.session import find_worker, opened_store, runs, settings_for, utcnow
 from orchestrator.cli.watching import EVERY_S, View, watch
-from orchestrator.cli.worker_rows import busy_share, by_pool, flags, is_live, leaderless, public, totals
+from orchestrator.cli.worker_rows import busy_share, by_pool, flags, is_live, leaderless, public, totals, unpriced
 from orchestrator.core.states import READY, Stage, State
 from orchestrator.diagnostics import causes
 from orchestrator.ports import PortError
@@ -80,17 +80,17 @@ def _filter(
 async def _ask(store: "SqlStore", output: Output, wanted: Mapping[str, Any]) -> View:
     found, leads = await asyncio.gather(store.find.workers(wanted, ROWS), store.leadership())
     rows, now = found["workers"], utcnow()
-    shown = [public(row, now) for row in rows]
+    shown, sums = [public(row, now) for row in rows], totals(rows)
     document = {
         "at": now,
         "workers": shown,
         "counts": found["counts"],
-        "totals": totals(rows),
+        "totals": sums,
         "leader": leads["leader"],
     }
     body: RenderableType = Text(NOBODY if wanted.keys() == {"ended"} else NO_MATCH)
     if rows:
-        body = Group(tables.workers(rows, output, now), *map(Text, by_pool(found["counts"])))
+        body = Group(tables.workers(rows, output, now), *map(Text, [*unpriced(sums), *by_pool(found["counts"])]))
     ended = sum(one["workers"] for one in found["counts"] if one["status"] == State.TERMINATED)
     if ended > ROWS:
         body = Group(body, Text(f"only the newest {ROWS} of {ended:,} ended workers are shown; --since shows fewer"))

@@ -80,6 +80,18 @@ async def test_each_view_tells_what_there_is(past: Agent, hand: AsyncConnection[
     assert {("bring-up", "AUTH_FAILED"), ("worker", "AUTH_FAILED"), ("task", "HANDLER")} <= errors
 
 
+async def test_the_status_counts_workers_whose_price_is_not_known(
+    past: Agent, fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """Their pods cost money, and the sum lacks it. A worker without a pod costs nothing yet."""
+    await fleet.spawn()
+    await fleet.move(await fleet.spawn(), State.SPAWNING, pod_id="p2")
+    status = await (await hand.execute("table orchestrator_status")).fetchone()
+    assert status is not None
+    assert status["total_workers"] == 3
+    assert (float(status["usd_per_hour"]), status["unpriced_workers"]) == (3.6, 1)
+
+
 async def test_the_report_reads_and_changes_nothing(past: Agent, fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
     """Every row is as it was, down to its version."""
     tables = (

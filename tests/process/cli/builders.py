@@ -100,7 +100,9 @@ class Fleet:
     blobs: S3Blobs | None
     term: int
 
-    async def worker(self, *, upto: State = State.SPAWNING, worker_id: str | None = None) -> str:
+    async def worker(
+        self, *, upto: State = State.SPAWNING, worker_id: str | None = None, price: float | None = 0.44
+    ) -> str:
         """A worker that has come so far; its id."""
         name = uuid.uuid4().hex
         worker_id = worker_id or f"gpu-20261120_223104-{name[:8]}"
@@ -110,7 +112,7 @@ class Fleet:
         assert await self.store.spawn(self.term, intent)
         pod: dict[str, Any] = {
             "pod_id": f"pod{name[:11]}",
-            "price_usd_per_hour": 0.44,
+            "price_usd_per_hour": price,
             "nonce": "boot-1",
             "token_jti": name,
         }

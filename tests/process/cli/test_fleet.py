@@ -115,6 +115,19 @@ async def test_every_unique_part_of_a_workers_id_is_enough(cli: Cli, fleet: Flee
     assert all(name in ran.err for name in ("gpu-one-1234 (spawning, pool default)", "gpu-two-1234"))
 
 
+async def test_diagnose_finds_a_worker_as_other_commands_do(cli: Cli, fleet: Fleet) -> None:
+    """By a unique part of its id or its pod's, also if it has ended."""
+    one = await fleet.worker(worker_id="gpu-three-5678")
+    ended = await fleet.worker(worker_id="gpu-four-5678", upto=State.TERMINATED)
+    parts = {"three-5678": one, (await fleet.row(one))["pod_id"][:9]: one, "gpu-four": ended}
+    nowhere = dict.fromkeys(("RUNPOD_API_BASE_URL", "S3_ENDPOINT_URL"), "http://127.0.0.1:1")
+    asked = (cli("diagnose", part, "--json", **nowhere) for part in (*parts, "5678"))
+    *runs, several = await asyncio.gather(*asked)
+    assert [list(ran.json().get("workers", ())) for ran in runs] == [[name] for name in parts.values()]
+    assert several.code == 3
+    assert all(name in several.err for name in ("'5678' is a part of several workers' ids", one, ended))
+
+
 def test_the_list_notes_why_a_worker_claims_no_more() -> None:
     """Also while its row waits for something else."""
     now = datetime.fromtimestamp(1_795_168_800, UTC)
@@ -139,6 +152,17 @@ async def test_the_list_as_json(cli: Cli, fleet: Fleet) -> None:
     assert row["flags"] == []
     assert document["totals"]["usd_per_hour"] == 0.44
     assert "token_jti" not in row
+
+
+async def test_a_sum_says_which_prices_it_lacks(cli: Cli, fleet: Fleet) -> None:
+    """A pod whose price RunPod does not show costs money too."""
+    await fleet.worker(upto=State.ACTIVE)
+    assert "no known price" not in (await cli("list")).out
+    await fleet.worker(upto=State.ACTIVE, price=None)
+    totals = (await cli("list", "--json")).json()["totals"]
+    assert (totals["usd_per_hour"], totals["unpriced_workers"]) == (0.44, 1)
+    (line,) = (await cli("list")).lines_with("no known price")
+    assert line == "1 worker has no known price: at least $0.44/h"
 
 
 async def test_another_fleet_is_not_shown(cli: Cli, fleet: Fleet) -> None:

@@ -5,19 +5,29 @@ import runpy
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
+from pydantic import SecretStr, ValidationError
 
 from orchestrator.cli.main import Commands
 from orchestrator.config.pools import PoolEntry, PoolKeys
 from orchestrator.config.setting import Setting, settings_of
 from orchestrator.config.settings import SECTIONS, Settings
+from orchestrator.config.types import is_number
+from orchestrator.config.validation import lacks
 from orchestrator.core.model import Pool
+from orchestrator.pods.bundle import MAX_CODE_BYTES
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = runpy.run_path(str(ROOT / ".ci" / "settings_pages.py"))["PAGES"]
 DECLARED = [one for section in SECTIONS for one in settings_of(section)]
+RANGE = re.compile(r"(more than )?(\d+)(?: to |, at most )(\d+)")
+RANDOM = "0123456789abcdefghijklmnopqrstuv"
+SHORT = {"at least 32 bytes": (RANDOM, RANDOM[:31]), "at least 16 bytes": (RANDOM[:16], RANDOM[:15])}
+ENCRYPTED = {"https://, or http:// on this machine": ("http://127.0.0.1:1", "http://example.com")}
+NAMES = {"letters, digits, - and _, at most 63": ("a" * 63, "a" * 64)}
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -32,6 +42,50 @@ def test_a_setting_says_what_it_means(one: Setting) -> None:
     assert re.match(r"[A-Z].{8,}", one.field.description or "")
     units = {"_sec": "seconds", "_minutes": "minutes", "_gb": "GB", "_usd": "US dollars"}
     assert all(one.unit and one.unit.startswith(unit) for end, unit in units.items() if one.name.endswith(end))
+
+
+def refused(one: Setting, value: str) -> bool:
+    """Whether the orchestrator refuses to start with this value."""
+    try:
+        given: dict[str, Any] = {one.variables[0] if one.field.validation_alias else one.name: value}
+        settings = Settings(**given)
+    except ValidationError:
+        return True
+    about = (f"{one.name.upper()} is too weak", f"{one.name.upper()} is not encrypted")
+    return any(text in (lacks(settings, "gateway") or "") for text in about)
+
+
+@pytest.mark.parametrize(
+    "one", [one for one in DECLARED if is_number(one.field.annotation) or "deadlines" in one.name], ids=lambda o: o.name
+)
+def test_a_number_states_the_range_that_is_accepted(one: Setting) -> None:
+    """Its ends are accepted, and what is beyond them is not."""
+    found = RANGE.fullmatch(one.limits or "")
+    assert found, one.limits
+    least, most = int(found[2]), int(found[3])
+    name = "tcp=" if "deadlines" in one.name else ""
+    assert refused(one, f"{name}{least}") is bool(found[1])
+    assert not refused(one, f"{name}{most}")
+    assert refused(one, f"{name}{most + 1}")
+    assert refused(one, f"{name}{least - 1}")
+
+
+def test_a_text_states_the_limits_that_are_enforced() -> None:
+    """Secrets their length, addresses that they are encrypted, and others what they must be like."""
+    limited = [one for one in DECLARED if one.limits and not RANGE.fullmatch(one.limits)]
+    cases = SHORT | ENCRYPTED | NAMES
+    for one in limited:
+        if one.name == "worker_code_dir":
+            assert one.limits == f"at most {MAX_CODE_BYTES >> 20} MiB"
+            continue
+        accepted, wrong = cases[str(one.limits)]
+        assert not refused(one, accepted), one.name
+        assert refused(one, wrong), one.name
+    secret = (one for one in DECLARED if one.field.annotation == SecretStr | None)
+    short = {one.name for one in secret if refused(one, RANDOM[:15])}
+    http, https = "http://example.com", "https://example.com"
+    readable = {one.name for one in DECLARED if refused(one, http) and not refused(one, https)}
+    assert short | readable | {"fleet_id", "worker_code_dir"} == {one.name for one in limited}
 
 
 def test_every_setting_is_in_a_section() -> None:

@@ -69,6 +69,17 @@ def test_an_h_finding_makes_its_worker_no_capacity_and_ends_it_after_ten_minutes
     assert end.cause.row.drains
 
 
+@pytest.mark.parametrize("code", ["DISK_FULL", "INODES_FULL"])
+def test_the_codes_of_a_full_disk_tell_when_an_idle_worker_ends(code: str) -> None:
+    """The agent reports both as a full disk, so both end an idle worker after 30 s, as DISK_FULL."""
+    full = idle("gpu-1", 60, findings=reports(record(code, "H", 31)), disk_full_since=ago(31))
+    assert [end.code for end in ends(snapshot(full, claimable=1))] == [FailureCode.DISK_FULL]
+    then = FailureCode(code).row.then
+    assert "an idle worker is replaced after half a minute" in then
+    assert "as DISK_FULL" in then or code == "DISK_FULL"
+    assert "inodes" in FailureCode.DISK_FULL.row.means
+
+
 @pytest.mark.parametrize("since", [4e9, -4e9, None, "yesterday"])
 def test_the_clock_of_a_pod_keeps_no_blocked_worker_for_ever(since: Any) -> None:
     """It may jump by a year in both directions: then the time counts for which the worker has been idle."""

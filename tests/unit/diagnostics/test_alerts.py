@@ -19,8 +19,9 @@ NIGHT = QuietHours(time(22), time(7), ZoneInfo("UTC"))
 POLICY = AlertPolicy("fleet", max_per_hour=10)
 REFUSED = {"pool": "default", "code": "X", "means": "m", "fix": "f"}
 HALTED = Condition(ConditionKind.HALTED, "default", REFUSED, "e", Impact.WAIT)
-ORPHANS = Condition(ConditionKind.PODS_WITHOUT_ROWS, detail={"count": 1, "usd_per_hour": 2.0}, impact=Impact.MONEY)
+ORPHANS = Condition(ConditionKind.PODS_WITHOUT_ROWS, detail={"count": 1, "cost": "$2.00/h"}, impact=Impact.MONEY)
 UNTOLD = Condition(ConditionKind.DEAR_DAY, detail={"usd": 3.0, "usual_usd": 1.0})  # neither urgent nor with a rule
+WAITING = {"pool": "default", "count": 3, "oldest": "1 h", "fix": "f"}  # of a backlog
 LAGGING = Condition(ConditionKind.LOGS_LATE, "w", {"worker": "w", "why": "y"})  # a warning with a rule
 
 
@@ -58,6 +59,21 @@ def test_a_condition_is_told_once_when_it_has_lasted() -> None:
     assert watch.events(135, HALTED, LAGGING, UNTOLD) == []
     assert watch.events(601, HALTED, LAGGING, UNTOLD) == ["opened logs_late"]
     assert watch.events(3_600, HALTED, LAGGING, UNTOLD) == []
+
+
+@pytest.mark.parametrize("impact", [Impact.NONE, Impact.WAIT])
+def test_a_backlog_is_told_when_a_task_has_waited_as_long_as_its_rule_says(impact: Impact) -> None:
+    """Half an hour, and five minutes more. A queue whose tasks wait for less is told to nobody, however long it is."""
+
+    def backlog(oldest: datetime | None) -> Condition:
+        return Condition(ConditionKind.BACKLOG, "default", WAITING, "e", impact, oldest)
+
+    watch, full = Watch(), Watch()
+    for second in range(0, 2_160, 60):
+        assert full.events(second, backlog(NOON + timedelta(seconds=second - 1_700))) == []
+        expected = ["opened backlog"] if second == 2_100 else []
+        assert watch.events(second, backlog(NOON)) == expected
+    assert full.events(2_160, backlog(None)) == []
 
 
 def test_an_alert_of_a_kind_that_this_version_does_not_know_ends() -> None:

@@ -210,6 +210,7 @@ ORPHANS = {
     "bereft": [],
     "foreign_pods": [],
 }
+UNPRICED = ORPHANS | {"orphans": [{"pod_id": "p9", "worker_id": None, "status": "RUNNING", "usd_per_hour": None}]}
 BEREFT = {
     "orphans": [],
     "bereft": [{"worker_id": "gpu-1", "status": "active", "pod_id": "p1", "pod_status": None}],
@@ -253,7 +254,7 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "a full disk": (setting("workers.gpu-1", worker(health={"disk": {"since": 1, "why": "3 of 90 MiB are free"}})), "MEDIUM", "Workers", "gpu-1 claims no more: its disk is full: 3 of 90 MiB are free", "logs gpu-1", "by itself: given up"),
     "a faulty machine": (setting("workers.gpu-1", worker(health=finding("XID_79", "C"))), "HIGH", "Workers", "gpu-1 is on a faulty machine: The GPU's driver reported Xid 79: the GPU has fallen off the bus (XID_79)", "timeline gpu-1", "seen; by itself: terminate, respawn elsewhere"),
     "a faulty machine without a task": (setting("workers.gpu-1", worker(health=finding("GPU_LOST", "C"), tasks_running=0)), "MEDIUM", "Workers", "gpu-1 is on a faulty machine", "timeline gpu-1", "seen"),
-    "a machine that is not fit, alone": (lambda r: (waits({"Queued": 4}, claimable=4)(r), setting("workers.gpu-1", worker(health=finding("INODES_FULL", "H")))(r))[0], "HIGH", "Workers", "gpu-1 claims no tasks: The file system on which tasks run", "RUNPOD_CONTAINER_DISK_GB", "seen; by itself: the worker claims no tasks"),
+    "a machine that is not fit, alone": (lambda r: (waits({"Queued": 4}, claimable=4)(r), setting("workers.gpu-1", worker(health=finding("INODES_FULL", "H")))(r))[0], "HIGH", "Workers", "gpu-1 claims no tasks: The file system on which tasks run", "RUNPOD_CONTAINER_DISK_GB", "seen; by itself: it claims no tasks; an idle worker"),
     "a warning of an agent": (setting("workers.gpu-1", worker(health=finding("CPU_THROTTLED", "M"))), "MEDIUM", "Workers", "gpu-1: The pod's CPU quota stops the task while the GPU waits (CPU_THROTTLED)", "RUNPOD_MIN_VCPU", "seen"),
     "a note of an agent": (setting("workers.gpu-1", worker(health=finding("CPU_BOUND", "I"))), "LOW", "Workers", "gpu-1: The task works on the CPU", "logs gpu-1", "seen"),
     "a finding of another version": (setting("workers.gpu-1", worker(health=finding("GPU_SINGS", "C"))), "LOW", "Workers", "does not know (GPU_SINGS)", "timeline gpu-1", "seen"),
@@ -274,6 +275,7 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "another stitch failure": (failed(task_type="travel_stitch"), "MEDIUM", "Tasks", "2 tasks of type travel_stitch failed within a day: HANDLER", "explain t-1", "boom"),
     "failed tasks": (failed(), "MEDIUM", "Tasks", "2 tasks of type travel_segment failed within a day: HANDLER", "explain t-1", "boom"),
     "orphan pods": (setting("runpod_state.mismatches", ORPHANS), "HIGH", "RunPod", "1 orphaned pod costs $0.44/h", "sync terminate_orphaned", "p9"),
+    "an orphan pod without a price": (setting("runpod_state.mismatches", UNPRICED), "HIGH", "RunPod", "1 orphaned pod costs at least $0.00/h", "sync terminate_orphaned", "p9"),
     "stale rows": (setting("runpod_state.mismatches", BEREFT), "HIGH", "Database", "1 stale worker row", "sync update_database", "gpu-1 (not listed)"),
     "pods of another database": (setting("runpod_state.mismatches.foreign_pods", [THEIRS]), "MEDIUM", "RunPod", "2 pods of fleet default belong to another database ($0.88/h)", "FLEET_ID of its own; if that database is gone: python -m orchestrator sync terminate_orphaned --database d2", "p7, p8: made for database d2"),
     "leases over": (setting("database_state.expired_leases", 2), "MEDIUM", "Tasks", "No worker holds 2 tasks that are In Progress", "once", ""),
@@ -682,3 +684,22 @@ def test_secrets_are_only_said_to_be_there() -> None:
     assert environment({"DATABASE_URL": "x"})["missing_critical"] == [
         "RUNPOD_API_KEY", "RUNPOD_SSH_PUBLIC_KEY", "RUNPOD_SSH_PRIVATE_KEY",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ({"DATABASE_URL": "x"}, []),
+        ({"DATABASE_URL": "x", "SUPABASE_URL": "y"}, []),  # then pods alone use Supabase's API
+        ({"SUPABASE_URL": "y", "SUPABASE_SERVICE_ROLE_KEY": "z"}, []),
+        ({"SUPABASE_URL": "y"}, ["SUPABASE_SERVICE_ROLE_KEY"]),
+        ({"SUPABASE_SERVICE_ROLE_KEY": "z"}, ["SUPABASE_URL"]),
+        ({}, ["DATABASE_URL"]),
+    ],
+)
+def test_one_of_two_databases_is_enough(given: dict[str, str], missing: list[str]) -> None:
+    """The report names what the start would name."""
+    found = environment(given)
+    named = {"DATABASE_URL", "SUPABASE_URL", "SUPABASE_SERVICE_ROLE_KEY"}
+    assert [name for name in found["missing_critical"] if name in named] == missing
+    assert given.get("DATABASE_URL") is None or "DATABASE_URL" in found["critical"]

@@ -3,7 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.cli.commands.diagnose import hourly_cost
 from orchestrator.core.model import Pod, PodStatus
+from orchestrator.diagnostics.collect import runpod
 from orchestrator.diagnostics.drift import drift
 from tests.unit.core.build import NOW, ago, pod_of, worker
 
@@ -32,7 +34,21 @@ def test_pods_without_rows_are_named_with_their_price() -> None:
     pods = [pod("a"), pod("a", id="second"), pod("z"), pod("x", fleet_id="other"), pod("y", fleet_id=None)]
     found = drift(pods, rows, "test", "ours", NOW)
     assert [orphan.pod_id for orphan in found.orphans] == ["second", "pod-z"]
-    assert (found.usd_per_hour, found.foreign) == (0.8, 2)
+    assert (found.usd_per_hour, found.cost, found.foreign) == (0.8, "$0.80/h", 2)
+
+
+def test_a_sum_of_prices_says_that_one_is_not_known() -> None:
+    """RunPod's list may lack it, and the pod costs money all the same."""
+    pods = [pod("a"), pod("b", price_usd_per_hour=None)]
+    found = drift(pods, [], "test", "ours", NOW)
+    assert (found.usd_per_hour, found.cost) == (0.4, "at least $0.40/h")
+    [theirs] = drift([replace(one, database_id="dev") for one in pods], [], "test", "ours", NOW).foreign_pods
+    assert (theirs.usd_per_hour, theirs.unpriced) == (0.4, 1)
+    assert theirs.what == "2 pods of fleet test belong to another database (at least $0.40/h)"
+    state, _ = runpod(pods, "test", {"database_id": "ours"})
+    assert (state["total_hourly_cost"], state["unpriced_pods"]) == (0.4, 1)
+    assert hourly_cost(state) == "at least $0.40"
+    assert hourly_cost(runpod(pods[:1], "test", {"database_id": "ours"})[0]) == "$0.40"
 
 
 def test_pods_of_another_database_are_told_apart() -> None:
