@@ -1,13 +1,15 @@
 -- Schedules: tasks that are submitted again and again. The leader works out due times; here each of them gets exactly
 -- one row in schedule_runs, in the transaction that submits its task and moves the schedule on to the next due time.
 
--- Adds or replaces a schedule: {name, cron or every_s, timezone, task, overlap, catch_up}.
+-- Adds or replaces a schedule: {name, cron or every_s, timezone, task, overlap, catch_up}. Answers with the row as it is
+-- then: a schedule that existed keeps its created_at and its pause.
 create or replace function public.task_schedule(p_schedule jsonb, p_now timestamptz default null) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_created boolean;
+    v_row jsonb;
 begin
     perform public.internal_check_keys(p_schedule, array['name', 'cron', 'every_s', 'timezone', 'task', 'overlap',
         'catch_up'], 'schedule');
@@ -23,8 +25,8 @@ begin
     on conflict (name) do update
        set cron = excluded.cron, every_s = excluded.every_s, timezone = excluded.timezone, task = excluded.task,
            overlap = excluded.overlap, catch_up = excluded.catch_up
-    returning s.xmax = 0 into v_created;
-    return jsonb_build_object('created', v_created);
+    returning s.xmax = 0, to_jsonb(s.*) - 'task' into v_created, v_row;
+    return jsonb_build_object('created', v_created, 'now', v_now, 'schedule', v_row);
 end
 $$;
 

@@ -46,7 +46,7 @@ async def runs(hand: AsyncConnection[DictRow]) -> list[tuple[float, str]]:
 
 async def add(store: ScheduleStore, **more: Any) -> bool:
     """A schedule that is due every hundred seconds."""
-    return await store.put({"name": "nightly", "every_s": 100, "task": TASK, **more})
+    return bool((await store.put({"name": "nightly", "every_s": 100, "task": TASK, **more}))["created"])
 
 
 async def test_a_due_time_submits_the_task_once(
