@@ -90,6 +90,7 @@ def _run(request: dict[str, Any], channel: Channel, terminate: threading.Event) 
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        task.flush_progress()
         os.chdir("/")
     note(f"task {task.id} attempt {task.attempt} ends: {last['op']}")
     return {**last, "dropped_bytes": output.take_dropped()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 MAX_LISTED = 2_000  # outputs in the result; the gateway takes 20,000 JSON values
 LIST_BYTES = 512 << 10  # of that list; a result may have 1 MiB
 LIST_NAME = ".outputs.jsonl"
-PROGRESS_EVERY_S = 0.2  # reports in between are dropped, so a handler may report every step
+PROGRESS_EVERY_S = 0.2  # of the reports in between only the last one is sent, so a handler may report every step
 
 
 class Task:
@@ -45,16 +46,36 @@ class Task:
         self._channel = channel
         self._lock = threading.Lock()
         self._progress_at = float("-inf")
+        self._waiting: dict[str, Any] | None = None  # the last report, if it was not sent yet
+        self._timer: threading.Timer | None = None
 
     def progress(self, fraction: float | None = None, message: str | None = None) -> None:
         """Report progress, 0 to 1. A task without reports for a long time counts as stuck."""
-        with self._lock:
-            now = time.monotonic()
-            if now - self._progress_at < PROGRESS_EVERY_S and (fraction is None or fraction < 1):
-                return
-            self._progress_at = now
         fraction = None if fraction is None else min(1.0, max(0.0, float(fraction)))
-        self._channel.send({"op": "progress", "task": self.id, "fraction": fraction, "message": message})
+        report = {"op": "progress", "task": self.id, "fraction": fraction, "message": message}
+        with self._lock:
+            wait_s = self._progress_at + PROGRESS_EVERY_S - time.monotonic()
+            if wait_s <= 0 or fraction == 1:
+                self._send(report)
+                return
+            self._waiting = report
+            if self._timer is None:
+                self._timer = threading.Timer(wait_s, self.flush_progress)
+                self._timer.daemon = True
+                with contextlib.suppress(RuntimeError):  # no thread: the next report is sent in its place
+                    self._timer.start()
+
+    def flush_progress(self) -> None:
+        """Send the last report now, if it was not sent yet."""
+        with self._lock, contextlib.suppress(OSError, TypeError, ValueError):  # the agent has ended, or it is not JSON
+            if self._waiting is not None:
+                self._send(self._waiting)
+
+    def _send(self, report: dict[str, Any]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._waiting, self._timer, self._progress_at = None, None, time.monotonic()
+        self._channel.send(report)
 
     def upload(self, path: str | os.PathLike[str], name: str | None = None) -> str:
         """Store a file as an output of the task and return its location. Raises TransferError."""

@@ -1,13 +1,15 @@
 -- Schedules: tasks that are submitted again and again. The leader works out due times; here each of them gets exactly
 -- one row in schedule_runs, in the transaction that submits its task and moves the schedule on to the next due time.
 
--- Adds or replaces a schedule: {name, cron or every_s, timezone, task, overlap, catch_up}.
+-- Adds or replaces a schedule: {name, cron or every_s, timezone, task, overlap, catch_up}. Answers with the row as it is
+-- then: a schedule that existed keeps its created_at and its pause.
 create or replace function public.task_schedule(p_schedule jsonb, p_now timestamptz default null) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_created boolean;
+    v_row jsonb;
 begin
     perform public.internal_check_keys(p_schedule, array['name', 'cron', 'every_s', 'timezone', 'task', 'overlap',
         'catch_up'], 'schedule');
@@ -23,8 +25,8 @@ begin
     on conflict (name) do update
        set cron = excluded.cron, every_s = excluded.every_s, timezone = excluded.timezone, task = excluded.task,
            overlap = excluded.overlap, catch_up = excluded.catch_up
-    returning s.xmax = 0 into v_created;
-    return jsonb_build_object('created', v_created);
+    returning s.xmax = 0, to_jsonb(s.*) - 'task' into v_created, v_row;
+    return jsonb_build_object('created', v_created, 'now', v_now, 'schedule', v_row);
 end
 $$;
 
@@ -77,7 +79,8 @@ $$;
 
 -- Closes due times and moves on to the next one. p_seen: next_at as the leader read it; if it is another one by now, the
 -- schedule was changed or another leader was here, and nothing is done. p_missed get that outcome. At p_due_at the task
--- is submitted, unless the last one has not ended and the schedule says to skip then; null: no task is due.
+-- is submitted, unless the last one has not ended and the schedule says to skip then; null: no task is due. A submission
+-- that creates no task, because there is one with the same id or dedupe_key, is skipped too.
 create or replace function public.fleet_schedule_run(
     p_fleet text, p_term bigint, p_name text, p_seen timestamptz, p_missed jsonb, p_due_at timestamptz,
     p_next_at timestamptz, p_now timestamptz default null
@@ -88,6 +91,7 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
     v_schedule public.schedules;
     v_outcome text := 'moved';
+    v_submitted jsonb;
     v_task_id uuid;
     v_reason text;
 begin
@@ -110,8 +114,16 @@ begin
             v_task_id := null;
         else
             begin
-                v_task_id := (public.task_submit(jsonb_build_array(v_schedule.task), p_now)->'tasks'->0->>'id')::uuid;
+                v_submitted := public.task_submit(jsonb_build_array(v_schedule.task), p_now)->'tasks'->0;
+                v_task_id := (v_submitted->>'id')::uuid;
                 v_outcome := 'fired';
+                if not (v_submitted->>'created')::boolean then
+                    v_outcome := 'skipped';
+                    v_reason := format(case when v_task_id = (v_schedule.task->>'id')::uuid
+                        then 'the task could not be submitted: its id %s is taken'
+                        else 'task %s with the same dedupe_key has not ended' end, v_task_id);
+                    v_task_id := null;
+                end if;
             exception when others or assert_failure then  -- the task itself, a user's trigger or a constraint
                 if public.internal_is_transient(sqlstate) then
                     raise;  -- the leader tries this due time again

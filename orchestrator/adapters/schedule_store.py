@@ -21,9 +21,9 @@ class ScheduleStore:
         named = {"p_actor": actor, "p_action": action, "p_subject": name, "p_args": args}
         return dict(await self._db.call("fleet_act", p_fleet=self._fleet, **named))
 
-    async def put(self, schedule: Row, *, actor: str = OPERATOR) -> bool:
-        """Add or replace a schedule. Return whether it is new. BadArgument says what is wrong with it."""
-        return bool((await self._act(actor, "schedule.put", schedule["name"], dict(schedule)))["created"])
+    async def put(self, schedule: Row, *, actor: str = OPERATOR) -> Row:
+        """Add or replace a schedule. Return {created, now, schedule}. BadArgument says what is wrong with it."""
+        return await self._act(actor, "schedule.put", schedule["name"], dict(schedule))
 
     async def all(self) -> Row:
         """Return {now, schedules}; each with its last run."""

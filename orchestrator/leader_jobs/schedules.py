@@ -49,6 +49,11 @@ def due_times(schedule: Mapping[str, Any], after: datetime) -> Iterator[datetime
     return (time for time in times if time > after)  # in a repeated hour, the first one is the hour before
 
 
+def next_due(schedule: Mapping[str, Any], now: datetime) -> datetime:
+    """Return the due time that the leader serves next. Raises ScheduleError."""
+    return next(due_times(schedule, now)) if schedule["next_at"] is None else _time(schedule, "next_at")
+
+
 def _every(every_s: int, begin: datetime, after: datetime) -> Iterator[datetime]:
     first = max(1, int((after - begin).total_seconds() // every_s) + 1)
     try:
@@ -82,8 +87,8 @@ class ScheduleStep:
 def next_step(schedule: Mapping[str, Any], now: datetime) -> ScheduleStep:
     """Decide on the due times that have come, TIMES_AT_ONCE at most. Raises ScheduleError."""
     if schedule["next_at"] is None:
-        return ScheduleStep((), None, next(due_times(schedule, now)))
-    first = _time(schedule, "next_at")
+        return ScheduleStep((), None, next_due(schedule, now))
+    first = next_due(schedule, now)
     missed: list[datetime] = []
     for time, following in itertools.pairwise(itertools.chain([first], due_times(schedule, first))):
         if time > now:

@@ -8,13 +8,14 @@ import asyncio
 import hashlib
 import sys
 import zlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
 from orchestrator.ports import Blobs, Unavailable
 from orchestrator.worker_logs.generations import launch_of
 
 STREAM = "handler"  # whose offsets attempts keep
+LINE_BYTES = 64 << 10  # of a line that has no end yet; what is longer is taken in parts
 PIECE_BYTES = 8 << 20  # of one unpacked piece; the shipper's are half as large
 AFTER_BYTES = 64 << 10  # behind the last offset: an attempt's last lines may be written after its last heartbeat
 Row = Mapping[str, Any]
@@ -29,26 +30,46 @@ class LogPieces(Protocol):
 class AttemptLines:
     """Finds the lines of one attempt. If the line of its begin is missing, all lines count."""
 
-    def __init__(self, attempt: str) -> None:
+    def __init__(self, attempt: str, *, keeps_before: bool = True) -> None:
+        """`keeps_before`: whether `rest` is called."""
         self._begin = f"--- {attempt} begins".encode()
         self._ends = tuple(f"--- {attempt} {word}".encode() for word in ("ends", "cancelled"))
-        self._before: list[bytes] | None = []  # the lines before the begin
+        self._begun, self._keeps_before = False, keeps_before
+        self._before: list[bytes] = []  # the lines before the begin
         self.over = False
 
-    def of(self, line: bytes) -> bytes:
-        """Return the line if it certainly belongs to the attempt."""
-        if self._before is not None and line.startswith(self._begin):
-            self._before = None
-        if self._before is not None:
-            self._before.append(line + b"\n")
-        if self._before is not None or self.over:
+    def of(self, line: bytes, end: bytes = b"\n") -> bytes:
+        """Return the line, with its end, if it certainly belongs to the attempt."""
+        if not self._begun and line.startswith(self._begin):
+            self._begun = True
+            self._before.clear()
+        if not self._begun and self._keeps_before:
+            self._before.append(line + end)
+        if not self._begun or self.over:
             return b""
         self.over = line.startswith(self._ends)
-        return line + b"\n"
+        return line + end
 
     def rest(self) -> bytes:
         """Return the lines to print if the begin was never found."""
-        return b"".join(self._before or ())
+        return b"".join(self._before)
+
+
+class OwnBytes:
+    """Finds the bytes of one attempt in a stream that comes in pieces."""
+
+    def __init__(self, lines: AttemptLines) -> None:
+        self._lines = lines
+        self._half = b""  # the incomplete last line
+
+    def of(self, content: bytes) -> bytes:
+        """Return those that certainly belong to the attempt. An incomplete line waits for its rest."""
+        *lines, self._half = (self._half + content).split(b"\n")
+        own = b"".join(self._lines.of(line) for line in lines)
+        if len(self._half) > LINE_BYTES:  # no line of ours, which could be a mark, is so long
+            own += self._lines.of(self._half, b"")
+            self._half = b""
+        return own
 
 
 class AttemptLog:
@@ -56,8 +77,9 @@ class AttemptLog:
 
     def __init__(self, rows: LogPieces, blobs: Blobs, attempt: Row) -> None:
         self._rows, self._blobs, self._attempt = rows, blobs, attempt
-        self._lines = AttemptLines(f"task {attempt['task_id']} attempt {attempt['attempt']}")
-        self._half = b""  # the incomplete last line
+        name = f"task {attempt['task_id']} attempt {attempt['attempt']}"
+        self._lines = AttemptLines(name, keeps_before=False)
+        self._own = OwnBytes(self._lines)
         self._seen: set[tuple[str, int]] = set()  # boot, seq
         self._reached = False  # whether the last offset was reached
         self.missing_bytes = 0  # declared lost so far
@@ -71,7 +93,7 @@ class AttemptLog:
         """Take the attempt's row as it is now."""
         self._attempt = attempt
 
-    async def more(self) -> AsyncIterator[bytes]:
+    async def more(self) -> AsyncGenerator[bytes]:
         """Yield the attempt's lines, piece by piece, as far as they are stored now. Raises PortError."""
         first, last = self._attempt["log_first"] or 0, self._attempt["log_last"]
         until = sys.maxsize if last is None else last + AFTER_BYTES
@@ -87,15 +109,11 @@ class AttemptLog:
             else:
                 content = await self._read(piece)
                 content = content[max(0, first - piece["first"]) : until - piece["first"]]
-                own = await asyncio.to_thread(self._own, content)
+                own = await asyncio.to_thread(self._own.of, content)
                 if own:
                     yield own
             self._seen.add(name)
             self._reached = last is not None and end >= last
-
-    def _own(self, content: bytes) -> bytes:
-        *lines, self._half = (self._half + content).split(b"\n")
-        return b"".join(self._lines.of(line) for line in lines)
 
     async def _read(self, piece: Row) -> bytes:
         packed = await self._blobs.get(piece["key"])

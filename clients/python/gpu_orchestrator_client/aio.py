@@ -1,7 +1,8 @@
 """The client for programs with asyncio: client.py with methods to await."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -99,11 +100,11 @@ class AsyncClient:
                 raise ApiError.of(response)
             await asyncio.sleep(protocol.pause_of(response, pause_s))
 
-    def stream(self, path: str, last_id: str) -> Any:
+    def stream(self, call: Call, last_id: str) -> Any:
         """A stream of server-sent events, as a context manager."""
         headers = {"Last-Event-ID": last_id} if last_id else {}
         timeout = httpx.Timeout(protocol.ANSWER_S, read=protocol.STREAM_SILENCE_S)
-        return self._http.stream("GET", path, headers=headers, timeout=timeout)
+        return self._http.stream(call.method, call.path, params=call.params, headers=headers, timeout=timeout)
 
     async def download(self, url: str, target: Path) -> None:
         """Write an object of the bucket to a file."""
@@ -143,19 +144,24 @@ class AsyncTask:
 
     async def events(self) -> AsyncIterator[TaskEvent]:
         """Each change until the task has ended. A broken stream goes on. Raises ApiError or ServiceUnavailable."""
-        last_id, pauses = "", protocol.pauses(self._client._retries)  # noqa: SLF001
+        async for event in self._stream(protocol.of_task(self.id, "/events"), ""):
+            if event.name != protocol.SO_FAR:
+                yield event.of_task()
+
+    async def _stream(self, call: Call, last_id: str) -> AsyncGenerator[protocol.StreamEvent]:
+        """The events after one, to the last one."""
+        pauses = protocol.pauses(self._client._retries)  # noqa: SLF001
         while True:
             parser, response = protocol.EventParser(), None
-            parser.last_id = last_id
             try:
-                async with self._client.stream(protocol.of_task(self.id, "/events").path, last_id) as response:
+                async with self._client.stream(call, last_id) as response:
                     if not response.is_success:
                         await response.aread()
                     async for line in response.aiter_lines():
                         if not response.is_success:
                             break
                         if (event := parser.of(line)) is not None:
-                            last_id, pauses = event.id, protocol.pauses(self._client._retries)  # noqa: SLF001
+                            last_id, pauses = event.id or last_id, protocol.pauses(self._client._retries)  # noqa: SLF001
                             yield event
                             if event.name in protocol.LAST_EVENTS:
                                 return
@@ -178,15 +184,28 @@ class AsyncTask:
         return TaskInfo.of((await self._client.send(protocol.action(self.id, "retry", version))).json()["task"])
 
     async def log(self, attempt: int | None = None) -> str:
-        """The log of an attempt as far as it is stored, by default of the last one."""
-        parts, offset = [], 0
-        while True:
-            given = {"offset": offset, "limit": protocol.CHUNK_BYTES, **({"attempt": attempt} if attempt else {})}
-            part = (await self._client.send(protocol.of_task(self.id, "/logs", **given))).json()
-            parts.append(part["text"])
-            if part["next"] == offset:
-                return "".join(parts)
-            offset = part["next"]
+        """The log of an attempt as far as it is stored, by default of the last one.
+
+        Of a log of more than 32 MiB, the end; the first line says how many bytes are left out.
+        """
+        text = protocol.LogText()
+        try:
+            while True:
+                call = protocol.log_part(self.id, attempt, offset=text.next, limit=protocol.CHUNK_BYTES)
+                part = (await self._client.send(call)).json()
+                if part["next"] == text.next:
+                    return str(text)
+                text.add(part["text"], part["next"])
+        except ApiError as error:
+            if error.status != protocol.NOT_A_PART:
+                raise
+        follow = protocol.log_part(self.id, attempt, follow="true")
+        async with contextlib.aclosing(self._stream(follow, str(text.next))) as events:
+            async for event in events:
+                if event.name != "lines":
+                    break
+                text.add(event.content["text"], int(event.id))
+        return str(text)
 
     async def output(self) -> "AsyncOutput":
         """Where its output lies. Raises ApiError if it has none."""

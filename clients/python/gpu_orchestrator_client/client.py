@@ -1,7 +1,8 @@
 """The client for ordinary programs."""
 
+import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -96,11 +97,11 @@ class Client:
                 raise ApiError.of(response)
             time.sleep(protocol.pause_of(response, pause_s))
 
-    def stream(self, path: str, last_id: str) -> Any:
+    def stream(self, call: Call, last_id: str) -> Any:
         """A stream of server-sent events, as a context manager."""
         headers = {"Last-Event-ID": last_id} if last_id else {}
         timeout = httpx.Timeout(protocol.ANSWER_S, read=protocol.STREAM_SILENCE_S)
-        return self._http.stream("GET", path, headers=headers, timeout=timeout)
+        return self._http.stream(call.method, call.path, params=call.params, headers=headers, timeout=timeout)
 
     def download(self, url: str, target: Path) -> None:
         """Write an object of the bucket to a file."""
@@ -135,17 +136,22 @@ class Task:
 
     def events(self) -> Iterator[TaskEvent]:
         """Each change until the task has ended. A broken stream goes on. Raises ApiError or ServiceUnavailable."""
-        last_id, pauses = "", protocol.pauses(self._client._retries)  # noqa: SLF001
+        for event in self._stream(protocol.of_task(self.id, "/events"), ""):
+            if event.name != protocol.SO_FAR:
+                yield event.of_task()
+
+    def _stream(self, call: Call, last_id: str) -> Generator[protocol.StreamEvent]:
+        """The events after one, to the last one."""
+        pauses = protocol.pauses(self._client._retries)  # noqa: SLF001
         while True:
             parser, response = protocol.EventParser(), None
-            parser.last_id = last_id
             try:
-                with self._client.stream(protocol.of_task(self.id, "/events").path, last_id) as response:
+                with self._client.stream(call, last_id) as response:
                     if not response.is_success:
                         response.read()
                     for line in response.iter_lines() if response.is_success else ():
                         if (event := parser.of(line)) is not None:
-                            last_id, pauses = event.id, protocol.pauses(self._client._retries)  # noqa: SLF001
+                            last_id, pauses = event.id or last_id, protocol.pauses(self._client._retries)  # noqa: SLF001
                             yield event
                             if event.name in protocol.LAST_EVENTS:
                                 return
@@ -168,15 +174,28 @@ class Task:
         return TaskInfo.of(self._client.send(protocol.action(self.id, "retry", version)).json()["task"])
 
     def log(self, attempt: int | None = None) -> str:
-        """The log of an attempt as far as it is stored, by default of the last one."""
-        parts, offset = [], 0
-        while True:
-            given = {"offset": offset, "limit": protocol.CHUNK_BYTES, **({"attempt": attempt} if attempt else {})}
-            part = self._client.send(protocol.of_task(self.id, "/logs", **given)).json()
-            parts.append(part["text"])
-            if part["next"] == offset:
-                return "".join(parts)
-            offset = part["next"]
+        """The log of an attempt as far as it is stored, by default of the last one.
+
+        Of a log of more than 32 MiB, the end; the first line says how many bytes are left out.
+        """
+        text = protocol.LogText()
+        try:
+            while True:
+                call = protocol.log_part(self.id, attempt, offset=text.next, limit=protocol.CHUNK_BYTES)
+                part = self._client.send(call).json()
+                if part["next"] == text.next:
+                    return str(text)
+                text.add(part["text"], part["next"])
+        except ApiError as error:
+            if error.status != protocol.NOT_A_PART:
+                raise
+        follow = protocol.log_part(self.id, attempt, follow="true")
+        with contextlib.closing(self._stream(follow, str(text.next))) as events:
+            for event in events:
+                if event.name != "lines":
+                    break
+                text.add(event.content["text"], int(event.id))
+        return str(text)
 
     def output(self) -> "Output":
         """Where its output lies. Raises ApiError if it has none."""

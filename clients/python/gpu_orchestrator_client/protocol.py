@@ -5,6 +5,7 @@ import os
 import random
 import re
 import uuid
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,8 @@ STREAM_SILENCE_S = 45.0  # the service sends a comment every 15 s
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 10.0
 MAX_LINE_CHARS = 4 << 20
 CHUNK_BYTES = 1 << 20
+LOG_BYTES = 32 << 20  # of a log that are kept, those at its end
+NOT_A_PART = 422  # HTTP status: the log is longer than what the service searches for a part of it
 REPEATED = frozenset({429, 502, 503, 504})  # HTTP statuses after which a request may be sent again
 NOT_DONE = frozenset({429})  # … and those that say that nothing was done
 
@@ -93,17 +96,57 @@ def file_name(location: str) -> str:
     return name[:200] or "output"
 
 
+def log_part(task_id: str, attempt: int | None, **params: Any) -> Call:
+    """A question about the log of an attempt."""
+    return of_task(task_id, "/logs", **params, **({"attempt": attempt} if attempt else {}))
+
+
+class LogText:
+    """The log of an attempt, part by part: its last LOG_BYTES, and how much is left out before."""
+
+    def __init__(self) -> None:
+        self._parts: deque[tuple[int, str]] = deque()  # each with the offset of its end
+        self._left_out = self.next = 0
+
+    def add(self, text: str, following: int) -> None:
+        """Add what comes next, up to the offset `following`."""
+        self._parts.append((following, text))
+        self.next = following
+        while following - self._left_out > LOG_BYTES and len(self._parts) > 1:
+            self._left_out, _ = self._parts.popleft()
+
+    def __str__(self) -> str:
+        """The text; the first line says what is left out."""
+        said = f"--- the first {self._left_out} bytes of this log are left out\n" if self._left_out else ""
+        return said + "".join(text for _, text in self._parts)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """A server-sent event. A comment that nothing more is there yet has the name SO_FAR."""
+
+    name: str
+    id: str
+    content: Mapping[str, Any]
+
+    def of_task(self) -> TaskEvent:
+        """As the event of a task."""
+        names = ("status", "progress", "attempt")
+        return TaskEvent(self.name, self.id, *(self.content.get(name) for name in names))
+
+
 class EventParser:
-    """Server-sent events of a task, line by line."""
+    """Server-sent events, line by line."""
 
     def __init__(self) -> None:
         self._fields: dict[str, str] = {}
-        self.last_id = ""
 
-    def of(self, line: str) -> TaskEvent | None:
+    def of(self, line: str) -> StreamEvent | None:
         """The event that this line ends, if it ends one."""
         if len(line) > MAX_LINE_CHARS:
             raise ValueError(f"a line of more than {MAX_LINE_CHARS} characters")
+        if line in COMMENTS_SO_FAR:
+            return StreamEvent(SO_FAR, "", {})
         if line:
             name, _, value = line.partition(":")
             self._fields[name] = value.removeprefix(" ")
@@ -111,10 +154,9 @@ class EventParser:
         fields, self._fields = self._fields, {}
         if "data" not in fields:
             return None
-        self.last_id = fields.get("id", "")
-        content = json.loads(fields["data"])
-        names = ("status", "progress", "attempt")
-        return TaskEvent(fields.get("event", ""), self.last_id, *(content.get(name) for name in names))
+        return StreamEvent(fields.get("event", ""), fields.get("id", ""), json.loads(fields["data"]))
 
 
+SO_FAR = "so far"
+COMMENTS_SO_FAR = frozenset({": that is all so far", ": still here"})
 LAST_EVENTS = frozenset({"ended", "deleted"})

@@ -1,6 +1,8 @@
 """The API in this process: the same operations, tokens, scopes and limits as over HTTP, and the same audit log."""
 
+import asyncio
 from collections.abc import Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -11,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from orchestrator.core.api_tokens import TokenScope
-from orchestrator.errors import NO_BUCKET, NO_LOG
+from orchestrator.errors import NO_BUCKET
 from orchestrator.web.api.logs import attempt_of
 from orchestrator.web.api.models import MAX_INT, QueryModel
 from orchestrator.web.api.operations import Api, ApiCall, Operation, endpoint
@@ -23,7 +25,7 @@ from orchestrator.web.connections import Connections
 from orchestrator.worker_logs.attempt_log import AttemptLog
 
 END_BYTES = 12 << 10  # of a log
-MAX_SCAN_BYTES = 128 << 20  # of a log, for its end
+SCAN_S = 40.0  # for the end of a log
 Peer = tuple[str, int]
 
 
@@ -108,16 +110,20 @@ async def _log_end(api: Api, call: ApiCall) -> Response:
     """The last bytes of an attempt's log, in the form of the API's parts."""
     attempt = attempt_of(await found_task(api, call), call.query.attempt)
     log, end, position = AttemptLog(api.rows, api.blobs, attempt), b"", 0
-    async with api.log_readers:
-        async for part in log.more():
+    until, left_out = asyncio.get_running_loop().time() + SCAN_S, ""
+    async with api.log_readers, aclosing(log.more()) as parts:
+        async for part in parts:
             end = (end + part)[-END_BYTES:]
             position += len(part)
-            if position > MAX_SCAN_BYTES:
-                why = f"the log is longer than {MAX_SCAN_BYTES} bytes, so its end is not searched"
-                fix = f"python -m orchestrator logs --task {attempt['task_id']}; or give an offset"
-                raise Problem(422, NO_LOG, why, fix=fix)
+            if asyncio.get_running_loop().time() > until and not log.complete:
+                whole = f"python -m orchestrator logs --task {attempt['task_id']}"
+                left_out = f"what follows byte {position}: it was not reached within {SCAN_S:g} s; {whole}"
+                break
+    if position > len(end):
+        left_out = f"the first {position - len(end)} bytes" + (f", and {left_out}" if left_out else "")
     return JSONResponse(
         {
+            **({"left_out": left_out} if left_out else {}),
             "attempt": attempt["attempt"],
             "text": end.decode("utf-8", "replace"),
             "offset": position - len(end),

@@ -74,15 +74,18 @@ async def add(output: Output, name: str, task_type: str, params: str, labels: tu
     if labels:
         task["labels"] = options.labels(labels)
     try:
-        first = next(due_times({**terms, "created_at": now.isoformat()}, now))
+        next(due_times({**terms, "created_at": now.isoformat()}, now))
     except ScheduleError as error:
         raise Failure(BAD_ARGUMENT, what="the schedule is never due", why=str(error)) from None
     async with _opened() as store:
-        is_new = await store.put({"name": name, "task": task, **terms}, actor=actor())
+        put = await store.put({"name": name, "task": task, **terms}, actor=actor())
+    due, what = _due(put["schedule"], datetime.fromisoformat(put["now"]))
     if output.json:
-        output.document(name=name, created=is_new, next_at=first)
+        output.document(name=name, created=put["created"], next_at=due)
     else:
-        output.show(f"{'added' if is_new else 'replaced'} {name}: first due {_local(first, terms['timezone'])}")
+        done, which = ("added", "first") if put["created"] else ("replaced", "next")
+        what = what if due is None else f"{which} due {_local(due, terms['timezone'])}"
+        output.show(f"{done} {name}: {what}")
 
 
 @schedules.command("list")
@@ -167,6 +170,18 @@ async def _set_paused(output: Output, name: str, *, paused: bool) -> None:
         if not await store.pause(name, paused=paused, actor=actor()):
             raise Failure(NO_SCHEDULE, what=f"no schedule {name!r}", why="the database has none of this name")
     output.show(f"{'paused' if paused else 'resumed'} {name}")
+
+
+def _due(one: Row, now: datetime) -> tuple[datetime | None, str]:
+    """Return the due time that comes next, or None and why."""
+    from orchestrator.leader_jobs.schedules import ScheduleError, next_due
+
+    if one["problem"] or one["paused_at"]:
+        return None, _next(one, now)
+    try:
+        return next_due(one, now), ""
+    except ScheduleError as error:
+        return None, f"never: {error}"
 
 
 def _rule(one: Row) -> str:

@@ -11,7 +11,7 @@ from orchestrator.ports import PortError
 from orchestrator.web.api.models import LogQuery, LogShown
 from orchestrator.web.api.operations import Api, ApiCall, shown
 from orchestrator.web.api.problems import Problem
-from orchestrator.web.api.task_events import KEEP_ALIVE_S, STREAM_S, EventStream, event, is_still_allowed
+from orchestrator.web.api.task_events import STREAM_S, EventStream, event, is_still_allowed
 from orchestrator.web.api.tasks import found_task
 from orchestrator.worker_logs.attempt_log import AttemptLog
 
@@ -19,6 +19,7 @@ LOOK_S = 2.0  # between two looks for more; bytes arrive a few seconds after the
 LAST_S = 60.0  # after the end of an attempt whose last lines never come
 MAX_SCAN_BYTES = 32 << 20  # of a log, for a part of it
 MAX_EVENT_BYTES = 64 << 10
+SO_FAR = ": that is all so far\n\n"
 
 Row = Mapping[str, Any]
 
@@ -54,9 +55,9 @@ async def read(api: Api, call: ApiCall) -> Response:
 
 
 async def _events(api: Api, call: ApiCall, log: AttemptLog, attempt: Row) -> AsyncGenerator[str]:
-    """Events `lines` with the text, whose ids are offsets; then `ended`."""
+    """Events `lines` with the text, whose ids are offsets; then `ended`. Each look for more ends with a comment."""
     now = asyncio.get_running_loop().time
-    until, position, skip, told_at, read_at = now() + STREAM_S, 0, _last_offset(call), now(), now()
+    until, position, skip, read_at = now() + STREAM_S, 0, _last_offset(call), now()
     while now() < until and not api.watch.closed:
         try:
             async for part in log.more():
@@ -66,18 +67,17 @@ async def _events(api: Api, call: ApiCall, log: AttemptLog, attempt: Row) -> Asy
                     if position > skip:
                         text = piece[max(0, len(piece) - (position - skip)) :].decode("utf-8", "replace")
                         yield event("lines", str(position), {"text": text})
-                        told_at = read_at = now()
+                        read_at = now()
         except PortError:
             yield ": the log cannot be read now\n\n"
+        else:
+            yield SO_FAR
         if log.complete or (attempt["ended_at"] and now() - read_at > LAST_S):
             yield event("ended", str(position), {"missing_bytes": log.missing_bytes})
             return
         await api.wakeups.wait(None, LOOK_S, worker_id="*logs*")
         if not await is_still_allowed(api, call):
             return
-        if now() - told_at > KEEP_ALIVE_S:
-            yield ": still here\n\n"
-            told_at = now()
         try:
             attempt = attempt_of(await found_task(api, call), attempt["attempt"])
         except Problem:  # it was deleted

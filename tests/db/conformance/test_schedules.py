@@ -46,7 +46,7 @@ async def runs(hand: AsyncConnection[DictRow]) -> list[tuple[float, str]]:
 
 async def add(store: ScheduleStore, **more: Any) -> bool:
     """A schedule that is due every hundred seconds."""
-    return await store.put({"name": "nightly", "every_s": 100, "task": TASK, **more})
+    return bool((await store.put({"name": "nightly", "every_s": 100, "task": TASK, **more}))["created"])
 
 
 async def test_a_due_time_submits_the_task_once(
@@ -133,6 +133,41 @@ async def test_a_task_that_the_database_refuses_is_skipped_with_the_reason(
     assert other["last_run"]["outcome"] == "fired"
     await step(fleet, store, 100)
     assert (await store.all())["schedules"][0]["last_run"]["outcome"] == "fired"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason", "is_trouble"),
+    [
+        ("id", "6545cbb7-13ac-42cf-8f81-c2154cbc4659", "the task could not be submitted: its id {id} is taken", True),
+        ("dedupe_key", "one", "task {id} with the same dedupe_key has not ended", False),
+    ],
+)
+async def test_a_due_time_that_creates_no_task_is_not_fired(
+    fleet: Fleet,
+    store: ScheduleStore,
+    hand: AsyncConnection[DictRow],
+    key: str,
+    value: str,
+    reason: str,
+    is_trouble: bool,
+) -> None:
+    """A row by hand may name a task that exists. Others are served."""
+    created = await fleet.call("task_submit", p_tasks=[{"task_type": "t", key: value}])
+    await hand.execute(
+        """insert into schedules (name, every_s, overlap, created_at, task)
+           values ('again', 100, 'queue', %s, jsonb_build_object('task_type', 't', %s::text, %s::text))""",
+        [START, key, value],
+    )
+    await add(store)
+    await step(fleet, store)
+    await step(fleet, store, 100)
+    again, other = (await store.all())["schedules"]
+    last = again["last_run"]
+    assert (last["outcome"], last["task_id"]) == ("skipped", None)
+    assert last["reason"] == reason.format(id=created["tasks"][0]["id"])
+    assert other["last_run"]["outcome"] == "fired"
+    told = (await fleet.call("fleet_task_troubles", p_fleet=FLEET, p_handled=[]))["schedules"]
+    assert [row["name"] for row in told] == ["again"] * is_trouble
 
 
 async def test_a_row_by_hand_that_is_never_due_is_set_aside_until_it_is_changed(

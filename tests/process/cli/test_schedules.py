@@ -1,9 +1,13 @@
 """`schedules`: added, shown with its due times and outcomes, paused, removed."""
 
+from datetime import datetime
+
+import psycopg
 import pytest
 
 from orchestrator.adapters.schedule_store import ScheduleStore
 from orchestrator.leader_jobs.schedules import Schedules
+from testbed.shared_services import Database
 from tests.process.cli.builders import Cli, Fleet
 
 NAME = "nightly-of-this-test"  # schedules belong to the database, which tests share
@@ -29,6 +33,27 @@ async def test_a_schedule_from_its_beginning_to_its_end(fleet: Fleet, fleet_id: 
     assert (await cli("schedules", "remove", NAME)).code == 2, "without a terminal it needs --force"
     assert (await cli("schedules", "remove", NAME, "--force")).out == f"removed {NAME}\n"
     assert NAME not in (await cli("schedules", "list")).out
+
+
+async def test_add_tells_the_next_due_time_of_a_schedule_that_exists(
+    fleet: Fleet, fleet_id: str, cli: Cli, postgres: Database
+) -> None:
+    """An interval goes on counting from the moment when the schedule was added, and what is paused stays paused."""
+    hourly = ("schedules", "add", "hourly-of-this-test", "--type", "report", "--every")
+    await cli(*hourly, "1h")
+    async with await psycopg.AsyncConnection.connect(postgres.url, autocommit=True) as sql:
+        await sql.execute("update schedules set created_at = now() - interval '50 min' where name = %s", [hourly[2]])
+    again = (await cli(*hourly, "2h")).out
+    steps = Schedules(ScheduleStore(fleet.db, fleet_id))
+    await steps.step(fleet.term)
+    (row,) = [one for one in (await cli("schedules", "list", "--json")).json()["schedules"] if one["name"] == hourly[2]]
+    due = f"{datetime.fromisoformat(row['next_at']):%Y-%m-%d %H:%M:%S} UTC"
+    assert again == f"replaced {hourly[2]}: next due {due}\n"
+    assert (await cli(*hourly, "2h")).out == again, "the leader has worked it out already"
+    await cli("schedules", "pause", hourly[2])
+    assert (await cli(*hourly, "1h")).out == f"replaced {hourly[2]}: paused\n"
+    assert (await cli(*hourly, "1h", "--json")).json()["next_at"] is None
+    await cli("schedules", "remove", hourly[2], "--force")
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ PRINTS = """#!/bin/sh
 for i in 1 2 3 4 5 6 7 8 9 10; do echo line $i; sleep 0.5; done
 """
 TELLS = """#!/bin/sh
-heard() { until [ -e "$HEARD/$1" ]; do sleep 0.1; done; sleep 1; }  # what follows too soon is not reported
+heard() { until [ -e "$HEARD/$1" ]; do sleep 0.1; done; }
 echo 'progress: 0.25 a quarter'
 heard 1
 echo 'progress: 0.5'

@@ -2,11 +2,17 @@
 
 import itertools
 import json
+import threading
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from tests.process.worker.scripted import PATIENCE_S, Orchestrator, Pod, wait_for
-from worker import protocol
+from worker import host, protocol
+from worker.task import Task
 
 COUNTING = """
 import os
@@ -42,6 +48,12 @@ def slow(params, task):
     while not os.path.exists(params["gate"]):
         time.sleep(0.01)
     return {"through": True}
+
+def hasty(params, task):
+    for number in range(1, 6):
+        task.progress(number / 10, f"step {number}")
+    while not os.path.exists(params["gate"]):
+        time.sleep(0.01)
 
 def store(params, task):
     (task.dir / "a.bin").write_bytes(b"x" * 100_000)
@@ -103,6 +115,42 @@ def test_handler_log_notes_the_task(orchestrator: Orchestrator, make_pod: Callab
         "doubling 1",
         "--- task the-task attempt 1 ends: done",
     ]
+
+
+def test_the_last_of_several_reports_is_shown(orchestrator: Orchestrator, make_pod: Callable[..., Pod]) -> None:
+    """Of reports that follow each other quickly, not all are sent; the last one is, although no other one follows."""
+    pod = make_pod({"various.py": VARIOUS})
+    pod.start({"hasty": "various:hasty"}, heartbeat_s=0.1)
+    orchestrator.submit("t", "hasty", {"gate": str(pod.home / "gate")})
+
+    def shown() -> list[Any]:
+        beats = [one for call in orchestrator.calls_of(protocol.HEARTBEAT) for one in call["p_tasks"]]
+        return [one["progress"]["message"] for one in beats if one.get("progress")]
+
+    wait_for(lambda: "step 5" in shown())
+    assert set(shown()) <= {"step 1", "step 5"}
+    (pod.home / "gate").touch()
+    orchestrator.completion("t")
+
+
+def fails_at_once(_: Any, task: Task) -> None:
+    """A handler."""
+    task.progress(0.1, "begins")
+    task.progress(0.2, "reads")
+    raise ValueError("no segments")
+
+
+def test_the_last_report_comes_before_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not after it, when the same process may run the next attempt."""
+    monkeypatch.chdir(tmp_path)
+    sent: list[Any] = []
+    channel: Any = SimpleNamespace(send=sent.append)
+    given = {"id": "t", "task_type": "t", "attempt": 1, "params": {}, "output_prefix": "p/"}
+    request = {"op": "run", "handler": f"{__name__}:fails_at_once", "task": given, "dir": str(tmp_path)}
+    last = host._run({**request, "patience_s": 1}, channel, threading.Event())
+    assert [one["message"] for one in sent] == ["begins", "reads"]
+    assert last["op"] == "failed"
+    assert not [one for one in threading.enumerate() if isinstance(one, threading.Timer) and not one.finished.is_set()]
 
 
 def test_returned_values(orchestrator: Orchestrator, make_pod: Callable[..., Pod]) -> None:
