@@ -75,13 +75,13 @@ class Heartbeat(threading.Thread):
             answer = self._rpc.call(protocol.HEARTBEAT, args, deadline_s=min(CALL_S, max(2.0, self.every_s)))
         except Unreachable as error:
             self._journal.log("heartbeat_unanswered", why=str(error))
-            with contextlib.suppress(OSError):  # the orchestrator may ask over SSH whether this agent calls in vain
-                self._run.write(protocol.UNANSWERED, f"{time.time():.0f}")
+            self._record_call()
             return False
         except Refused as error:
             self._journal.log("heartbeat_refused", why=str(error))
             if error.final:
                 self._state.end(f"refused by the orchestrator: {error}", unreachable=True)
+            self._record_call()  # perhaps by a proxy in between
             return False
         self._acknowledged = health
         self.every_s = float(answer.get("heartbeat_s") or self.every_s)
@@ -97,6 +97,11 @@ class Heartbeat(threading.Thread):
         if cancel or fenced or (running and running.stuck):
             self._state.wake()
         return True
+
+    def _record_call(self) -> None:
+        """Record a heartbeat without an answer: the orchestrator may ask over SSH whether this agent calls in vain."""
+        with contextlib.suppress(OSError):
+            self._run.write(protocol.UNANSWERED, f"{time.time():.0f}")
 
     def _has_news(self) -> bool:
         """Return whether p_health has changed; a new finding must not wait for the next regular heartbeat."""

@@ -149,7 +149,8 @@ begin
             update public.tasks t set run_after = null where t.id = any (p_ids) and t.status = 'Queued';
         elsif p_change = 'pool' then
             update public.tasks t set pool = coalesce(p_with->>t.task_type, 'default')
-             where t.id = any (p_ids) and t.status = 'Queued';
+              from (select o.id from unnest(p_ids) with ordinality o (id, n) order by o.n) o  -- in this order
+             where t.id = o.id and t.status = 'Queued';
         else
             perform public.internal_give_back(p_ids, p_with);
         end if;

@@ -13,7 +13,9 @@ declare
     v_before jsonb;
     v_after jsonb;
     v_elsewhere text[];
+    v_ids uuid[];
     v_moved bigint := 0;
+    c_part constant int := 200;
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_declare_pools');
     for v_type in select value from jsonb_array_elements(coalesce(p_pools, '[]')) loop
@@ -34,10 +36,14 @@ begin
       from (select jsonb_object_keys(v_before || v_after) as name) n
      where coalesce(v_before->>n.name, 'default') <> coalesce(v_after->>n.name, 'default');
     if v_elsewhere is not null then
-        v_moved := public.internal_change_each('pool', array(
+        v_ids := array(
             select t.id from public.tasks t
              where t.status = 'Queued' and t.pool_by_type and t.task_type = any (v_elsewhere)
-               and t.pool <> coalesce(v_after->>t.task_type, 'default')), v_after);
+               and t.pool <> coalesce(v_after->>t.task_type, 'default')
+             order by ~t.priority, t.queue_turn, t.created_at, t.id);
+        for v_first in 1..cardinality(v_ids) by c_part loop  -- in their order, in which tenants get their turns
+            v_moved := v_moved + public.internal_change_each('pool', v_ids[v_first:v_first + c_part - 1], v_after);
+        end loop;
     end if;
     return jsonb_build_object('declared', jsonb_array_length(coalesce(p_pools, '[]')), 'rerouted', v_moved);
 end

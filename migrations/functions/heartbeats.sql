@@ -146,6 +146,35 @@ exception when others or assert_failure then  -- a user's trigger or constraint 
 end
 $$;
 
+-- Renews the leases of a worker's running tasks. The worker sends no heartbeat, but SSH has shown that its agent calls
+-- and gets no answer. A task of a program of the user's own has no lease. Returns the number of tasks.
+create or replace function public.fleet_keep_tasks(
+    p_fleet text, p_term bigint, p_worker_id text, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_lease_s numeric;
+    v_ids uuid[];
+    v_tasks jsonb;
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_keep_tasks');
+    select w.lease_s into v_lease_s from public.workers w
+     where w.id = p_worker_id and w.fleet = p_fleet and w.status <> 'terminated';
+    if v_lease_s is not null then
+        select array_agg(l.id), jsonb_agg(jsonb_build_object('id', l.id, 'attempt', l.attempts)) into v_ids, v_tasks
+          from (select t.id, t.attempts from public.tasks t
+                 where t.worker_id = p_worker_id and t.status = 'In Progress' and t.lease_expires_at < 'infinity'
+                 order by t.id for no key update skip locked) l;
+    end if;
+    if v_ids is not null then
+        perform public.internal_renew(public.internal_renewable(v_ids, v_now), v_tasks, v_lease_s, v_now);
+    end if;
+    return jsonb_build_object('tasks', coalesce(cardinality(v_ids), 0));
+end
+$$;
+
 -- Heartbeats of many workers in one statement. The gateway collects them from agents that hold no task. Each counts
 -- only under the current launch and token of its worker. A worker that is missing in the answer must call alone: then
 -- it learns the reason. A locked row is also left out, so that it does not delay the others.

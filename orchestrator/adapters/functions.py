@@ -86,6 +86,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_task_troubles": ("p_fleet", "p_handled"),
         "fleet_spawn": ("p_fleet", "p_term", "p_worker"),
         "fleet_move": ("p_fleet", "p_term", "p_worker_id", "p_from", "p_to", "p_stage", "p_reason", "p_fields"),
+        "fleet_keep_tasks": ("p_fleet", "p_term", "p_worker_id"),
         "fleet_rescue": ("p_fleet", "p_term", "p_worker_id"),
         "fleet_rescue_overdue": ("p_fleet", "p_term", "p_over_s"),
         "fleet_attempt_open": ("p_fleet", "p_term", "p_worker_id", "p_stage"),

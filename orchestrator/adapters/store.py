@@ -101,6 +101,10 @@ class SqlStore(OperatorRows):
             return list((await self._call("fleet_rescue", p_term=term, p_worker_id=worker_id))["tasks"])
         return list((await self._call("fleet_rescue_overdue", p_term=term, p_over_s=over_s))["tasks"])
 
+    async def keep_tasks(self, term: int, worker_id: str) -> None:
+        """Renew the leases of the tasks of a worker whose agent calls in vain."""
+        await self._call("fleet_keep_tasks", p_term=term, p_worker_id=worker_id)
+
     async def note_offer(self, term: int, key: str, *, refused: bool, code: str | None) -> None:
         """Record that an offer was refused or granted."""
         await self._call("fleet_note_offer", p_term=term, p_key=key, p_refused=refused, p_code=code)

@@ -109,6 +109,7 @@ class AskPod:
 
     worker_id: str
     reason: str
+    others_are_heard: bool  # most other workers are: this process has a network
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,15 @@ requests are checked. A terminating worker goes through draining, flushing and d
 that its pod is gone. In each state, the SSH address is updated if the list shows another one.
 """
 
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
-from orchestrator.core import fitness, guards, pod_evidence, rollout, silence, termination
+from orchestrator.core import fitness, guards, pod_evidence, rollout, termination
 from orchestrator.core.actions import (
     Action,
     Adopt,
+    AskPod,
     ContinueBringUp,
     Delete,
     Flush,
@@ -24,6 +27,7 @@ from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import NEVER_CREATED, FailureCode
 from orchestrator.core.model import Pod, Policy, Snapshot, Worker
 from orchestrator.core.plurals import counted
+from orchestrator.core.silence import Silences
 from orchestrator.core.stages import STAGE_SPECS
 from orchestrator.core.states import Stage, State, WaitingOn
 
@@ -31,17 +35,27 @@ WATCHDOG_SLACK_S = 5.0  # bring-up ends a stage at its deadline; the watchdog ca
 ACTIVE_WITHOUT_CLAIM_S = 120.0  # an agent without a task claims at once, and again after each long poll
 ENDS = (Terminate, Delete, MarkTerminated)  # these do not use the address, so a new one must not delay them
 
+Step = Callable[[Worker, Pod | None, Snapshot, Policy], Action | None]
+
 
 def plan(snapshot: Snapshot, policy: Policy) -> list[Action]:
     """Return at most one action per worker."""
     pods = {pod.id: pod for pod in snapshot.pods or ()}
     named = {p.worker_id: p for p in reversed(snapshot.pods or ()) if p.fleet_id == policy.fleet_id and p.worker_id}
     actions: list[Action] = []
+    silences = Silences(snapshot, policy)
+    ready, ending = partial(_ready, silences), partial(_ending, silences)
+    steps: dict[State, Step] = {
+        State.SPAWNING: _spawning,
+        State.ACTIVE: ready,
+        State.IDLE: ready,
+        State.TERMINATING: ending,
+    }
     for worker in snapshot.workers:
         if worker.id in snapshot.in_flight:
             continue
         pod = pods.get(worker.pod_id) if worker.pod_id else named.get(worker.id)
-        action = _STEPS[worker.state](worker, pod, snapshot, policy)
+        action = steps[worker.state](worker, pod, snapshot, policy)
         if not (isinstance(action, ENDS) or (isinstance(action, Flush) and action.final)):
             action = _address_update(worker, pod) or action
         if action is not None:
@@ -98,15 +112,17 @@ def _overdue(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | 
     return Terminate(worker.id, State.SPAWNING, cause, code, why)
 
 
-def _ready(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
+def _ready(silences: Silences, worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
     end = rollout.end(worker, snapshot, policy) or _requested_end(worker)
     if end:
         return end
     lost = pod_evidence.lost(worker, pod, ExitCause.POD_LOST, snapshot, policy)
     if lost:
         return lost
-    if silence.is_silent(worker, snapshot, policy):
-        return _silent(worker, pod, snapshot, policy)
+    if silences.is_silent(worker):
+        return _silent(worker, pod, silences, snapshot)
+    if (question := silences.next_step(worker)) is not None:
+        return question
     unfit = guards.end(worker, snapshot, policy) or fitness.end(worker, snapshot, policy)
     if unfit:
         return unfit
@@ -114,14 +130,13 @@ def _ready(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) 
     return _stuck(worker, snapshot, policy) or activity or _listing_remark(worker, pod, snapshot, policy)
 
 
-def _silent(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
+def _silent(worker: Worker, pod: Pod | None, silences: Silences, snapshot: Snapshot) -> Action | None:
     """Return what follows for a silent worker. Its silence confirms even a single list that shows its pod as ended."""
-    step = silence.next_step(worker, snapshot, policy)
-    if pod is None or pod.status not in pod_evidence.DEAD:
-        return step
-    silent_s = (snapshot.now - silence.last_contact(worker, snapshot)).total_seconds()
-    why = f"the provider says {pod.status}; no heartbeat for {silent_s:.0f} s"
-    return Terminate(worker.id, worker.state, ExitCause.POD_LOST, pod_evidence.DEAD[pod.status], why)
+    if pod is not None and pod.status in pod_evidence.DEAD:
+        silent_s = (snapshot.now - snapshot.last_contact(worker)).total_seconds()
+        why = f"the provider says {pod.status}; no heartbeat for {silent_s:.0f} s"
+        return Terminate(worker.id, worker.state, ExitCause.POD_LOST, pod_evidence.DEAD[pod.status], why)
+    return _address_update(worker, pod) or silences.next_step(worker)  # the pod is asked at its present address
 
 
 def _listing_remark(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Wait | None:
@@ -153,6 +168,9 @@ def _stuck(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | No
     observed_since = snapshot.window.back(policy.task_stuck_s + policy.heartbeat_timeout_s, snapshot.now)
     if observed_since is None or worker.progress_at > observed_since:
         return None
+    heard_again_at = snapshot.heard_again_at.get(worker.id)
+    if heard_again_at and (snapshot.now - heard_again_at).total_seconds() < policy.heartbeat_timeout_s:
+        return None  # its agent has just heard of it
     still_s = (snapshot.now - worker.progress_at).total_seconds()
     why = (
         f"task {worker.slowest_task} showed no sign of life for {still_s:.0f} s and was not ended by its agent, "
@@ -182,4 +200,10 @@ def _requested_end(worker: Worker) -> Terminate | None:
     return Terminate(worker.id, worker.state, ExitCause.MANUAL, no_pod, "an operator asked for it")
 
 
-_STEPS = {State.SPAWNING: _spawning, State.ACTIVE: _ready, State.IDLE: _ready, State.TERMINATING: termination.next_step}
+def _ending(silences: Silences, worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
+    """Return the next step of an ending worker. The pod of a silent one that finishes its tasks is asked."""
+    step = termination.next_step(worker, pod, snapshot, policy)
+    if step is None and worker.stage is Stage.DRAINING and worker.tasks_running:
+        question = silences.next_step(worker)
+        return question if isinstance(question, AskPod) else None
+    return step

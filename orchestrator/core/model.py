@@ -355,7 +355,10 @@ class PodAnswer:
     """What the pod of a silent worker answered over SSH."""
 
     at: datetime
+    address: tuple[str | None, int | None]  # host, port
     calls_in_vain: bool | None  # its agent records calls without an answer; None: SSH did not reach the pod
+    unreached_s: float = 0  # since the first try in a row that did not reach it
+    has_network: bool = True  # this process had a network then: RunPod answered, or most other workers were heard
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,6 +389,7 @@ class Snapshot:
         default_factory=dict
     )  # worker -> when its last call got no answer from the gateway, which shows that it lives
     pod_answers: Mapping[str, PodAnswer] = field(default_factory=dict)  # worker -> the last answer of its pod
+    heard_again_at: Mapping[str, datetime] = field(default_factory=dict)  # worker -> when its last silence ended
     claim_seen_at: Mapping[str, datetime] = field(
         default_factory=dict
     )  # idle worker -> when this process first saw its present claim number
@@ -395,6 +399,11 @@ class Snapshot:
     database_s: float = 0  # how long the database took for its half
     foreign_pods: tuple[Pod, ...] = ()  # of a fleet of this name in another database; not in `pods`
     exited: Mapping[str, Absence] = field(default_factory=dict)  # pod id -> for how long lists have shown it as ended
+
+    def last_contact(self, worker: Worker) -> datetime:
+        """Return when this orchestrator last heard of a worker: its heartbeat, or a call that got no answer."""
+        beat = worker.last_heartbeat or worker.state_since
+        return max(beat, self.unanswered_at.get(worker.id, beat))
 
     def pause_of(self, pool: str) -> Pause | None:
         """Return the pause of a pool, if there is one."""

@@ -13,7 +13,7 @@ No two phases act on the same worker: later phases skip a worker that lifecycle 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from orchestrator.core import budget, lifecycle, offers, orphans, rescue, scaling, sharing
+from orchestrator.core import budget, lifecycle, offers, orphans, rescue, scaling, sharing, silence
 from orchestrator.core.actions import (
     Action,
     Adopt,
@@ -36,6 +36,7 @@ from orchestrator.core.model import EndedBringUp, Policy, Snapshot
 from orchestrator.core.states import State
 
 ROWS_PER_TICK = 30  # a thousand pods may vanish at once: the tick must stay short, because the lease must be renewed
+QUESTIONS_PER_TICK = 100  # to pods: a worker whose question waits in a queue could not be ended meanwhile
 # These actions need lists: only a list finds the pod of a lost reply, and a bring-up reads its pod from a list.
 CALLS_TO_A_POD = (ContinueBringUp, AskPod)  # useless for a worker that ends
 NEED_A_LIST = (Spawn, Create, ContinueBringUp)
@@ -87,8 +88,9 @@ def _without_a_list(snapshot: Snapshot) -> tuple[Blocked, ...]:
 
 
 def in_transition(snapshot: Snapshot) -> bool:
-    """Whether the next tick should come soon: a worker starts or ends, or a pod is missing or an orphan."""
+    """Whether the next tick should come soon: a worker starts, ends or is silent, or a pod is missing or an orphan."""
     moving = any(w.state in (State.SPAWNING, State.TERMINATING) for w in snapshot.workers)
+    moving = moving or silence.has_open_question(snapshot)
     return moving or snapshot.pods is None or bool(snapshot.absent) or bool(snapshot.orphan_since)
 
 
@@ -99,11 +101,16 @@ def _dropped(actions: Iterable[Action], ends: Iterable[Terminate]) -> list[Actio
 
 
 def _bounded(actions: Iterable[Action]) -> Iterable[Action]:
-    """Keep the first ROWS_PER_TICK of the actions that write rows, remarks last. The next tick continues."""
-    rows = 0
+    """Keep the first actions that write rows, remarks last, and the first questions. The next tick continues."""
+    rows = questions = 0
     for action in sorted(actions, key=lambda action: isinstance(action, Wait)):
         rows += isinstance(action, WRITTEN)
-        if rows <= ROWS_PER_TICK or not isinstance(action, WRITTEN):
+        questions += isinstance(action, AskPod)
+        if isinstance(action, WRITTEN):
+            is_allowed = rows <= ROWS_PER_TICK
+        else:
+            is_allowed = not isinstance(action, AskPod) or questions <= QUESTIONS_PER_TICK
+        if is_allowed:
             yield action
 
 

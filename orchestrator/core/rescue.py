@@ -2,10 +2,10 @@
 
 from datetime import datetime, timedelta
 
-from orchestrator.core import silence
 from orchestrator.core.actions import Rescue
 from orchestrator.core.model import Policy, Snapshot, Worker
 from orchestrator.core.plurals import counted
+from orchestrator.core.silence import Silences
 
 
 def plan(snapshot: Snapshot, policy: Policy) -> list[Rescue]:
@@ -20,7 +20,7 @@ def plan(snapshot: Snapshot, policy: Policy) -> list[Rescue]:
         return []
     if any(_is_unanswered(worker, observed_since, snapshot, policy) for worker in snapshot.workers):
         return []
-    if silence.keeps_tasks(snapshot, policy):
+    if Silences(snapshot, policy).keeps_tasks():
         return []
     gap_s = (snapshot.now - observed_since).total_seconds() - policy.heartbeat_timeout_s
     return [Rescue(f"{counted(snapshot.expired_leases, 'task lease')} expired without a heartbeat", gap_s)]

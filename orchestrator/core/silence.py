@@ -1,82 +1,119 @@
-"""Silence: what follows if a ready worker sends no heartbeat for HEARTBEAT_TIMEOUT_SEC.
+"""Silence: what follows if a ready worker sends no heartbeat.
 
-A worker that is silent while most others are heard has failed, and it ends. If most are silent, the cause may lie
-between the pods and the gateway (DNS, TLS, the host's edge), and the workers may be well. So the pod of each of them is
-asked over SSH: an agent records each heartbeat without an answer. While a worker's agent calls in vain, the worker does
-not end, and its tasks stay with it, for `deadman_s` at most: then its agent ends by itself.
+The cause may lie between the pods and the gateway (DNS, TLS, the platform's edge), and the worker may be well. So its
+pod is asked over SSH before it ends: an agent records each heartbeat without an answer.
+
+    the agent calls in vain, and most workers are silent    it stays and keeps its tasks; its pod is asked again
+    the agent calls in vain, and most others are heard      it has a moment to be heard again, then it ends
+    the agent makes no calls                                it ends
+    SSH does not reach the pod for UNREACHED_S              it ends, unless this process may have no network: most
+                                                            workers are silent, and RunPod does not answer either
+
+A worker that is silent for `deadman_s` ends unasked, because its agent has ended by itself. A pod is asked before the
+heartbeat timeout is over, so that the leases of the worker's tasks can be renewed in time.
 """
-
-import math
-from datetime import datetime
 
 from orchestrator.core.actions import AskPod, Terminate, Wait
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.model import Policy, Snapshot, Worker
-from orchestrator.core.states import READY, WaitingOn
+from orchestrator.core.model import PodAnswer, Policy, Snapshot, Worker
+from orchestrator.core.states import READY, Stage, WaitingOn
 
-AGAIN_S = 30.0  # within which each agent calls again, and is heard if its calls arrive again
-HEARD_SHARE = 0.5  # of the heartbeat timeout: a worker with a contact within it is heard
+ASK_SHARE = 2 / 3  # of the heartbeat timeout without a contact, after which a pod is asked
+HEARD_SHARE = 1 / 2  # of the heartbeat timeout: a worker with a contact within it is heard
+RETRY_S, UNREACHED_S = 5.0, 10.0  # between two tries to reach a pod, and from the first failed one to the last
+AGAIN_S = 60.0  # within which each agent calls again, and is heard if its calls arrive again
 CALLS_IN_VAIN = "the gateway: its agent runs, and its calls get no answer"
 NO_NETWORK = "the orchestrator's network: it reaches neither the pod nor RunPod"
 
 
-def last_contact(worker: Worker, snapshot: Snapshot) -> datetime:
-    """Return when this orchestrator last heard of a worker: its heartbeat, or a call that got no answer."""
-    beat = worker.last_heartbeat or worker.state_since
-    return max(beat, snapshot.unanswered_at.get(worker.id, beat))
+class Silences:
+    """The silent workers of one snapshot."""
+
+    def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
+        self._snapshot, self._policy = snapshot, policy
+        self._silent_since = snapshot.window.back(policy.heartbeat_timeout_s, snapshot.now)
+        self._quiet_since = snapshot.window.back(policy.heartbeat_timeout_s * ASK_SHARE, snapshot.now)
+        heard_since = snapshot.window.back(policy.heartbeat_timeout_s * HEARD_SHARE, snapshot.now) or snapshot.now
+        ready = [worker for worker in snapshot.workers if worker.state in READY]
+        # Idle workers send fewer heartbeats, so their silence is known later: only a recent contact counts as heard.
+        self._most_are_silent = 2 * sum(snapshot.last_contact(one) >= heard_since for one in ready) < len(ready)
+
+    def is_silent(self, worker: Worker) -> bool:
+        """Whether the worker could have been heard for HEARTBEAT_TIMEOUT_SEC, and was not."""
+        return self._silent_since is not None and self._snapshot.last_contact(worker) < self._silent_since
+
+    def next_step(self, worker: Worker) -> Terminate | AskPod | Wait | None:
+        """Return what follows for a worker without a recent contact. None: nothing yet, or it has had one."""
+        contact = self._snapshot.last_contact(worker)
+        if self._quiet_since is None or contact >= self._quiet_since:
+            return None
+        silent_s = (self._snapshot.now - contact).total_seconds()
+        why = f"no heartbeat for {silent_s:.0f} s, HEARTBEAT_TIMEOUT_SEC={self._policy.heartbeat_timeout_s:g}"
+        if worker.nonce and worker.ssh_host and silent_s < self._policy.deadman_s:
+            answer = self._answer(worker)
+            if self._asks(answer):
+                return AskPod(worker.id, why, not self._most_are_silent)
+            if answer is not None and self._may_be_well(answer):
+                return self._remark(worker, answer, self._policy.deadman_s - silent_s)
+        if not self.is_silent(worker):
+            return None
+        return Terminate(worker.id, worker.state, ExitCause.HEARTBEAT_LOST, FailureCode.NO_HEARTBEAT, why)
+
+    def keeps_tasks(self) -> bool:
+        """Whether it is not known yet if a silent worker still works on its tasks. Then nothing is rescued.
+
+        An end rescues its own tasks. After an answer by which the worker may be well, the leases are renewed.
+        """
+        holders = (one for one in self._snapshot.workers if one.state in READY or one.stage is Stage.DRAINING)
+        busy = (one for one in holders if one.tasks_running and self.is_silent(one))
+        return any(not self._is_known(one) for one in busy)
+
+    def _is_known(self, worker: Worker) -> bool:
+        answer = self._answer(worker)
+        is_kept = answer is not None and (answer.calls_in_vain or not answer.has_network)
+        return is_kept or isinstance(self.next_step(worker), Terminate)
+
+    def _answer(self, worker: Worker) -> PodAnswer | None:
+        """Return its pod's answer about this silence. An old one says nothing, unless the agent called in vain then."""
+        answer = self._snapshot.pod_answers.get(worker.id)
+        if answer is None or answer.at <= self._snapshot.last_contact(worker):
+            return None
+        if answer.address != (worker.ssh_host, worker.ssh_port):
+            return None
+        return answer if answer.calls_in_vain or self._age_s(answer) < AGAIN_S else None
+
+    def _asks(self, answer: PodAnswer | None) -> bool:
+        if answer is None:
+            return True
+        if answer.calls_in_vain is None:
+            return self._age_s(answer) >= RETRY_S and not self._is_unreachable(answer)
+        return answer.calls_in_vain and self._most_are_silent and self._age_s(answer) >= self._policy.heartbeat_s
+
+    def _may_be_well(self, answer: PodAnswer) -> bool:
+        if answer.calls_in_vain is None:
+            return not self._is_unreachable(answer)
+        return answer.calls_in_vain and self._age_s(answer) < max(self._policy.heartbeat_timeout_s, AGAIN_S)
+
+    @staticmethod
+    def _is_unreachable(answer: PodAnswer) -> bool:
+        """Whether the pod, and not this process, is what SSH does not reach."""
+        return answer.unreached_s >= UNREACHED_S and answer.has_network
+
+    def _age_s(self, answer: PodAnswer) -> float:
+        return (self._snapshot.now - answer.at).total_seconds()
+
+    def _remark(self, worker: Worker, answer: PodAnswer, left_s: float) -> Wait | None:
+        """Record once what the worker waits for."""
+        if worker.waiting_on is WaitingOn.OPERATOR or not self.is_silent(worker):
+            return None
+        waits_for = CALLS_IN_VAIN if answer.calls_in_vain else NO_NETWORK
+        if waits_for == NO_NETWORK and answer.has_network:  # it is asked again at once
+            return None
+        return Wait(worker.id, worker.state, WaitingOn.OPERATOR, waits_for, 0, left_s)
 
 
-def is_silent(worker: Worker, snapshot: Snapshot, policy: Policy) -> bool:
-    """Whether the worker could have been heard for HEARTBEAT_TIMEOUT_SEC, and was not."""
-    observed_since = snapshot.window.back(policy.heartbeat_timeout_s, snapshot.now)
-    return observed_since is not None and last_contact(worker, snapshot) < observed_since
-
-
-def next_step(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | AskPod | Wait | None:
-    """Return what follows for a silent ready worker. None: its agent calls in vain, and nothing follows."""
-    silent_s = (snapshot.now - last_contact(worker, snapshot)).total_seconds()
-    why = f"no heartbeat for {silent_s:.0f} s, HEARTBEAT_TIMEOUT_SEC={policy.heartbeat_timeout_s:g}"
-    answered_s, may_be_well = _pod_answer(worker, snapshot)
-    if may_be_well and worker.nonce and worker.ssh_host and silent_s < policy.deadman_s:
-        if answered_s >= policy.heartbeat_s and _most_are_silent(snapshot, policy):
-            return AskPod(worker.id, why)
-        if answered_s < max(policy.heartbeat_timeout_s, AGAIN_S):  # also while most others are heard again
-            return _remark(worker, snapshot, policy.deadman_s - silent_s)
-    return Terminate(worker.id, worker.state, ExitCause.HEARTBEAT_LOST, FailureCode.NO_HEARTBEAT, why)
-
-
-def _pod_answer(worker: Worker, snapshot: Snapshot) -> tuple[float, bool]:
-    """Return how long ago its pod answered about this silence, and whether the worker may be well."""
-    answer = snapshot.pod_answers.get(worker.id)
-    if answer is None or answer.at <= last_contact(worker, snapshot):
-        return math.inf, True
-    # If RunPod does not answer either, this process may have no network: that SSH fails proves nothing then.
-    may_be_well = snapshot.unlisted is not None if answer.calls_in_vain is None else answer.calls_in_vain
-    return (snapshot.now - answer.at).total_seconds(), may_be_well
-
-
-def _remark(worker: Worker, snapshot: Snapshot, left_s: float) -> Wait | None:
-    """Record once what the worker waits for."""
-    if worker.waiting_on is WaitingOn.OPERATOR:
-        return None
-    waits_for = CALLS_IN_VAIN if snapshot.pod_answers[worker.id].calls_in_vain else NO_NETWORK
-    return Wait(worker.id, worker.state, WaitingOn.OPERATOR, waits_for, 0, left_s)
-
-
-def keeps_tasks(snapshot: Snapshot, policy: Policy) -> bool:
-    """Whether a silent worker may still work on its tasks: then nothing is rescued. An end rescues its own tasks."""
-    busy = (worker for worker in snapshot.workers if worker.state in READY and worker.tasks_running)
-    silent = (worker for worker in busy if is_silent(worker, snapshot, policy))
-    return any(not isinstance(next_step(worker, snapshot, policy), Terminate) for worker in silent)
-
-
-def _most_are_silent(snapshot: Snapshot, policy: Policy) -> bool:
-    """Whether fewer than half of the ready workers were heard lately.
-
-    Idle workers send fewer heartbeats, so their silence is known later: only a recent contact counts as heard.
-    """
-    since = snapshot.window.back(policy.heartbeat_timeout_s * HEARD_SHARE, snapshot.now) or snapshot.now
-    ready = [worker for worker in snapshot.workers if worker.state in READY]
-    heard = sum(last_contact(worker, snapshot) >= since for worker in ready)
-    return 2 * heard < len(ready)
+def has_open_question(snapshot: Snapshot) -> bool:
+    """Whether a pod was asked about a silence that lasts: the next tick should come soon."""
+    answers = ((one, snapshot.pod_answers.get(one.id)) for one in snapshot.workers if one.state in READY)
+    return any(answer is not None and answer.at > snapshot.last_contact(one) for one, answer in answers)

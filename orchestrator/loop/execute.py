@@ -19,8 +19,8 @@ from orchestrator.pods.create import PodCreator
 from orchestrator.pods.teardown import Teardown
 from orchestrator.ports import Cloud, LostRace, NotLeader, PortError, Store
 
-CONCURRENT_CALLS = 32  # to pods, and as many to the provider: pods that do not answer must not delay a delete
-CALLS_TO_PODS = (act.AskPod, act.Flush)
+# How many actions run at once. Pods that do not answer must not delay a delete.
+CONCURRENT_FLUSHES, CONCURRENT_QUESTIONS, CONCURRENT_OTHERS = 32, 100, 32
 MAX_PAUSE_S = 300.0  # the longest pause between two refused deletes of an orphan, or two tries of a crashing action
 MAX_DOUBLINGS = 10
 CRASH_PAUSE_S = 2.0  # after a crashed action; doubles with each crash in a row
@@ -35,7 +35,7 @@ class PodOperations:
 
     creator: PodCreator
     bring_up: Callable[[int, Worker], Awaitable[None]]  # term, worker
-    ask: Callable[[Worker], Awaitable[None]]  # the pod of a silent worker
+    ask: Callable[[int, Worker, bool], Awaitable[None]]  # term, a silent worker, whether most others are heard
     teardown: Teardown
     disconnect: Callable[[str], Awaitable[None]]  # worker id: close its SSH connection
 
@@ -68,7 +68,11 @@ class Executor:
         self._deleted_orphans: dict[str, float] = {}
         self._refused: dict[str, int] = {}  # orphan pod id -> how often in a row its delete failed
         self._crashes: dict[tuple[str, str], Crashes] = {}  # by worker or pod id and the action's name
-        self._pod_gate, self._provider_gate = (asyncio.Semaphore(CONCURRENT_CALLS) for _ in range(2))
+        self._gates: dict[type[act.Action], asyncio.Semaphore] = {
+            act.Flush: asyncio.Semaphore(CONCURRENT_FLUSHES),
+            act.AskPod: asyncio.Semaphore(CONCURRENT_QUESTIONS),
+        }
+        self._other_gate = asyncio.Semaphore(CONCURRENT_OTHERS)
 
     @property
     def in_flight(self) -> frozenset[str]:
@@ -143,7 +147,7 @@ class Executor:
         task.add_done_callback(lambda _: (table.pop(key, None), self.wake()))
 
     async def _gated(self, term: int, action: act.Effect, worker: Worker | None) -> None:
-        async with self._pod_gate if isinstance(action, CALLS_TO_PODS) else self._provider_gate:
+        async with self._gates.get(type(action), self._other_gate):
             await self._carry_out(term, action, worker)
 
     async def _recorded(
@@ -180,7 +184,7 @@ class Executor:
                     term, action.worker_id, self._pools[action.pool], action.offer, action.usd_per_hour
                 )
             case act.AskPod():
-                await self._pods.ask(_known(worker, action.worker_id))
+                await self._pods.ask(term, _known(worker, action.worker_id), action.others_are_heard)
             case act.Flush():
                 await self._pods.teardown.flush(term, action, _known(worker, action.worker_id))
             case act.Delete():

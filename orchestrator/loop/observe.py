@@ -14,15 +14,17 @@ from math import ceil
 
 from orchestrator.core import store_outage
 from orchestrator.core.liveness import ObservationWindow
-from orchestrator.core.model import Pod, PodAnswer, Snapshot, StoreOutage, Worker
+from orchestrator.core.model import Pod, Snapshot, StoreOutage, Worker
 from orchestrator.core.plurals import counted
 from orchestrator.core.pod_tracking import PAGE_PODS, PodTracker, fold
 from orchestrator.core.states import State
+from orchestrator.loop.contacts import Contacts
 from orchestrator.loop.store_watch import StoreWatch
 from orchestrator.observability import log_phrases
 from orchestrator.observability.logger import LazyLogger
 from orchestrator.pods.provider_cache import Catalog
-from orchestrator.ports import ApiAuth, Cloud, PortError, Store
+from orchestrator.pods.silence import NotedAnswer
+from orchestrator.ports import ApiAuth, Cloud, PortError, Store, Unavailable
 
 LIST_EVERY_S = 2.0  # per page, at least; longer if this pace would use up the account's limits
 PATIENCE_S = 0.2  # how long a tick waits for a new list, if there is an earlier one
@@ -66,19 +68,23 @@ class Observer:
         # the database's clock at the last snapshot, and the loop's clock before its call
         self._clocks: tuple[datetime, float] | None = None
         self._reported_foreign_pods = False
-        self._unanswered_s: dict[str, float] = {}  # worker id -> when, on the loop's clock
-        self._pod_answers: dict[str, tuple[float, bool | None]] = {}  # worker id -> when, and the answer
+        self._contacts = Contacts()
         self._claim_numbers: dict[str, tuple[int, datetime]] = {}  # idle worker -> its number, and since when
         self.cloud_error: PortError | None = None  # of the last pod list
         self.wake: Callable[[], object] = lambda: None  # called when a late list has arrived
 
     def note_unanswered(self, worker_id: str) -> None:
         """Note a worker whose call the gateway could not answer: the worker is alive."""
-        self._unanswered_s[worker_id] = asyncio.get_running_loop().time()
+        self._contacts.note_unanswered(worker_id)
 
-    def note_pod_answer(self, worker_id: str, calls_in_vain: bool | None) -> None:
+    def note_pod_answer(self, worker: Worker, calls_in_vain: bool | None, others_are_heard: bool) -> NotedAnswer:
         """Note what the pod of a silent worker answered: see `PodAnswer`."""
-        self._pod_answers[worker_id] = asyncio.get_running_loop().time(), calls_in_vain
+        has_network = others_are_heard or self._no_answer() is None
+        return self._contacts.note_pod_answer(worker, calls_in_vain, has_network=has_network)
+
+    def _no_answer(self) -> str | None:
+        """Return that the provider does not answer, and why; None if it does."""
+        return self._late_list() or (str(self.cloud_error) if isinstance(self.cloud_error, Unavailable) else None)
 
     @property
     def knows_the_store(self) -> bool:
@@ -98,6 +104,7 @@ class Observer:
         self.gap()
         self._pod_tracker = PodTracker(orphan_since=self._pod_tracker.orphan_since)
         self._claim_numbers = {}
+        self._contacts.forget_answers()
 
     def note_answer(self) -> None:
         """Note an answer of the database while this process leads: heartbeats can be received."""
@@ -124,9 +131,8 @@ class Observer:
             self.gap()
         self._compare_clocks(half.now, asked_s, answered_s)
         self.note_answer()
-        clock_s, live = asyncio.get_running_loop().time(), {worker.id for worker in half.workers}
-        self._unanswered_s = {worker_id: at_s for worker_id, at_s in self._unanswered_s.items() if worker_id in live}
-        self._pod_answers = {worker_id: one for worker_id, one in self._pod_answers.items() if worker_id in live}
+        clock_s = asyncio.get_running_loop().time()
+        self._contacts.keep(worker.id for worker in half.workers)
 
         def moment(at_s: float) -> datetime:
             return half.now - timedelta(seconds=clock_s - at_s)
@@ -159,8 +165,9 @@ class Observer:
             avoid=half.avoid,
             prices=self._catalog.prices,
             volumes=self._catalog.volumes,
-            unanswered_at={name: moment(at_s) for name, at_s in self._unanswered_s.items()},
-            pod_answers={name: PodAnswer(moment(at_s), calls) for name, (at_s, calls) in self._pod_answers.items()},
+            unanswered_at=self._contacts.unanswered_at(moment),
+            pod_answers=self._contacts.pod_answers(moment),
+            heard_again_at=self._contacts.heard_again_at(half.workers, half.now, self._slow_call_s),
             claim_seen_at=self._claims_seen(half.workers, half.now),
             unlisted=self._late_list() or (str(self.cloud_error) if self.cloud_error and self._pods is None else None),
             database_id=half.database_id,

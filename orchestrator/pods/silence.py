@@ -1,28 +1,52 @@
 """Asks the pod of a silent worker whether the worker's agent calls and gets no answer."""
 
-import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import structlog
 
 from orchestrator.core.model import Worker
 from orchestrator.pods import agent_control
-from orchestrator.ports import PortError, SessionPool
+from orchestrator.ports import PortError, SessionPool, Store
 
-ASK_S = 10.0  # seconds for the question, with the connection
+TRIES_S = (4.0, 4.0)  # the second one makes a new connection: the first may have gone with the network's state
 WORDS = {True: "its agent calls and gets no answer", False: "its agent makes no calls", None: "SSH does not reach it"}
 log = structlog.get_logger()
 
 
-async def ask(ssh_pool: SessionPool, note: Callable[[str, bool | None], None], worker: Worker) -> None:
-    """Ask within ASK_S, and call `note` with the worker's id and the answer; None if SSH does not reach the pod."""
+@dataclass(frozen=True, slots=True)
+class NotedAnswer:
+    """What follows from an answer, besides the next tick's decision."""
+
+    is_new: bool  # it is another one than the last
+    may_be_well: bool  # the worker: its agent calls in vain, or this process has no network
+
+
+NoteAnswer = Callable[[Worker, bool | None, bool], NotedAnswer]  # worker, calls in vain, others are heard
+
+
+async def ask(
+    ssh_pool: SessionPool,
+    store: Store,
+    note: NoteAnswer,
+    term: int,
+    worker: Worker,
+    others_are_heard: bool,
+) -> None:
+    """Ask, and call `note` with the answer; None if SSH does not reach the pod. Return within 20 s.
+
+    If the worker may be well, the leases of its tasks are renewed, as its heartbeat would do it.
+    """
     calls_in_vain, error = None, ""
-    try:
-        async with asyncio.timeout(ASK_S), ssh_pool.session(worker, timeout_s=ASK_S) as session:
-            calls_in_vain = await agent_control.calls_in_vain(session, worker.nonce or "")
-    except (PortError, TimeoutError) as unreached:
-        error = f"{type(unreached).__name__}: {unreached}"
-    finally:
-        note(worker.id, calls_in_vain)
-    message = f"silent worker: {WORDS[calls_in_vain]}"
-    log.warning("silent_worker_asked", message=message, worker=worker.id, error=error)
+    for limit_s in TRIES_S:
+        try:
+            async with ssh_pool.session(worker, timeout_s=limit_s) as session:
+                calls_in_vain = await agent_control.calls_in_vain(session, worker.nonce or "", timeout_s=limit_s)
+            break
+        except PortError as unreached:
+            error = f"{type(unreached).__name__}: {unreached}"
+    noted = note(worker, calls_in_vain, others_are_heard)
+    write = log.warning if noted.is_new else log.debug
+    write("silent_worker_asked", message=f"silent worker: {WORDS[calls_in_vain]}", worker=worker.id, error=error)
+    if noted.may_be_well:
+        await store.keep_tasks(term, worker.id)

@@ -120,6 +120,10 @@ class Store(Protocol):
         """Requeue (or at last fail) tasks whose lease has been over for `over_s`; all of a worker that is named."""
         ...
 
+    async def keep_tasks(self, term: int, worker_id: str) -> None:
+        """Renew the leases of a worker's tasks: its agent calls, and its calls do not arrive."""
+        ...
+
     async def note_offer(self, term: int, key: str, *, refused: bool, code: str | None) -> None: ...
     async def strike(self, term: int, strike: Strike, *, code: str, evidence: Mapping[str, Any]) -> Mapping[str, Any]:
         """Record a strike against a machine or a place. Return its strikes, and until when it is avoided."""

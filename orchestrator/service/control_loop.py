@@ -107,7 +107,7 @@ def _pod_operations(
     return PodOperations(
         PodCreator(store, cloud, policy, catalog, credentials.nonce_for),
         bringup.bring_up,
-        partial(ask_pod, ssh_pool, observer.note_pod_answer),
+        partial(ask_pod, ssh_pool, store, observer.note_pod_answer),
         teardown,
         ssh_pool.drop,
     )

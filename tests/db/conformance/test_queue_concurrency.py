@@ -13,7 +13,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow, dict_row
 
 from orchestrator.adapters.postgres import PostgresDb
-from orchestrator.ports import BadArgument
+from orchestrator.ports import BadArgument, NotLeader
 from tests.db.conformance.builders import Agent, Ear, Fleet
 from tests.db.conformance.consistency import RULES
 
@@ -462,3 +462,34 @@ async def _watch(url: str, fleet: Fleet, done: asyncio.Event, worst: list[str]) 
             rows = await (await connection.execute(query)).fetchall()
             worst += [f"{row['key']}: {row['n']}" for row in rows if row["n"] > MOST[row["key"]]]
             worst += [f"all: {rows}"] if sum(row["n"] for row in rows) > 9 else []
+
+
+async def test_a_silent_worker_that_may_be_well_keeps_the_place_of_its_task(fleet: Fleet) -> None:
+    """SSH has shown that its agent calls in vain. No other task gets its place, and its result counts."""
+    first, second = await fleet.submit(count=2, concurrency_key="k")
+    cut, heard = await fleet.agent(), await fleet.agent()
+    (held,) = await cut.claim(batch=1)
+    assert held["id"] == first
+    for _ in range(20):
+        fleet.wait(10)
+        await heard.beat()
+        assert await fleet.fleet("keep_tasks", p_worker_id=cut.id) == {"tasks": 1}
+        assert await heard.claim(batch=1) == []
+    assert (await fleet.fleet("rescue_overdue", p_over_s=0))["tasks"] == []
+    assert await cut.complete(held) == "ok"
+    assert [task["id"] for task in await heard.claim(batch=1)] == [second]
+
+
+async def test_the_lease_of_an_ended_or_unknown_worker_is_not_renewed(fleet: Fleet) -> None:
+    agent = await fleet.agent()
+    await fleet.submit()
+    (task,) = await agent.claim(batch=1)
+    before = (await fleet.task(task["id"]))["lease_expires_at"]
+    assert await fleet.fleet("keep_tasks", p_worker_id="gpu-unknown") == {"tasks": 0}
+    led = await fleet.call("fleet_lead", p_fleet="other", p_holder="them", p_ttl_s=60)
+    other = {"p_fleet": "other", "p_term": led["term"]}
+    fleet.wait(10)
+    assert await fleet.call("fleet_keep_tasks", **other, p_worker_id=agent.id) == {"tasks": 0}
+    assert (await fleet.task(task["id"]))["lease_expires_at"] == before
+    with pytest.raises(NotLeader):
+        await fleet.fleet("keep_tasks", p_worker_id=agent.id, p_term=fleet.term - 1)

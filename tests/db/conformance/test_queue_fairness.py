@@ -240,3 +240,13 @@ async def test_no_turn_that_a_user_writes_stops_later_submissions(fleet: Fleet, 
         taken += len(await agent.claim(batch=2))
     taken += len(await agent.claim(batch=50))
     assert taken == 15
+
+
+async def test_tasks_that_go_to_another_pool_keep_their_order(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+    """However the rows lie in the table: an update writes the oldest one behind the others."""
+    ids = await fleet.submit(*({"tenant": "acme", "params": {"n": n}} for n in range(250)))
+    for task_id in reversed(ids[:120]):
+        await hand.execute("update tasks set labels = '{}' where id = %s", (task_id,))
+    await fleet.fleet("declare_pools", p_pools=[{"task_type": "t", "pool": "big"}])
+    rows = await (await hand.execute("select id::text from tasks order by queue_turn, created_at, id")).fetchall()
+    assert [row["id"] for row in rows] == ids

@@ -364,9 +364,10 @@ def test_a_silent_agents_pod_shows_that_it_calls_in_vain(orchestrator: Orchestra
 @pytest.mark.parametrize(
     ("text", "is_recent"),
     [
-        (b"1700000000\n1700000030\n", True),
-        (b"1700000030\n1700000000\n", True),  # the clock was set back a little
-        (b"1700000000\n1700000031\n", False),
+        (b"1700000000\n1700000060\n", True),
+        (b"1700000060\n1700000000\n", True),  # the clock was set back a little
+        (b"a login script's greeting\n1700000000\n1700000060\n", True),
+        (b"1700000000\n1700000061\n", False),
         (b"\n1700000000\n", False),
         (b"1700000000\n", False),
         (b"", False),

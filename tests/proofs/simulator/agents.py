@@ -250,6 +250,7 @@ class Agent:
                 stream: len(self.pod.files.get(f"{agent_commands.run_dir(self.nonce)}/logs/{stream}.log", b""))
                 for stream in protocol.STREAMS
             }
+            said_s = self.still_s
             try:
                 answer = await self._call(protocol.HEARTBEAT, p_tasks=named, p_health=self._health(), p_logs=logs)
             except (BadToken, UnknownWorker):
@@ -266,7 +267,7 @@ class Agent:
             for one in held:
                 one.cancelled |= one.id in answer["cancel"]
                 one.fenced |= one.id in answer["fenced"]
-                one.stuck = one is self.running and one.id in answer["stuck"]
+                one.stuck = one is self.running and one.id in answer["stuck"] and self.still_s >= said_s
 
     def _health(self) -> dict[str, Any]:
         health: dict[str, Any] = {}

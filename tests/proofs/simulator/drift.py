@@ -410,6 +410,11 @@ class Pair:
         said |= {"p_avoid_s": 60, "p_after": self.dice.choice((1, 2)), "p_memory_s": 90}
         await self.call("fleet_strike", p_fleet=FLEET, p_term=self._term, **said)
 
+    async def keep_all(self) -> None:
+        """Renew the leases of every worker's tasks: some of them are over, and some have lost their place."""
+        for name in [*self.model.workers, "gpu-unknown"]:
+            await self.call("fleet_keep_tasks", p_fleet=FLEET, p_term=self._term, p_worker_id=name)
+
     async def _rescue(self) -> None:
         whose, over_s = self.dice.choice((None, self._worker())), self.dice.choice((None, 0, 7.5, 60))
         if over_s is None:
@@ -495,6 +500,7 @@ async def drift(db: PostgresDb, seed: int, steps: int) -> Counter[str]:
             await pair.step()
             if number % LOOK_EVERY == 0:
                 await pair.look()
+        await pair.keep_all()
         await pair.look()
         pair.check_keys()
     except Drift as error:

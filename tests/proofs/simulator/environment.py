@@ -83,6 +83,7 @@ class World:
         self.db_down = self.s3_down = False
         self.bad_release_s: float | None = None  # since when every task fails on every pod
         self.path_cut = (0.0, 0.0)  # from when until when no agent reaches a gateway
+        self.offline_until_s = 0.0  # until when the orchestrators reach neither pods nor the provider
         self.alarm: Any = None  # a finding that every agent reports, whatever its machine is
         self.belated = False  # whether what arrives now was given up long ago by whoever sent it
         self.outages: list[tuple[float, float]] = []  # of the database
@@ -229,6 +230,8 @@ class World:
     def _reach(self, link: str) -> None:
         if (link == "db" and self.db_down) or (link == "s3" and self.s3_down):
             raise Unavailable(f"{link} is down")
+        if link in ("ssh", "cloud") and self.kernel.now < self.offline_until_s:
+            self._cut(link)
 
     def commit(
         self, function: str, args: Mapping[str, Any], *, by: str, claims: Mapping[str, Any] | None = None

@@ -272,7 +272,7 @@ class Replica:
         operations = PodOperations(
             PodCreator(store, cloud, policy, catalog, nonce_for),
             partial(self.laws.bring_up, bringup.bring_up),
-            partial(ask_pod, lines, self.observer.note_pod_answer),
+            partial(ask_pod, lines, store, self.observer.note_pod_answer),
             Teardown(
                 store,
                 cloud,

@@ -32,6 +32,7 @@ REPORTS: dict[str, tuple[Any, ...]] = {
     "finding_garbage": (None, 7, {"code": 5}, {"code": "XID_79"}, XID_79 | {"severity": ["C"]}, "XID_79"),
 }
 CUT_OFF = 0.3  # of those without any of these: in these no agent reaches a gateway for a while
+OFFLINE = 0.4  # of these: in these the orchestrators reach neither pods nor the provider meanwhile
 SHARED = 0.3  # of the seeds: in these tasks have tenants, one of which has a backlog, and limits, which change
 TENANTS = (None, "a", "a", "b", "c")
 KEYS = (None, None, "one", "two")
@@ -400,6 +401,10 @@ class Story:
         self._faults.count["agents_cut_off"] += 1
         world.say(f"fault: agents_cut_off for {lasts_s:.0f} s")
         world.path_cut = (self._kernel.now, self._kernel.now + lasts_s)
+        if self._path.random() < OFFLINE:
+            self._faults.note("orchestrators_offline", lasts_s)
+            world.say("fault: orchestrators_offline")
+            world.offline_until_s = world.path_cut[1]
 
     def _correct(self) -> None:
         self._world.bad_release_s = None

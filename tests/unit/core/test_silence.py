@@ -1,4 +1,4 @@
-"""Silent workers: one among others that are heard has failed; if most are silent, their pods are asked first."""
+"""Silent workers: their pods are asked before they end."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,18 +6,22 @@ from typing import Any
 import pytest
 
 from orchestrator.core import rescue
-from orchestrator.core.actions import Action, AskPod, Terminate, Wait
+from orchestrator.core.actions import Action, AskPod, Terminate, UpdateAddress, Wait
 from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.liveness import ObservationWindow
 from orchestrator.core.model import PodAnswer, PodStatus, Snapshot, Worker
-from orchestrator.core.plan import plan
+from orchestrator.core.plan import QUESTIONS_PER_TICK, in_transition, plan
 from orchestrator.core.silence import CALLS_IN_VAIN, NO_NETWORK
 from orchestrator.core.states import WaitingOn
-from tests.unit.core.build import ago, busy, idle, pod_of, policy, snapshot, spawning, worker
+from tests.unit.core.build import ago, busy, pod_of, policy, snapshot, spawning, terminating, worker
+
+
+def quiet(seconds: float) -> dict[str, Any]:
+    return {"ssh_host": "127.0.0.1", "ssh_port": 22, "last_heartbeat": ago(seconds)}
 
 
 def silent(name: str, seconds: float = 70, **changes: Any) -> Worker:
-    fields = {"tasks_running": 1, "ssh_host": "127.0.0.1", "ssh_port": 22, "last_heartbeat": ago(seconds)}
-    return worker(name, **fields | changes)
+    return worker(name, **{"tasks_running": 1, **quiet(seconds), **changes})
 
 
 def steps(seen: Snapshot) -> dict[str, Action]:
@@ -26,21 +30,29 @@ def steps(seen: Snapshot) -> dict[str, Action]:
     return {action.worker_id: action for action in made if isinstance(action, AskPod | Terminate | Wait)}
 
 
-def asked(seconds: float, calls_in_vain: bool | None) -> PodAnswer:
-    return PodAnswer(ago(seconds), calls_in_vain)
+def asked(seconds: float, calls_in_vain: bool | None, **changes: Any) -> PodAnswer:
+    return replace(PodAnswer(ago(seconds), ("127.0.0.1", 22), calls_in_vain), **changes)
 
 
-def test_one_silent_worker_among_others_ends_unasked() -> None:
-    found = steps(snapshot(silent("gpu-1"), busy("gpu-2"), busy("gpu-3")))
-    assert isinstance(found.pop("gpu-1"), Terminate)
-    assert not found
+def test_a_pod_is_asked_before_the_lease_of_its_task_ends() -> None:
+    assert not steps(snapshot(silent("gpu-1", 39)))
+    assert isinstance(steps(snapshot(silent("gpu-1", 41)))["gpu-1"], AskPod)
+    assert not steps(snapshot(silent("gpu-1", 41), window=ObservationWindow(ago(30))))
 
 
-def test_if_most_are_silent_each_pod_is_asked() -> None:
-    """A worker whose silence is not long enough yet is not heard either: idle ones send fewer heartbeats."""
-    found = steps(snapshot(silent("gpu-1"), idle("gpu-2", 20, last_heartbeat=ago(45)), busy("gpu-3")))
-    assert isinstance(found["gpu-1"], AskPod)
-    assert found.keys() == {"gpu-1"}
+def test_a_dead_agent_ends_its_worker_at_the_timeout() -> None:
+    answers = {"gpu-1": asked(1, False)}
+    assert not steps(snapshot(silent("gpu-1", 59), pod_answers=answers))
+    assert isinstance(steps(snapshot(silent("gpu-1", 61), pod_answers=answers))["gpu-1"], Terminate)
+
+
+def test_one_silent_worker_among_others_is_asked_and_gets_a_moment() -> None:
+    """Its own network is broken, or it is the last one to come back."""
+    others = (busy("gpu-2"), busy("gpu-3"))
+    assert isinstance(steps(snapshot(silent("gpu-1"), *others))["gpu-1"], AskPod)
+    known = silent("gpu-1", 100, waiting_on=WaitingOn.OPERATOR)
+    assert not steps(snapshot(known, *others, pod_answers={"gpu-1": asked(59, True)}))
+    assert isinstance(steps(snapshot(known, *others, pod_answers={"gpu-1": asked(61, True)}))["gpu-1"], Terminate)
 
 
 def test_a_worker_that_is_alone_is_asked() -> None:
@@ -68,19 +80,32 @@ def test_its_pod_is_asked_again() -> None:
     assert isinstance(steps(snapshot(known, pod_answers={"gpu-1": asked(21, True)}))["gpu-1"], AskPod)
 
 
-def test_the_last_one_to_be_heard_again_has_time() -> None:
-    """The path works again and most are heard: this agent's next call may be a few seconds away."""
-    known = silent("gpu-1", waiting_on=WaitingOn.OPERATOR)
-    others = (busy("gpu-2"), busy("gpu-3"))
-    assert "gpu-1" not in steps(snapshot(known, *others, pod_answers={"gpu-1": asked(25, True)}))
-    assert isinstance(steps(snapshot(known, *others, pod_answers={"gpu-1": asked(61, True)}))["gpu-1"], Terminate)
-
-
-@pytest.mark.parametrize("calls_in_vain", [False, None])
-def test_a_worker_whose_pod_shows_no_call_ends(calls_in_vain: bool | None) -> None:
-    end = steps(snapshot(silent("gpu-1"), pod_answers={"gpu-1": asked(1, calls_in_vain)}))["gpu-1"]
+def test_a_worker_whose_agent_makes_no_calls_ends() -> None:
+    end = steps(snapshot(silent("gpu-1"), pod_answers={"gpu-1": asked(1, False)}))["gpu-1"]
     assert isinstance(end, Terminate)
     assert end.cause is ExitCause.HEARTBEAT_LOST
+
+
+def test_a_pod_that_ssh_does_not_reach_is_tried_again_before_its_worker_ends() -> None:
+    """A connection may have gone with some router's memory of it."""
+    assert not steps(snapshot(silent("gpu-1"), pod_answers={"gpu-1": asked(4, None)}))
+    assert isinstance(steps(snapshot(silent("gpu-1"), pod_answers={"gpu-1": asked(6, None)}))["gpu-1"], AskPod)
+    ended = steps(snapshot(silent("gpu-1"), pod_answers={"gpu-1": asked(1, None, unreached_s=11.0)}))
+    assert isinstance(ended["gpu-1"], Terminate)
+
+
+def test_an_answer_from_another_address_does_not_count() -> None:
+    """The list shows where its SSH is now."""
+    one = silent("gpu-1", ssh_port=23)
+    answers = {"gpu-1": asked(1, None, address=("127.0.0.1", 23), unreached_s=11.0)}
+    (update,) = [a for a in plan(snapshot(one, pod_answers=answers), policy()).actions if isinstance(a, UpdateAddress)]
+    assert update.port == 22
+    assert isinstance(steps(snapshot(silent("gpu-1"), pod_answers=answers))["gpu-1"], AskPod)
+
+
+def test_an_old_answer_does_not_count() -> None:
+    answers = {"gpu-1": asked(61, False)}
+    assert isinstance(steps(snapshot(silent("gpu-1", 100), pod_answers=answers))["gpu-1"], AskPod)
 
 
 def test_an_answer_about_an_earlier_silence_does_not_count() -> None:
@@ -88,13 +113,21 @@ def test_an_answer_about_an_earlier_silence_does_not_count() -> None:
 
 
 def test_without_any_network_an_unreached_pod_proves_nothing() -> None:
-    """Neither SSH nor RunPod answers: the network of this process may be away."""
-    answers = {"gpu-1": asked(1, None)}
-    remark = steps(snapshot(silent("gpu-1"), pod_answers=answers, unlisted="no connection"))["gpu-1"]
+    """Neither SSH nor RunPod answers: this process may have no network."""
+    away = {"gpu-1": asked(1, None, unreached_s=100.0, has_network=False)}
+    remark = steps(snapshot(silent("gpu-1"), pod_answers=away))["gpu-1"]
     assert isinstance(remark, Wait)
     assert remark.waiting_for == NO_NETWORK
-    shown = steps(snapshot(silent("gpu-1"), pod_answers={"gpu-1": asked(1, False)}, unlisted="no connection"))
-    assert isinstance(shown["gpu-1"], Terminate)
+    late = {"gpu-1": asked(6, None, unreached_s=100.0, has_network=False)}
+    again = steps(snapshot(silent("gpu-1"), busy("gpu-2"), busy("gpu-3"), pod_answers=late))
+    assert again["gpu-1"] == AskPod("gpu-1", "no heartbeat for 70 s, HEARTBEAT_TIMEOUT_SEC=60", others_are_heard=True)
+
+
+def test_a_worker_that_finishes_its_tasks_is_asked_too() -> None:
+    one = terminating("gpu-1", tasks_running=1, exit_cause=ExitCause.MANUAL, **quiet(70))
+    assert isinstance(steps(snapshot(one))["gpu-1"], AskPod)
+    assert not rescue.plan(snapshot(one, expired_leases=1), policy())
+    assert rescue.plan(snapshot(one, expired_leases=1, pod_answers={"gpu-1": asked(1, False)}), policy())
 
 
 def test_nobody_waits_longer_than_an_agent_does() -> None:
@@ -118,12 +151,32 @@ def test_the_remark_goes_with_the_silence() -> None:
     assert remark.waiting_on is WaitingOn.WORKER
 
 
-def test_no_task_is_rescued_from_a_worker_that_may_be_well() -> None:
-    seen = snapshot(silent("gpu-1"), expired_leases=1)
+def test_no_task_is_rescued_before_the_pod_of_its_worker_has_answered() -> None:
+    """Afterwards the leases of an agent that calls are renewed, so what has expired belongs to others."""
+    seen = snapshot(silent("gpu-1"), busy("gpu-2"), busy("gpu-3"), expired_leases=1)
     assert not rescue.plan(seen, policy())
-    assert not rescue.plan(replace(seen, pod_answers={"gpu-1": asked(1, True)}), policy())
-    assert rescue.plan(replace(seen, pod_answers={"gpu-1": asked(1, False)}), policy())
-    assert rescue.plan(snapshot(silent("gpu-1"), busy("gpu-2"), busy("gpu-3"), expired_leases=1), policy())
+    assert not rescue.plan(replace(seen, in_flight=frozenset({"gpu-1"})), policy())
+    for answer in (True, False):
+        assert rescue.plan(replace(seen, pod_answers={"gpu-1": asked(1, answer)}), policy())
+
+
+def test_a_task_that_seems_stuck_is_left_to_an_agent_that_has_just_been_heard_again() -> None:
+    late = busy("gpu-1", last_heartbeat=ago(1), progress_at=ago(2000), slowest_task="t1")
+    (end,) = steps(snapshot(late)).values()
+    assert isinstance(end, Terminate)
+    assert end.cause is ExitCause.TASK_STUCK
+    assert not steps(snapshot(late, heard_again_at={"gpu-1": ago(59)}))
+    assert steps(snapshot(late, heard_again_at={"gpu-1": ago(61)}))
+
+
+def test_a_thousand_silent_workers_are_asked_in_parts() -> None:
+    asks = [a for a in steps(snapshot(*(silent(f"gpu-{n}") for n in range(1000)))).values() if isinstance(a, AskPod)]
+    assert len(asks) == QUESTIONS_PER_TICK
+
+
+def test_the_next_tick_comes_soon_while_a_worker_is_silent() -> None:
+    assert in_transition(snapshot(silent("gpu-1"), pod_answers={"gpu-1": asked(1, True)}))
+    assert not in_transition(snapshot(silent("gpu-1", 1), pod_answers={"gpu-1": asked(9, True)}))
 
 
 def test_a_worker_that_ends_is_not_asked() -> None:

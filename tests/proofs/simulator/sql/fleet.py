@@ -275,6 +275,16 @@ class Database(Queue):
         told = f"No sign of life for {still // timedelta(seconds=1)} s; worker {worker['id']} was ended for that"
         return {"code": "TASK_STUCK", "exit_class": "timeout", "message": told}
 
+    def fleet_keep_tasks(self, p_fleet: str, p_term: int, p_worker_id: str) -> Json:
+        self._check_term(p_fleet, p_term, "fleet_keep_tasks")
+        worker = self.workers.get(p_worker_id)
+        if worker is None or worker["fleet"] != p_fleet or worker["status"] == "terminated":
+            return {"tasks": 0}
+        held = list(self.running.get(p_worker_id, {}).values())
+        lease = self.now + timedelta(seconds=worker["lease_s"])
+        self.update_tasks([(task, {"lease_expires_at": lease}) for task in self.renewable(held)])
+        return {"tasks": len(held)}
+
     def fleet_rescue_overdue(self, p_fleet: str, p_term: int, p_over_s: float) -> Json:
         self._check_term(p_fleet, p_term, "fleet_rescue_overdue")
         return {"tasks": self.rescue(None, p_over_s)}

@@ -131,6 +131,7 @@ class Records(Database):
             pool = self.task_types.get(task["task_type"], {}).get("pool") or "default"
             if task["status"] == "Queued" and task["pool_by_type"] and task["pool"] != pool:
                 moved.append((task, {"pool": pool}))
+        moved.sort(key=lambda one: (-one[0]["priority"], one[0]["queue_turn"], one[0]["created_at"], one[0]["id"]))
         self.update_tasks(moved)
         return {"declared": len(told), "rerouted": len(moved)}
 
