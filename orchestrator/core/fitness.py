@@ -45,21 +45,23 @@ def _end_of_unclaiming(worker: Worker, snapshot: Snapshot) -> Terminate | None:
     Its heartbeats and its claims come from different threads. Such a worker would cost money without end, and it counts
     as the capacity for these tasks. If claims fail for all workers, replacing one at a time costs little.
     """
+    if not _claims_nothing(worker, snapshot):  # first, because most workers claim: the rest looks at each of the pool
+        return None
     here = [one for one in snapshot.workers if one.pool == worker.pool]
-    silent = [one.id for one in here if _claims_nothing(one, snapshot)]
+    first = next(one.id for one in here if _claims_nothing(one, snapshot))  # workers are sorted by id
     changing = any(one.state in (State.SPAWNING, State.TERMINATING) for one in here)
-    if changing or worker.id != min(silent, default=None):
+    if changing or worker.id != first:
         return None
     why = f"tasks wait, and it has not asked for one since {snapshot.claim_seen_at[worker.id]:%H:%M:%S}"
     return _sick(worker, FailureCode.NOT_CLAIMING, why)
 
 
 def _claims_nothing(worker: Worker, snapshot: Snapshot) -> bool:
+    if snapshot.store_outage or worker.own_program or worker.state is not State.IDLE or not worker.is_fit:
+        return False
     demand = next((one for one in snapshot.demand if one.pool == worker.pool), None)
     observed_since = snapshot.window.back(UNCLAIMED_S, snapshot.now)
     asked_at = snapshot.claim_seen_at.get(worker.id)
-    if snapshot.store_outage or worker.own_program or not worker.is_fit or worker.state is not State.IDLE:
-        return False
     if observed_since is None or asked_at is None or demand is None or demand.oldest_claimable_at is None:
         return False
     # A claim that got no answer also counts as a claim: another worker would get no answer either.
