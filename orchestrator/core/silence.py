@@ -13,6 +13,8 @@ A worker that is silent for `deadman_s` ends unasked, because its agent has ende
 heartbeat timeout is over, so that the leases of the worker's tasks can be renewed in time.
 """
 
+from dataclasses import dataclass
+
 from orchestrator.core.actions import AskPod, Terminate, Wait
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
@@ -25,6 +27,14 @@ RETRY_S, UNREACHED_S = 5.0, 10.0  # between two tries to reach a pod, and from t
 AGAIN_S = 60.0  # within which each agent calls again, and is heard if its calls arrive again
 CALLS_IN_VAIN = "the gateway: its agent runs, and its calls get no answer"
 NO_NETWORK = "the orchestrator's network: it reaches neither the pod nor RunPod"
+
+
+@dataclass(frozen=True, slots=True)
+class NotedAnswer:
+    """What follows at once from the answer of a pod. The next tick decides on the rest."""
+
+    is_new: bool  # it is another one than the last
+    may_be_well: bool  # the worker: its agent calls in vain, or this process has no network
 
 
 class Silences:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from orchestrator.core.model import PodAnswer, Worker
-from orchestrator.pods.silence import NotedAnswer
+from orchestrator.core.silence import NotedAnswer
 
 IN_A_ROW_S = 60.0  # a try to reach a pod that is later than that does not belong to the one before
 SILENT_HEARTBEATS = 2  # heartbeats without which a worker is silent

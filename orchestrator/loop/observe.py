@@ -17,13 +17,13 @@ from orchestrator.core.liveness import ObservationWindow
 from orchestrator.core.model import Pod, Snapshot, StoreOutage, Worker
 from orchestrator.core.plurals import counted
 from orchestrator.core.pod_tracking import PAGE_PODS, PodTracker, fold
+from orchestrator.core.silence import NotedAnswer
 from orchestrator.core.states import State
 from orchestrator.loop.contacts import Contacts
 from orchestrator.loop.store_watch import StoreWatch
 from orchestrator.observability import log_phrases
 from orchestrator.observability.logger import LazyLogger
 from orchestrator.pods.provider_cache import Catalog
-from orchestrator.pods.silence import NotedAnswer
 from orchestrator.ports import ApiAuth, Cloud, PortError, Store, Unavailable
 
 LIST_EVERY_S = 2.0  # per page, at least; longer if this pace would use up the account's limits

@@ -1,25 +1,17 @@
 """Asks the pod of a silent worker whether the worker's agent calls and gets no answer."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import structlog
 
 from orchestrator.core.model import Worker
+from orchestrator.core.silence import NotedAnswer
 from orchestrator.pods import agent_control
 from orchestrator.ports import PortError, SessionPool, Store
 
 TRIES_S = (4.0, 4.0)  # the second one makes a new connection: the first may have gone with the network's state
 WORDS = {True: "its agent calls and gets no answer", False: "its agent makes no calls", None: "SSH does not reach it"}
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class NotedAnswer:
-    """What follows from an answer, besides the next tick's decision."""
-
-    is_new: bool  # it is another one than the last
-    may_be_well: bool  # the worker: its agent calls in vain, or this process has no network
 
 
 NoteAnswer = Callable[[Worker, bool | None, bool], NotedAnswer]  # worker, calls in vain, others are heard

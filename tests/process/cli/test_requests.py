@@ -153,7 +153,7 @@ async def test_plan_tells_a_refused_key_from_a_provider_that_does_not_answer(
 
 
 async def test_plan_knows_what_a_leader_has_seen(cli: Cli, fleet: Fleet, postgres: Database, tmp_path: Path) -> None:
-    """Who has been silent since the lead began is to end; a pod that is not listed is named, and not yet judged."""
+    """Who has been silent since the lead began is to be asked, then to end; a pod that is not listed is only named."""
     async with Emulator(tmp_path) as emulator:
         cloud = {"RUNPOD_API_KEY": emulator.api_key, "RUNPOD_API_BASE_URL": emulator.url}
         worker_id = await fleet.worker(upto=State.ACTIVE)
@@ -163,11 +163,14 @@ async def test_plan_knows_what_a_leader_has_seen(cli: Cli, fleet: Fleet, postgre
             hour = "update fleet_lease set since = since - interval '1 hour' where fleet = %s"
             await sql.execute(hour, (row["fleet"],))
             silent = (
-                "update workers set created_at = created_at - interval '1 hour', "
-                "last_heartbeat = now() - interval '10 min' where id = %s"
+                "update workers set created_at = created_at - interval '1 hour', ssh_host = '127.0.0.1', ssh_port = 1, "
+                "last_heartbeat = now() - %s * interval '1 min' where id = %s"
             )
-            await sql.execute(silent, (worker_id,))
+            await sql.execute(silent, (10, worker_id))
+            soon = await cli("plan", "--json", **cloud)
+            await sql.execute(silent, (20, worker_id))
         later = await cli("plan", "--json", **cloud)
+    assert [action["worker_id"] for action in soon.json()["actions"] if action["kind"] == "ask_pod"] == [worker_id]
     assert later.json()["observed"]["pods_missing"] == [row["pod_id"]]
     assert [action["kind"] for action in fresh.json()["actions"] if action["kind"] == "terminate"] == []
     (end,) = [action for action in later.json()["actions"] if action["kind"] == "terminate"]
