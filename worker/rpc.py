@@ -88,6 +88,9 @@ class Rpc:
             self._state.note_no_answer()
             raise
         if status in {OK, ACCEPTED}:
+            if not isinstance(answer.get("outcome"), str):  # every answer of the orchestrator has one
+                self._state.note_no_answer()
+                raise Unreachable(f"HTTP {status} with an answer that is not the orchestrator's")
             self._state.note_answer()
             if status == ACCEPTED:
                 raise NotYet(function, answer.get("why"))

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from orchestrator.pods import agent_commands
 from orchestrator.pods.bundle import build_bundle
 from testbed.services.free_port import free_port
 from worker import protocol
@@ -48,7 +49,7 @@ class Orchestrator:
             None  # after so long without a sign of life a task is stuck; None: an older database
         )
         self.led: bool | None = None  # whether somebody leads; None: a database that does not say
-        self.refusal: tuple[int, str] | None = None  # answer every call with this status and code
+        self.refusal: tuple[int, str] | None = None  # answer every call with this status and code; 200: a portal's
         self.refuse_results = False  # answer every completion with a 413
         self.held_up: set[str] = set()  # tasks that a trigger of the database refuses to complete
         self.knows_many = True  # an older gateway knows no completion of many, and none that claims
@@ -460,6 +461,12 @@ class Pod:
 
     def stop(self, grace_s: float = PATIENCE_S) -> dict[str, Any]:
         return self.agent("stop", "--grace-s", str(grace_s))[1]
+
+    def calls_in_vain(self) -> bool:
+        """What the orchestrator's question over SSH shows: whether a heartbeat has just got no answer."""
+        command = agent_commands.unanswered_command(self.nonce)
+        shown = subprocess.run(["sh", "-c", command], cwd=self.home, capture_output=True, check=True, timeout=10)
+        return agent_commands.is_unanswered(shown.stdout)
 
     def log(self, stream: str) -> str:
         return (self.run / "logs" / f"{stream}.log").read_text()

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -347,18 +346,27 @@ def test_upload_waits_for_the_orchestrator(orchestrator: Orchestrator, pod: Pod,
 
 def test_a_silent_agents_pod_shows_that_it_calls_in_vain(orchestrator: Orchestrator, pod: Pod) -> None:
     """The orchestrator's command is run on the pod: before the outage and during it."""
-
-    def shown() -> bytes:
-        command = agent_commands.unanswered_command(pod.nonce)
-        return subprocess.run(["sh", "-c", command], cwd=pod.home, capture_output=True, check=True, timeout=10).stdout
-
     pod.start(HANDLERS)
     orchestrator.until(lambda: orchestrator.count(protocol.HEARTBEAT))
-    assert not agent_commands.is_unanswered(shown())
+    assert not pod.calls_in_vain()
     orchestrator.down()
-    wait_for(lambda: agent_commands.is_unanswered(shown()))
+    wait_for(pod.calls_in_vain)
     assert pod.events("heartbeat_unanswered")
     orchestrator.up()
+
+
+def test_an_answer_of_something_else_is_no_answer(orchestrator: Orchestrator, pod: Pod, gate: Gate) -> None:
+    """A proxy's or a captive portal's JSON neither acknowledges a result nor counts as the orchestrator's voice."""
+    pod.start(HANDLERS)
+    orchestrator.submit("kept", "gated", gate.params)
+    gate.begun()
+    orchestrator.tell(refusal=(200, "SIGN_IN"))
+    wait_for(pod.calls_in_vain)
+    gate.open()
+    wait_for(lambda: pod.events("call_unanswered"))
+    orchestrator.tell(refusal=None)
+    orchestrator.completion("kept")
+    assert "kept" not in orchestrator.failures
 
 
 @pytest.mark.parametrize(

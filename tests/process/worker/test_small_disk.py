@@ -1,5 +1,6 @@
 """A disk that fills while tasks run: a real small file system where the tests may mount one."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.worker.machine import Machine
-from tests.process.worker.scripted import Orchestrator, Pod
+from tests.process.worker.scripted import Orchestrator, Pod, wait_for
 from worker import protocol
 
 FAST = {"monitor_s": 0.1}
@@ -125,3 +126,21 @@ def test_a_disk_that_a_task_filled_is_noticed_before_the_next_claim(
     assert [task["id"] for task in orchestrator.queued] == ["next"]
     small_disk.clean()
     orchestrator.completion("next")
+
+
+@pytest.mark.parametrize("happen", [SmallDisk.fill, SmallDisk.crowd], ids=["bytes", "inodes"])
+def test_an_agent_without_room_still_records_that_it_calls_in_vain(
+    orchestrator: Orchestrator, pod: Pod, small_disk: SmallDisk, happen: Callable[[SmallDisk], None]
+) -> None:
+    """Otherwise the orchestrator would take it for an agent that makes no calls, and end it with its tasks."""
+    pod.start({"true": "cmd:true"}, **FAST, system_root=str(small_disk.machine.path / "root"))
+    orchestrator.until(lambda: orchestrator.count(protocol.HEARTBEAT))
+    happen(small_disk)
+    if small_disk.is_real and happen is SmallDisk.fill:
+        with contextlib.suppress(OSError), (small_disk.home / "filler").open("ab") as file:
+            while True:
+                file.write(bytes(512))
+                file.flush()
+    orchestrator.down()
+    wait_for(pod.calls_in_vain)
+    orchestrator.up()
