@@ -1,9 +1,11 @@
-"""One tick with 10, 100 and 1,000 idle workers: wall time, processor time of the orchestrator, and of Postgres.
+"""One tick with 10, 100 and 1,000 workers: wall time, processor time of the orchestrator, and of Postgres.
 
+Half of the workers hold a task, the others are idle. A fifth of both is silent: their agents call in vain.
 The daemon's own tick over a real Postgres: the observation, its plan, record and metrics; nothing is to be done.
 The provider's list is a tuple that is there already: a real one is waited for beside the tick.
 """
 
+import asyncio
 import gc
 import time
 import uuid
@@ -29,6 +31,7 @@ from orchestrator.migrate import migrate
 from orchestrator.observability.health import Health
 from orchestrator.observability.logging import configure
 from orchestrator.observability.metrics import Metrics
+from orchestrator.pods.create import PodCreator
 from orchestrator.pods.latest import Latest
 from orchestrator.pods.provider_cache import Catalog
 from orchestrator.ports import Cloud
@@ -39,6 +42,15 @@ from worker import protocol
 TRIES = 40  # ticks of each fleet
 GOALS = {"orchestrator_ms_a_worker_at_1000_to_100": ("<=", 1.2)}  # no more for each, the more there are
 SIZES = (10, 100, 1_000)
+TASK = "insert into tasks (task_type) values ('x')"
+SILENT = "01"  # last digits of their numbers: as many idle ones as busy ones
+# The others are heard during the whole benchmark. No lease ends.
+HEARD = """
+    update tasks set lease_expires_at = now() + interval '1 hour' where status = 'In Progress';
+    update workers set last_heartbeat = now() + interval '1 hour' where pod_id !~ '[01]$';
+    update workers set last_heartbeat = now() - interval '1 minute', waiting_on = 'operator'
+     where pod_id ~ '[01]$'
+"""
 FLEET, GPU = "default", "NVIDIA A40"
 LOGS = {"agent": 4_096, "handler": 65_536, "system": 0}
 POOL = Pool(
@@ -47,7 +59,8 @@ POOL = Pool(
     keep_idle=0, idle_timeout_s=3_600, overcapacity_idle_timeout_s=3_600,
 )  # fmt: skip
 POLICY = Policy(
-    FLEET, (POOL,), spawning_timeout_s=900, spawning_grace_s=60, scale_down_grace_s=60, drain_grace_s=60
+    FLEET, (POOL,), spawning_timeout_s=900, spawning_grace_s=60, scale_down_grace_s=60, drain_grace_s=60,
+    heartbeat_timeout_s=1,
 )  # fmt: skip
 
 
@@ -60,6 +73,10 @@ class Listing:
     async def list_pods(self) -> tuple[Pod, ...]:
         """All of them."""
         return self._pods
+
+    def list_pause_s(self) -> float:
+        """It has no limits."""
+        return 0
 
 
 async def measure(directory: Path, tries: int) -> dict[str, Any]:
@@ -77,8 +94,12 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
             stack.push_async_callback(db.close)
             store = SqlStore(db, FLEET)
             term = (await store.lead("bench", 3_600)).term
-            pods = [await add_worker(db, store, term, number) for number in range(size)]
             sql = await stack.enter_async_context(await psycopg.AsyncConnection.connect(url, autocommit=True))
+            pods = []
+            for number in range(size):
+                if number % 2:
+                    await sql.execute(TASK)  # the next worker claims it
+                pods.append(await add_worker(db, store, term, number))
             wall_s, ours_s, postgres_s = await _ticks(_daemon(db, Listing(tuple(pods))), term, sql, tries)
             figures[f"wall_ms_at_{size}"] = _spread_ms(wall_s)
             figures[f"orchestrator_ms_at_{size}"] = _spread_ms(ours_s)
@@ -94,18 +115,24 @@ async def _ticks(daemon: Daemon, term: int, sql: Any, tries: int) -> tuple[list[
     """Wall and processor seconds of each tick, and of Postgres of one on average."""
     wall_s, ours_s = [], []
     await daemon._tick.run(term)  # noqa: SLF001  the first one prepares statements, and says more
+    await sql.execute(HEARD)
+    await asyncio.sleep(POLICY.heartbeat_timeout_s)  # silence counts only if it was observed
+    silent = [worker for worker in daemon._tick.fleet if str(worker.pod_id)[-1] in SILENT]  # noqa: SLF001
+    assert sum(worker.tasks_running for worker in silent) == len(silent) // 2  # noqa: S101  the others are idle
     servers_s = await servers_cpu_s(sql)
     for _ in range(tries):
+        for worker in silent:
+            daemon._observer.note_pod_answer(worker, calls_in_vain=True, others_are_heard=True)  # noqa: SLF001
         began = (time.perf_counter(), time.process_time())
         made = await daemon._tick.run(term)  # noqa: SLF001  without its timers
         wall_s.append(time.perf_counter() - began[0])
         ours_s.append(time.process_time() - began[1])
-        assert not made.actions  # noqa: S101  a fleet at rest
+        assert not made.actions, made.actions[:3]  # noqa: S101  a fleet at rest
     return wall_s, ours_s, (await servers_cpu_s(sql) - servers_s) / tries
 
 
 async def add_worker(db: PostgresDb, store: SqlStore, term: int, number: int) -> Pod:
-    """One that was promoted, has beaten and found nothing to do; its pod."""
+    """One that was promoted, has beaten, and has asked for a task; its pod."""
     name, nonce = f"gpu-20261121_101500-{number:08x}", uuid.uuid4().hex
     await store.spawn(term, {"id": name, "pool": POOL.name, **WORKER, "metadata": {"offer": POOL.offers[0].key}})
     here, address = (State.SPAWNING,), (f"10.0.{number // 250}.{number % 250}", 22)
@@ -144,7 +171,8 @@ def _daemon(db: PostgresDb, cloud: Listing) -> Daemon:
     catalog = Catalog(provider, POLICY)
     health = Health(started_at_s=time.monotonic())
     runtime = Runtime(store, db, POLICY, health, metrics, Latest(), "bench", 30)
-    operations = PodOperations(nobody, nobody, nobody, nobody, nobody)
+    creator = PodCreator(store, provider, POLICY, catalog, str)
+    operations = PodOperations(creator, nobody, nobody, nobody, nobody)
     executor = Executor(store, provider, operations, POLICY)
     return Daemon(runtime, Observer(store, provider, FLEET, catalog), executor, catalog=catalog, shipper=nobody)
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from math import ceil
 
 from orchestrator.core.model import Absence, Pod, PodStatus, Worker
-from orchestrator.core.states import Stage
+from orchestrator.core.states import Stage, State
 
 PAGE_PODS = 100  # RunPod's page size
 FRESH_S = 10.0  # per page
@@ -51,7 +51,7 @@ def fold(
     for worker in rows:
         missing = worker.pod_id not in present if worker.pod_id else worker.id not in names
         counts = worker.pod_id in shown if worker.pod_id else True
-        born = worker.stage_since if worker.stage in FRESH else worker.created_at
+        born = _born(worker)
         if missing and (counts or now - born > timedelta(seconds=LISTING_LAG_S)):
             key = worker.pod_id or worker.id
             absent[key] = replace(_longer(before.absent.get(key), now, fresh_s), shown=shown.get(key))
@@ -68,6 +68,15 @@ def fold(
     unlisted |= {pod_id: since for pod_id, since in known.items() if pod_id in unread}
     ended = {pod.id: _longer(before.ended.get(pod.id), now, fresh_s) for pod in listed if pod.status in ENDED}
     return PodTracker(absent, orphans, shown, ended, unlisted)
+
+
+def _born(worker: Worker) -> datetime:
+    """Return when its pod was created, at the latest. The intent may have waited for minutes before."""
+    if worker.stage in FRESH:
+        return worker.stage_since
+    if worker.state is State.TERMINATING and worker.ssh_host is None:  # it may have ended in a fresh stage
+        return worker.state_since
+    return worker.created_at
 
 
 def _longer(earlier: Absence | None, now: datetime, fresh_s: float) -> Absence:

@@ -71,7 +71,7 @@ def _deleting(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
     outlived = worker.metadata.deletes or STILL_LISTED in (worker.waiting_for or "")
     deleted_age_s = policy.absence_age_s if outlived else DELETED_AGE_S
     age_s = deleted_age_s if worker.pod_id else LISTING_LAG_S
-    asked_at = _delete_answered_at(worker, policy) if sent else worker.created_at
+    asked_at = _delete_answered_at(worker, policy) if sent else worker.state_since  # a create call ended before that
     gone = is_absent(worker, snapshot, age_s, asked_at)
     return MarkTerminated(worker.id, "RunPod confirms that the pod is gone") if gone else None
 

@@ -23,7 +23,7 @@ class Health:
     holder: str | None = None  # who leads, us included
     tick_at_s: float | None = None  # when the last tick began, as leader or standby, also if it failed
     database_answered: bool = False  # once since the start
-    reason: str | None = None  # why the last tick failed
+    reason: str | None = None  # why the last tick, or the last request for the lease, failed
     runs: Mapping[str, str | None] = field(default_factory=dict)  # version, commit, schema
     steps: int = 0  # of all ticks together, for the watchdog
     depends: Callable[[], Mapping[str, str]] = dict  # database, provider, s3 -> up | down | unknown
@@ -42,15 +42,16 @@ class Health:
         self.role, self.term, self.holder, self.database_answered = "leader", term, holder, True
 
     def stands_by(self, term: int, holder: str) -> None:
-        """Note that another process leads."""
+        """Note that another process leads. No tick runs, so nothing else ends the reason of a failed request."""
         self.role, self.term, self.holder, self.database_answered = "standby", term, holder, True
+        self.reason = None
 
     def stops(self) -> None:
         """Note that the process is ending."""
         self.role = "stopping"
 
     def failed(self, reason: str) -> None:
-        """Note a failed tick."""
+        """Note a failed tick, or a failed request for the lease."""
         self.reason = reason
 
     def recovered(self) -> None:

@@ -58,6 +58,25 @@ def test_a_failing_database_is_a_reason_and_no_death() -> None:
     assert health.report(START_S + 101)["status"] == "ok"
 
 
+def test_a_standby_whose_request_is_answered_again_is_well() -> None:
+    """It runs no tick that could say so, and its next request may be the only sign for days."""
+    health = _health()
+    health.stands_by(1, "host:1")
+    health.failed("database: connection refused")
+    health.stands_by(1, "host:1")
+    report = health.report(START_S + 1)
+    assert (report["status"], report["reason"]) == ("ok", None)
+
+
+def test_a_leader_whose_tick_failed_stays_degraded_when_its_lease_is_renewed() -> None:
+    """The lease is renewed every few seconds, whatever the tick says; only a tick shows that ticks succeed."""
+    health = _health()
+    health.leads(1, "host:1")
+    health.failed("KeyError: 'pool'")
+    health.leads(1, "host:1")
+    assert health.report(START_S + 1)["reason"] == "KeyError: 'pool'"
+
+
 def test_a_loop_that_no_longer_turns_is_dead() -> None:
     """Only then does the platform start the process anew."""
     health = _health()

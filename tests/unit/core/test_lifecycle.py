@@ -738,6 +738,25 @@ def test_a_fresh_pod_that_the_list_does_not_show_yet_is_not_absent() -> None:
     assert fold(PodTracker(), [], [old], "test", NOW).absent
 
 
+def test_a_fresh_pod_whose_worker_ends_at_once_is_not_absent() -> None:
+    """Its intent had waited for minutes, so the age of the row says nothing about the age of the pod."""
+    ends = terminating("gpu-1", Stage.DELETING, created_at=ago(300), state_since=ago(5))
+    assert not fold(PodTracker(), [], [ends], "test", NOW).absent
+    assert fold(PodTracker(), [], [replace(ends, state_since=ago(61))], "test", NOW).absent
+    listed = replace(ends, ssh_host="10.0.0.1", ssh_port=22)  # only a list shows an address
+    assert fold(PodTracker(), [], [listed], "test", NOW).absent
+
+
+def test_lists_before_a_lost_create_are_no_proof_of_its_failure() -> None:
+    """An intent waited for its turn for minutes, in which no list could have had its pod; then its reply was lost."""
+    ends = terminating(
+        "gpu-1", Stage.DELETING, pod_id=None, failure_code=FailureCode.CREATE_UNKNOWN, created_at=ago(300)
+    )
+    for ended_s, action in ((59, type(None)), (60, MarkTerminated)):
+        seen = snapshot(replace(ends, state_since=ago(ended_s)), pods=(), absent={"gpu-1": absent(300)})
+        assert isinstance(only(seen), action)
+
+
 def test_the_loop_hurries_only_in_transition() -> None:
     """Ready workers and an empty fleet are looked at every ORCHESTRATOR_POLL_SEC only."""
     assert not in_transition(snapshot(busy("gpu-1"), idle("gpu-2", 5)))
