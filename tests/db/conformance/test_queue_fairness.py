@@ -3,17 +3,25 @@
 import asyncio
 import itertools
 from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg import AsyncConnection
-from psycopg.rows import DictRow
+from psycopg.rows import DictRow, dict_row
+from psycopg.types.json import Jsonb
 
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.ports import BadArgument
-from tests.db.conformance.builders import Agent, Fleet, result
+from tests.db.conformance.builders import Agent, Fleet, Row, result
 
 BACKLOG = 10_000
+FEW = 10
+WORKERS = 4
+BATCH = 5
 Hand = AsyncConnection[DictRow]
 
 
@@ -52,15 +60,140 @@ async def test_ten_tasks_of_one_tenant_alternate_with_ten_thousand_of_another(
     await hand.execute("truncate tasks")
 
 
-async def test_a_backlog_delays_another_tenant_by_one_claim_of_each_worker(fleet: Fleet, hand: Hand) -> None:
-    """All of them claim once; then it is the other's turn."""
-    workers = [await fleet.agent() for _ in range(4)]
-    await backlog(hand, "large")
-    for worker in workers:
-        await worker.claim(batch=20)
-    (wanted,) = await fleet.submit(tenant="small")
-    assert wanted in {task["id"] for task in await workers[0].claim(batch=2)}
-    await hand.execute("truncate tasks")
+@dataclass
+class Claim:
+    """What one worker got, and when: moments are numbers that grow."""
+
+    sent: int
+    answered: int
+    size: int
+    tasks: Sequence[str]
+
+
+class Crew:
+    """Workers with a connection each; each of them claims, runs and completes tasks at once."""
+
+    def __init__(self, fleet: Fleet, workers: Sequence[tuple[Agent, Hand]], large: list[str]) -> None:
+        self.fleet, self.workers, self.large = fleet, workers, large
+        self.moments = itertools.count()
+        self.claims: list[list[Claim]] = [[] for _ in workers]
+
+    async def claim(self, number: int, size: int) -> Sequence[Row]:
+        """The next tasks of one worker, over its connection, in the transaction that is open there, if one is."""
+        (agent, hand), sent = self.workers[number], next(self.moments)
+        query = "select worker_claim(%s, %s, %s, %s, 0, %s)->'tasks' as tasks"
+        args = (agent.id, agent.nonce, next(agent.numbers), size, self.fleet.now)
+        (row,) = await (await hand.execute(query, args)).fetchall()
+        tasks: Sequence[Row] = row["tasks"]
+        self.claims[number].append(Claim(sent, next(self.moments), size, [task["id"] for task in tasks]))
+        return tasks
+
+    async def complete(self, number: int, tasks: Sequence[Row]) -> None:
+        """They are done."""
+        agent, hand = self.workers[number]
+        results = Jsonb([result(task) for task in tasks])
+        query = "select worker_complete_many(%s, %s, %s, %s)"
+        await hand.execute(query, (agent.id, agent.nonce, results, self.fleet.now))
+
+    async def begin(self) -> list[str]:
+        """Each worker claims in a transaction that stays open; the tasks in the order of the claims."""
+        for _, hand in self.workers:
+            await hand.execute("begin")
+        return [task["id"] for number in range(WORKERS) for task in await self.claim(number, BATCH)]
+
+    async def commit(self) -> None:
+        """All those transactions end."""
+        for _, hand in self.workers:
+            await hand.execute("commit")
+
+
+@pytest.fixture
+async def crew(direct: PostgresDb, database: str) -> AsyncIterator[Crew]:
+    """Its workers wait, and one tenant has handed in its backlog."""
+    fleet = Fleet(direct)
+    fleet.term = (await fleet.lead())["term"]
+    async with AsyncExitStack() as stack:
+        hands: list[Hand] = [
+            await stack.enter_async_context(
+                await psycopg.AsyncConnection.connect(database, autocommit=True, row_factory=dict_row)
+            )
+            for _ in range(WORKERS)
+        ]
+        workers = [(await fleet.agent(), hand) for hand in hands]
+        query = (
+            "insert into tasks (task_type, tenant, created_at)"
+            " select 't', 'large', %s + n * interval '1 millisecond' from generate_series(1, %s) n"
+        )
+        await hands[0].execute(query, (fleet.now, BACKLOG))
+        fleet.wait(60)
+        rows = await hands[0].execute("select id::text from tasks order by created_at")
+        yield Crew(fleet, workers, [row["id"] for row in await rows.fetchall()])
+        await hands[0].execute("truncate tasks")
+
+
+async def test_a_backlog_delays_another_tenant_by_one_claim_of_each_worker(crew: Crew) -> None:
+    """By the claims that are under way when its tasks come, and by no other."""
+    under_way = await crew.begin()
+    small = await crew.fleet.submit(count=FEW, tenant="small")
+    await crew.commit()
+    assert under_way == crew.large[: WORKERS * BATCH]
+    then = await crew.begin()
+    await crew.commit()
+    assert then[:FEW] == small
+    assert then[FEW:] == crew.large[WORKERS * BATCH :][: WORKERS * BATCH - FEW]
+
+
+# "l": a task of the tenant with the backlog. A step of weight 3 is rounded down, so now and then four tasks go first.
+@pytest.mark.parametrize(("weight", "expected"), [(1, "lslslslslslslslslsls"), (3, "lssslsssslssslllllll")])
+async def test_workers_that_claim_at_once_alternate_by_weight(crew: Crew, weight: int, expected: str) -> None:
+    """Exactly, and each tenant's tasks are in order, although no claim sees what the one before it has taken."""
+    await crew.fleet.call("task_tenant_set", p_tenant="small", p_weight=weight)
+    small = await crew.fleet.submit(count=FEW, tenant="small")
+    claimed = await crew.begin()
+    await crew.commit()
+    assert "".join("s" if one in small else "l" for one in claimed) == expected
+    assert [one for one in claimed if one in small] == small
+    assert [one for one in claimed if one not in small] == crew.large[: WORKERS * BATCH - FEW]
+
+
+@pytest.mark.parametrize("weight", [1, 3])
+async def test_among_workers_in_full_swing_ten_tasks_pass_ten_thousand(crew: Crew, weight: int) -> None:
+    """Whoever overlaps whom. Each tenant's tasks run in order, no claim comes back short while tasks are ready."""
+    await crew.fleet.call("task_tenant_set", p_tenant="small", p_weight=weight)
+    small: list[str] = []
+    here = asyncio.Event()
+    handed_in: list[int] = []
+
+    async def work(number: int) -> None:
+        claims = crew.claims[number]
+        # Large claims once the ten tasks are taken: the rest is about losing none.
+        while tasks := await crew.claim(number, BATCH if len(claims) < 20 or not handed_in else 100):
+            if len(claims) == 5:
+                here.set()
+            await crew.complete(number, tasks)
+
+    async def hand_in() -> None:
+        await here.wait()
+        small.extend(await crew.fleet.submit(count=FEW, tenant="small"))
+        handed_in.append(next(crew.moments))
+
+    await asyncio.gather(hand_in(), *map(work, range(WORKERS)))
+    claims = sorted(itertools.chain(*crew.claims), key=lambda claim: claim.sent)
+    place = {one: number for number, one in enumerate(crew.large)}
+    for number, one in enumerate(small):
+        (its,) = (claim for claim in claims if one in claim.tasks)
+        # Of claims that began after the ten came, and had ended when its claim began. Any other is under way at one
+        # of these moments: at most one of each worker.
+        before = [c for c in claims if c.sent > handed_in[0] and c.answered < its.sent]
+        assert sum(task in place for c in before for task in c.tasks) <= number // weight + 1
+    for own in crew.claims:
+        mine = [task for claim in own for task in claim.tasks]
+        assert [t for t in mine if t in place] == sorted((t for t in mine if t in place), key=place.__getitem__)
+        assert [t for t in mine if t in small] == [t for t in small if t in mine]
+    everything = [task for claim in claims for task in claim.tasks]
+    assert sorted(everything) == sorted(crew.large + small)
+    short = min(claim.answered for claim in claims if len(claim.tasks) < claim.size)
+    assert not any(claim.tasks for claim in claims if claim.sent > short), "a claim left tasks that were ready"
 
 
 async def test_tenants_get_tasks_in_the_proportion_of_their_weights(fleet: Fleet) -> None:

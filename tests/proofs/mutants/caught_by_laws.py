@@ -185,7 +185,7 @@ MUTANTS = (
     Mutant("SQL: a tenant's first task gets its turn after all others", "fair", f"{SQL}/turns.py",
            ' for t in shared if t["tenant"] == task["tenant"]', " for t in shared", "Turns.next_turn"),
     Mutant("SQL: all tasks of a tenant get one turn", "fair", f"{SQL}/turns.py",
-           "last + STEP", "last", "Turns.next_turn"),
+           'last + self._step(task["tenant"])', "last", "Turns.next_turn"),
     Mutant("SQL: tasks without a tenant get no turns", "fair", f"{SQL}/turns.py",
            "        if turns:", "        if False:", "Turns.deal_turns"),
     Mutant("SQL: a claim ignores turns", "fair", f"{SQL}/queue.py",

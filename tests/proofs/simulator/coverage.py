@@ -24,7 +24,6 @@ WEBHOOKS = "messages about tasks; nothing that a tick or an agent decides depend
 TRACES = "spans of tasks that have ended; nothing depends on them"
 SCHEDULES = "recurring tasks: to the fleet they are tasks that somebody submits"
 CARRIED = "the model's claim hands it over by its name, so that a new column of a task needs no line here"
-WEIGHTS = "weights, which an operator sets; tenants here have the weight 1"
 NO_GATEWAY = "agents here speak to the database itself, or to a gateway without long polls and signed URLs"
 FUNCTIONS_ONLY_REAL = {
     "task_list": SHOWN,
@@ -100,7 +99,6 @@ FUNCTIONS_ONLY_REAL = {
     "fleet_ended_attempts": TRACES,
     "task_limits": SHOWN,
     "task_tenants": SHOWN,
-    "task_tenant_set": WEIGHTS,
     "fleet_describe": "read once at the start, to compare schemas",
     "fleet_changes": "takes the place of LISTEN, which the world has",
     "fleet_retention": "called by fleet_retain alone; no simulation lasts the seven days after which rows go",
@@ -141,7 +139,6 @@ TABLES_ONLY_REAL = {
     "schedule_runs": SCHEDULES,
     "webhooks": WEBHOOKS,
     "webhook_messages": WEBHOOKS,
-    "tenants": WEIGHTS,
 }
 COLUMNS_ONLY_REAL = {
     "tasks.uncounted": INDEX,
@@ -149,6 +146,7 @@ COLUMNS_ONLY_REAL = {
     "task_attempts.upload_started_at": TRACES,
     "task_attempts.upload_ended_at": TRACES,
     "concurrency_limits.set_at": SHOWN,
+    "tenants.set_at": SHOWN,
     "tasks.webhook_url": WEBHOOKS,
     "tasks.webhook_progress": WEBHOOKS,
     "fleet_settings.set_at": SHOWN,

@@ -51,7 +51,7 @@ def plain(value: Any, *, at: str = "") -> Any:
         return {key: plain(one, at=key) for key, one in value.items()}
     if isinstance(value, list):
         known = [plain(one) for one in value]
-        return sorted(known) if at == "cancel" else known
+        return sorted(known) if at in ("cancel", "stuck") else known
     if at == "queue_turn":
         return value == NONE  # the model has no marks, from which virtual time goes on when no tenant has tasks
     if at == "database_id":
@@ -163,6 +163,7 @@ class Pair:
             (2, self._rest),
             (1, self._deploy),
             (2, self._limit),
+            (1, self._weigh),
         )
         await self.dice.choices([act for _, act in acts], [weight for weight, _ in acts])[0]()
 
@@ -235,6 +236,10 @@ class Pair:
         scope, name = self.dice.choice((("key", "k"), ("key", "l"), ("type", "b")))
         most = self.dice.choice((None, 0, 1, 2, 3, 100_001))
         await self.call("task_limit_set", p_kind=scope, p_name=name, p_most=most)
+
+    async def _weigh(self) -> None:
+        tenant, weight = self.dice.choice((None, "", "acme", "acme", "acme")), self.dice.choice((0, 1, 3, 1000, 1001))
+        await self.call("task_tenant_set", p_tenant=tenant, p_weight=weight)
 
     async def _end_task(self) -> None:
         if self._tasks:

@@ -45,9 +45,11 @@ def test_no_seed_breaks_an_invariant(lot: int) -> None:
 
 
 @pytest.mark.parametrize("tasks", [1_000, pytest.param(10_000, marks=pytest.mark.full)])
-def test_a_backlog_of_one_tenant_delays_another_by_one_claim_of_each_worker(tasks: int) -> None:
+@pytest.mark.parametrize(("batch", "weight"), [(1, 1), (4, 3)])
+def test_ten_tasks_of_one_tenant_alternate_with_the_backlog_of_another(tasks: int, batch: int, weight: int) -> None:
     """In virtual time, with the product's own loop and agents that claim as ours do."""
     command = [sys.executable, "-m", "tests.proofs.simulator.backlog", "--tasks", str(tasks), "--seeds", "1"]
+    command += ["--batch", str(batch), "--weight", str(weight)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 

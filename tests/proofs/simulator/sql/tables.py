@@ -92,6 +92,7 @@ class Tables:
         self.releases: dict[tuple[str, str], datetime] = {}
         self.task_types: dict[str, Row] = {}
         self.concurrency_limits: dict[tuple[str, str], int] = {}  # scope, name -> how many run at once
+        self.tenants: dict[str, int] = {}  # their weights; that of any other is 1
         self.concurrency_notes: dict[tuple[str, str], None] = {}  # limits that the next snapshot counts again
         self.declared: dict[str, Row] = {}  # fleet -> what its leader says that workers would run now
         self.stuck_s: dict[str, float] = {}  # fleet -> after how long its tasks are stuck

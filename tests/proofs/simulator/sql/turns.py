@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
-from tests.proofs.simulator.sql.tables import Row, Tables
+from tests.proofs.simulator.sql.tables import Row, Tables, refuse
 
 NONE = 9_007_199_254_740_991
-STEP = 1_000_000  # the weight of every tenant here is 1
+STEP = 1_000_000  # of a tenant with the weight 1
+MOST = 1000  # a weight
 AHEAD = 50
 
 
@@ -21,7 +23,7 @@ class Turns(Tables):
             return head if head is not None else NONE if task["tenant"] is None else STEP
         last = max((t["queue_turn"] for t in shared if t["tenant"] == task["tenant"]), default=None)
         found = [head + 1] if head is not None else []
-        found += [last + STEP] if last is not None else []
+        found += [last + self._step(task["tenant"])] if last is not None else []
         return max(found, default=STEP)
 
     def turns_added(self, tasks: Iterable[Row]) -> None:
@@ -71,11 +73,22 @@ class Turns(Tables):
             places = Counter[str | None]()
             changes: list[tuple[Row, Row]] = []
             for task in ready:
-                turn = ready[0]["queue_turn"] + places[task["tenant"]] * STEP
+                turn = ready[0]["queue_turn"] + places[task["tenant"]] * self._step(task["tenant"])
                 places[task["tenant"]] += 1
                 if abs(task["queue_turn"] - turn) > STEP:
                     changes.append((task, {"queue_turn": turn}))
             self.update_tasks(changes)
+
+    def task_tenant_set(self, p_tenant: str | None, p_weight: int | None) -> dict[str, Any]:
+        if not p_tenant or p_weight is None or not 1 <= p_weight <= MOST:
+            refuse("OR007", "the weight is not valid")
+            raise AssertionError
+        self.tenants[p_tenant] = p_weight
+        self.level_turns()
+        return {"tenant": p_tenant, "weight": p_weight}
+
+    def _step(self, tenant: str | None) -> int:
+        return STEP // (self.tenants.get(tenant, 1) if tenant is not None else 1)
 
     def _ready(self, pool: str, priority: int, *, timed: bool = False) -> Iterable[Row]:
         return (
