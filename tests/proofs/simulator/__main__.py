@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -22,7 +23,9 @@ def one(seed: int, *, trace: bool = False) -> Outcome:
         return World(seed, trace=trace).run(story)
     finally:
         gc.enable()
-        gc.collect()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # a process was killed before its tick
+            gc.collect()
 
 
 def main() -> int:
