@@ -254,7 +254,8 @@ class Laws:
             agent, since = self.claims.get((new["id"], new["attempts"]), (None, 0.0))
             now = self._world.kernel.now
             held = agent is not None and agent.lives and new["id"] in agent.held and now - since > 20
-            if agent is not None and held and self._is_cut_off(agent):
+            has_place = bool(self._world.db.renewable([dict(old)]))  # another task may have the place of an expired lease
+            if agent is not None and held and has_place and self._is_cut_off(agent):
                 self.broken("path", f"task {new['id']} was taken from an agent whose calls reach no gateway")
             if agent is not None and held and agent.beaten_s is not None and now - agent.beaten_s < 10:
                 self.broken("I8", f"task {new['id']} was taken from an agent that was answered lately")
