@@ -302,6 +302,8 @@ begin
 end
 $$;
 
+-- Gives a task back; the attempt does not count. The task can be claimed again at once. If workers that go on return it
+-- in circles, it waits from the third time on: 30 s, which double up to an hour.
 create or replace function public.worker_release(
     p_worker_id text, p_nonce text, p_task_id uuid, p_attempt int, p_reason text, p_now timestamptz default null
 ) returns jsonb
@@ -311,14 +313,40 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
     v_worker public.workers := public.internal_caller(p_worker_id, false);
     v_outcome text := public.internal_hold(v_worker, p_nonce, p_task_id, p_attempt, array['released', 'cancelled']);
+    v_times int;
+    v_pause_s int;
+    c_free constant int := 2;  -- times in a row after which a task can be claimed at once
 begin
     if v_outcome = 'held' then
+        v_times := 1 + public.internal_returns(p_task_id, p_attempt);
+        if v_times > c_free and public.internal_wanted(v_worker) = 'run' then
+            v_pause_s := least(30 * 2 ^ least(v_times - c_free - 1, 10), 3600);
+            p_reason := format('returned %s times in a row: %s', v_times, p_reason);
+        end if;
         perform public.internal_give_up(p_task_id, 'released',
-            jsonb_build_object('code', 'RELEASED', 'message', p_reason), false, false, v_now);
+            jsonb_build_object('code', 'RELEASED', 'message', p_reason), false, false, v_now, v_pause_s);
         v_outcome := 'ok';
     end if;
     return jsonb_build_object('outcome', v_outcome);
 end
+$$;
+
+-- How many times in a row a task was returned before this attempt by workers that then took other tasks, or this one
+-- again. A worker that ends returns each task once, and is not counted. The row begins anew after a claim with a task
+-- that was run: of a large claim, an agent returns the tasks that did not begin soon enough.
+create or replace function public.internal_returns(p_task_id uuid, p_attempt int) returns int
+language sql stable security definer set search_path = '' as $$
+    select count(*)::int
+      from (select l.*, bool_and(not exists (
+                       select from public.task_attempts o
+                        where o.worker_id = l.worker_id and o.nonce = l.nonce and o.claim_no = l.claim_no
+                          and o.outcome is distinct from 'released')) over (order by l.attempt desc) as in_vain
+              from (select a.attempt, a.worker_id, a.nonce, a.claim_no, a.failure_code from public.task_attempts a
+                     where a.task_id = internal_returns.p_task_id and a.attempt < internal_returns.p_attempt
+                     order by a.attempt desc limit 20) l) r
+     where r.in_vain and r.failure_code = 'RELEASED'
+       and exists (select from public.task_attempts n
+                    where n.worker_id = r.worker_id and n.nonce = r.nonce and n.claim_no > r.claim_no)
 $$;
 
 -- Locks the task and returns the state of the caller's attempt: "held", "already" (it ended with one of the named
@@ -354,7 +382,8 @@ $$;
 -- the first lost attempt the task is claimable at once, because the worker is the likely cause. From the second one on
 -- it waits for half a minute each time, because the task may be the cause.
 create or replace function public.internal_give_up(
-    p_task_id uuid, p_outcome text, p_failure jsonb, p_counted boolean, p_backoff boolean, p_now timestamptz
+    p_task_id uuid, p_outcome text, p_failure jsonb, p_counted boolean, p_backoff boolean, p_now timestamptz,
+    p_pause_s int default null
 ) returns text
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
@@ -399,6 +428,8 @@ begin
     elsif p_counted and (v_used >= v_task.max_attempts or p_failure->'retryable' = 'false') then
         v_outcome := 'failed';
         v_status := 'Failed';
+    elsif p_pause_s is not null then
+        v_run_after := p_now + p_pause_s * interval '1 second';
     elsif v_backoff then
         -- 30 s, doubling up to an hour after each failure; +-20 % from the id, so that many tasks do not return at once
         v_jitter := 0.8 + 0.4 * ('x' || substr(md5(p_task_id::text || v_task.attempts), 1, 7))::bit(28)::int / 268435455.0;

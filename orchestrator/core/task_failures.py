@@ -61,8 +61,9 @@ class TaskFailure(Explained):
         OPERATOR, "nothing: another attempt would end the same way",
         "upload it and return its location, or change that trigger; then " + RETRY)
     RELEASED = "RELEASED", Meaning(
-        "The worker gave the task back before it began, because the worker had to end.",
-        NOBODY, "it goes back to the queue at once, and the attempt does not count", "none needed; " + LOGS)
+        "The worker gave the task back: it had to end, or it could not serve the task.",
+        NOBODY, "it goes back to the queue, and the attempt does not count; from the third time in a row on it waits",
+        "none needed, if it is rare; " + LOGS)
     MACHINE_FAULT = "MACHINE_FAULT", Meaning(
         "The machine of the worker that held it failed.",
         PROVIDER, "it goes back to the queue at once; up to three such attempts of a task do not count",

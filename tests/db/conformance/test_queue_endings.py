@@ -14,7 +14,7 @@ from orchestrator.adapters.rows import worker_of
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.states import Stage, State
 from orchestrator.ports import BadArgument
-from tests.db.conformance.builders import FLEET, START, Fleet, result, rows_read
+from tests.db.conformance.builders import FLEET, START, Agent, Fleet, result, rows_read
 
 NOBODYS = str(uuid.uuid4())
 
@@ -244,7 +244,7 @@ async def test_what_is_given_back_counts_as_no_attempt(fleet: Fleet) -> None:
     """The token still grows, so that it stays unique; the attempts left do not shrink."""
     (task_id,) = await fleet.submit({"max_attempts": 1})
     agent = await fleet.agent()
-    for number in (1, 2, 3):
+    for number in (1, 2):
         (task,) = await agent.claim()
         assert task["attempt"] == number
         assert await agent.release(task) == "ok"
@@ -252,7 +252,95 @@ async def test_what_is_given_back_counts_as_no_attempt(fleet: Fleet) -> None:
         assert await agent.complete(task) == "fenced"
     (task,) = await agent.claim()
     assert await agent.fail(task) == "failed"
-    assert [outcome for outcome, *_ in await attempts(fleet, task_id)] == ["released"] * 3 + ["failed"]
+    assert [outcome for outcome, *_ in await attempts(fleet, task_id)] == ["released"] * 2 + ["failed"]
+
+
+async def in_circles(fleet: Fleet, agent: Agent, task_id: str, times: int) -> list[float]:
+    """Return the task that often, each time as soon as it may be claimed: the seconds until then."""
+    waits = []
+    for _ in range(times):
+        (task,) = await agent.claim()
+        assert task["id"] == task_id
+        fleet.wait(1)
+        assert await agent.release(task) == "ok"
+        waits.append(await pause(fleet, task_id))
+        if waits[-1]:
+            fleet.wait(waits[-1] - 0.001)
+            assert await agent.claim() == []
+            fleet.wait(0.001)
+    return waits
+
+
+async def pause(fleet: Fleet, task_id: str) -> float:
+    """Seconds until a queued task may be claimed."""
+    task = await fleet.task(task_id)
+    assert task["status"] == "Queued"
+    until = task["run_after"]
+    return (datetime.fromisoformat(until) - fleet.now).total_seconds() if until else 0
+
+
+async def test_a_task_that_is_returned_in_circles_waits_longer_each_time(fleet: Fleet) -> None:
+    """From the third time in a row on: 30 s, which double up to an hour. No attempt is used up."""
+    (task_id,) = await fleet.submit({"max_attempts": 1})
+    agent = await fleet.agent()
+    assert await in_circles(fleet, agent, task_id, 11) == [0, 0, 30, 60, 120, 240, 480, 960, 1920, 3600, 3600]
+    (task,) = await agent.claim()
+    assert await agent.release(task) == "ok"
+    found = await fleet.call("task_find", p_filter={"ids": [task_id]}, p_limit=9, p_full=False)
+    [row] = found["tasks"]
+    assert (row["waits"]["kind"], row["waits"]["code"]) == ("retry", "RELEASED")
+    assert (await fleet.task(task_id))["error_message"] == "returned 12 times in a row: draining"
+    fleet.wait(3600)
+    (task,) = await agent.claim()
+    assert await agent.complete(task) == "ok"
+
+
+async def test_workers_that_end_may_return_a_task_any_number_of_times(fleet: Fleet) -> None:
+    """Each of them returns it once: on request, or because its pod was told to stop. Nothing waits for that."""
+    (task_id,) = await fleet.submit()
+    for number in range(6):
+        agent = await fleet.agent()
+        (task,) = await agent.claim()
+        fleet.wait(1)
+        if number % 2:
+            await fleet.end(agent.id, State.ACTIVE)
+        assert await agent.release(task) == "ok"
+        assert await pause(fleet, task_id) == 0
+
+
+async def test_a_worker_that_was_asked_to_end_returns_even_such_a_task_at_once(fleet: Fleet) -> None:
+    """The next worker need not have the problem of this one."""
+    (task_id,) = await fleet.submit()
+    agent = await fleet.agent()
+    assert await in_circles(fleet, agent, task_id, 4) == [0, 0, 30, 60]
+    (task,) = await agent.claim()
+    await fleet.end(agent.id, State.ACTIVE)
+    assert await agent.release(task) == "ok"
+    assert await pause(fleet, task_id) == 0
+
+
+async def test_tasks_of_a_batch_that_did_not_begin_soon_enough_do_not_wait(fleet: Fleet) -> None:
+    """Their worker runs a task of each claim, so this has an end."""
+    *_, last = await fleet.submit(*({"priority": -number} for number in range(6)))
+    agent = await fleet.agent()
+    for _ in range(5):
+        first, *others = await agent.claim(batch=10)
+        fleet.wait(10)
+        for task in others:
+            assert await agent.release(task) == "ok"
+        assert await pause(fleet, last) == 0
+        assert await agent.complete(first) == "ok"
+
+
+async def test_a_task_that_began_to_run_is_returned_for_the_first_time_again(fleet: Fleet) -> None:
+    """The failed attempt counted, and it had its own pause."""
+    (task_id,) = await fleet.submit({"max_attempts": 3})
+    agent = await fleet.agent()
+    assert await in_circles(fleet, agent, task_id, 3) == [0, 0, 30]
+    (task,) = await agent.claim()
+    assert await agent.fail(task) == "requeued"
+    fleet.wait(await pause(fleet, task_id))
+    assert await in_circles(fleet, agent, task_id, 3) == [0, 0, 30]
 
 
 async def test_heartbeats_renew_the_leases_they_name_and_no_others(fleet: Fleet) -> None:

@@ -1,6 +1,6 @@
 """`explain <task>`: where it is, why it waits, each attempt and the fix."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -332,6 +332,20 @@ async def test_a_task_that_an_earlier_release_could_not_do_names_both_releases(f
     text = "\n".join(lines(*explain_view.task(said, fleet.now)))
     assert "attempts 0 of 3" in text
     assert "EARLIER_RELEASE" in text
+
+
+async def test_a_task_that_is_returned_in_circles_says_until_when_it_waits_and_why(fleet: Fleet) -> None:
+    """As after a failure, but no attempt was used up."""
+    (task,) = await fleet.submit()
+    agent = await fleet.agent()
+    for _ in range(3):
+        (claimed,) = await agent.claim()
+        await agent.release(claimed)
+    said = await told(fleet, task)
+    assert (said.status, said.code) == ("Queued", "RELEASED")
+    assert said.what == "attempt 1 of 3. Last error: returned 3 times in a row: draining"
+    assert said.until is not None
+    assert datetime.fromisoformat(said.until) == fleet.now + timedelta(seconds=30)
 
 
 async def test_a_task_whose_worker_was_lost_says_so(fleet: Fleet) -> None:

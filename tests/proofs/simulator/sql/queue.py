@@ -1,6 +1,7 @@
 """task_* and worker_*: the functions of clients and agents."""
 
 import hashlib
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
@@ -19,6 +20,7 @@ ENDING = ("terminating", "terminated")
 PLANNED = ("idle_timeout", "scale_down", "manual", "shutdown", "budget", "superseded", "worker_sick", "stale_code")
 MACHINE = ("gpu_fault", "host_fault")
 FAULTS = 3  # attempts of a task that machine faults may end without counting
+FREE_RETURNS = 2  # times in a row after which a returned task can be claimed at once
 POINTS = ("Claiming", "Processing", "Completion")
 
 
@@ -397,7 +399,16 @@ class Queue(Fitness):
         ended = self.worker_complete_many(p_worker_id, p_nonce, p_results, claims)
         return ended | self.worker_claim(p_worker_id, p_nonce, p_claim_no, p_batch, 0, claims)
 
-    def give_up(self, task_id: str, outcome: str, failure: Mapping[str, Any], *, counted: bool, backoff: bool) -> str:
+    def give_up(
+        self,
+        task_id: str,
+        outcome: str,
+        failure: Mapping[str, Any],
+        *,
+        counted: bool,
+        backoff: bool,
+        pause_s: float | None = None,
+    ) -> str:
         """internal_give_up."""
         task = self.tasks[task_id]
         holder = self.workers.get(task["worker_id"] or "")
@@ -418,11 +429,13 @@ class Queue(Fitness):
             said, status = "cancelled", "Cancelled"
         elif counted and (used >= task["max_attempts"] or failure.get("retryable") is False):
             said, status = "failed", "Failed"
+        elif pause_s is not None:
+            run_after = self.now + timedelta(seconds=pause_s)
         elif backoff:
             digest = hashlib.md5(f"{task_id}{task['attempts']}".encode(), usedforsecurity=False).hexdigest()
             jitter = 0.8 + 0.4 * int(digest[:7], 16) / 268435455.0
-            pause_s = 30 if outcome == "lost" else min(30 * 2 ** min(used - 1, 20), 3600)
-            run_after = self.now + timedelta(seconds=pause_s * jitter)
+            backoff_s = 30 if outcome == "lost" else min(30 * 2 ** min(used - 1, 20), 3600)
+            run_after = self.now + timedelta(seconds=backoff_s * jitter)
         point, code = failure.get("point"), failure.get("code")
         change = {
             "status": status,
@@ -505,10 +518,27 @@ class Queue(Fitness):
         worker = self.caller(p_worker_id, claims)
         outcome = self._hold(worker, p_nonce, p_task_id, p_attempt, ("released", "cancelled"))
         if outcome == "held":
+            times, pause_s = 1 + self._returns(p_task_id, p_attempt), None
+            if times > FREE_RETURNS and wanted(worker) == "run":
+                pause_s = min(30 * 2 ** min(times - FREE_RETURNS - 1, 10), 3600)
+                p_reason = f"returned {times} times in a row: {p_reason}"
             said = {"code": "RELEASED", "message": p_reason}
-            self.give_up(p_task_id, "released", said, counted=False, backoff=False)
+            self.give_up(p_task_id, "released", said, counted=False, backoff=False, pause_s=pause_s)
             outcome = "ok"
         return {"outcome": outcome}
+
+    def _returns(self, task_id: str, attempt: int) -> int:
+        """internal_returns."""
+        earlier = (self.task_attempts.get((task_id, number)) for number in range(attempt - 1, 0, -1))
+        times = 0
+        for one in itertools.islice((one for one in earlier if one is not None), 20):
+            launch = [a for a in self.task_attempts.values()
+                      if (a["worker_id"], a["nonce"]) == (one["worker_id"], one["nonce"])]  # fmt: skip
+            if any(a["claim_no"] == one["claim_no"] and a["outcome"] != "released" for a in launch):
+                break
+            again = any(a["claim_no"] > one["claim_no"] for a in launch)
+            times += again and one["failure_code"] == "RELEASED"
+        return times
 
 
 def wanted(worker: Row) -> str:
