@@ -80,9 +80,13 @@ class Silences:
         return any(not self._is_known(one) for one in busy)
 
     def _is_known(self, worker: Worker) -> bool:
+        if worker.id in self._snapshot.in_flight:  # it is being asked; its leases are renewed after the answer
+            return False
         answer = self._answer(worker)
         is_kept = answer is not None and (answer.calls_in_vain or not answer.has_network)
-        return is_kept or isinstance(self.next_step(worker), Terminate)
+        # The leases last for the heartbeat timeout. The next question may wait until many other pods have answered.
+        is_renewed = is_kept and answer is not None and self._age_s(answer) < self._policy.heartbeat_timeout_s
+        return is_renewed or isinstance(self.next_step(worker), Terminate)
 
     def _answer(self, worker: Worker) -> PodAnswer | None:
         """Return its pod's answer about this silence. An old one says nothing, unless the agent called in vain then."""

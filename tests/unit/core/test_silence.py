@@ -160,6 +160,17 @@ def test_no_task_is_rescued_before_the_pod_of_its_worker_has_answered() -> None:
         assert rescue.plan(replace(seen, pod_answers={"gpu-1": asked(1, answer)}), policy())
 
 
+def test_no_task_is_rescued_while_the_leases_of_a_worker_that_may_be_well_are_not_renewed_yet() -> None:
+    """They are renewed after each answer of its pod; among many silent workers, the next question may wait."""
+    seen = snapshot(silent("gpu-1", 300), expired_leases=1)
+    for answer in (asked(0.1, True), asked(0.1, None, has_network=False)):
+        assert rescue.plan(replace(seen, pod_answers={"gpu-1": answer}), policy())
+        asking = replace(seen, pod_answers={"gpu-1": answer}, in_flight=frozenset({"gpu-1"}))
+        assert not rescue.plan(asking, policy())
+    assert rescue.plan(replace(seen, pod_answers={"gpu-1": asked(59, True)}), policy())
+    assert not rescue.plan(replace(seen, pod_answers={"gpu-1": asked(61, True)}), policy())
+
+
 def test_a_task_that_seems_stuck_is_left_to_an_agent_that_has_just_been_heard_again() -> None:
     late = busy("gpu-1", last_heartbeat=ago(1), progress_at=ago(2000), slowest_task="t1")
     (end,) = steps(snapshot(late)).values()
