@@ -45,9 +45,10 @@ class Silences:
         self._silent_since = snapshot.window.back(policy.heartbeat_timeout_s, snapshot.now)
         self._quiet_since = snapshot.window.back(policy.heartbeat_timeout_s * ASK_SHARE, snapshot.now)
         heard_since = snapshot.window.back(policy.heartbeat_timeout_s * HEARD_SHARE, snapshot.now) or snapshot.now
-        ready = [worker for worker in snapshot.workers if worker.state in READY]
+        # Workers that finish their tasks send heartbeats too. They may be all that a fleet has, during a rollout.
+        voices = [one for one in snapshot.workers if one.state in READY or _finishes_tasks(one)]
         # Idle workers send fewer heartbeats, so their silence is known later: only a recent contact counts as heard.
-        self._most_are_silent = 2 * sum(snapshot.last_contact(one) >= heard_since for one in ready) < len(ready)
+        self._most_are_silent = 2 * sum(snapshot.last_contact(one) >= heard_since for one in voices) < len(voices)
 
     def is_silent(self, worker: Worker) -> bool:
         """Whether the worker could have been heard for HEARTBEAT_TIMEOUT_SEC, and was not."""
@@ -75,7 +76,7 @@ class Silences:
 
         An end rescues its own tasks. After an answer by which the worker may be well, the leases are renewed.
         """
-        holders = (one for one in self._snapshot.workers if one.state in READY or one.stage is Stage.DRAINING)
+        holders = (one for one in self._snapshot.workers if one.state in READY or _finishes_tasks(one))
         busy = (one for one in holders if one.tasks_running and self.is_silent(one))
         return any(not self._is_known(one) for one in busy)
 
@@ -125,6 +126,10 @@ class Silences:
         if waits_for == NO_NETWORK and answer.has_network:  # it is asked again at once
             return None
         return Wait(worker.id, worker.state, WaitingOn.OPERATOR, waits_for, 0, left_s)
+
+
+def _finishes_tasks(worker: Worker) -> bool:
+    return worker.stage is Stage.DRAINING and worker.tasks_running > 0
 
 
 def has_open_question(snapshot: Snapshot) -> bool:

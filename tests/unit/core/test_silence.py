@@ -130,6 +130,19 @@ def test_a_worker_that_finishes_its_tasks_is_asked_too() -> None:
     assert rescue.plan(snapshot(one, expired_leases=1, pod_answers={"gpu-1": asked(1, False)}), policy())
 
 
+def test_workers_that_finish_their_tasks_count_among_the_silent_and_the_heard() -> None:
+    """During a rollout, a fleet may have no others."""
+    draining: dict[str, Any] = {"tasks_running": 1, "exit_cause": ExitCause.MANUAL}
+    cut = terminating("gpu-1", **draining, **quiet(70))
+    answers = {"gpu-1": asked(21, True)}
+    assert isinstance(steps(snapshot(cut, pod_answers=answers))["gpu-1"], AskPod)
+    heard = [terminating(name, **draining, **quiet(1)) for name in ("gpu-2", "gpu-3")]
+    assert not steps(snapshot(cut, *heard, pod_answers=answers))
+    known = silent("gpu-1", waiting_on=WaitingOn.OPERATOR)
+    assert not steps(snapshot(known, *heard, pod_answers=answers))
+    assert isinstance(steps(snapshot(known, *heard, pod_answers={"gpu-1": asked(61, True)}))["gpu-1"], Terminate)
+
+
 def test_nobody_waits_longer_than_an_agent_does() -> None:
     seconds = policy().deadman_s + 1
     assert isinstance(
