@@ -5,7 +5,7 @@ pod is asked over SSH before it ends: an agent records each heartbeat without an
 
     the agent calls in vain, and most workers are silent    it stays and keeps its tasks; its pod is asked again
     the agent calls in vain, and most others are heard      it has a moment to be heard again, then it ends
-    the agent makes no calls                                it ends
+    the agent makes no calls                                it is asked once more when it is silent, then it ends
     SSH does not reach the pod for UNREACHED_S              it ends, unless this process may have no network: most
                                                             workers are silent, and RunPod does not answer either
 
@@ -63,7 +63,7 @@ class Silences:
         why = f"no heartbeat for {silent_s:.0f} s, HEARTBEAT_TIMEOUT_SEC={self._policy.heartbeat_timeout_s:g}"
         if worker.nonce and worker.ssh_host and silent_s < self._policy.deadman_s:
             answer = self._answer(worker)
-            if self._asks(answer):
+            if self._asks(worker, answer):
                 return AskPod(worker.id, why, not self._most_are_silent)
             if answer is not None and self._may_be_well(answer):
                 return self._remark(worker, answer, self._policy.deadman_s - silent_s)
@@ -98,12 +98,14 @@ class Silences:
             return None
         return answer if answer.calls_in_vain or self._age_s(answer) < AGAIN_S else None
 
-    def _asks(self, answer: PodAnswer | None) -> bool:
+    def _asks(self, worker: Worker, answer: PodAnswer | None) -> bool:
         if answer is None:
             return True
         if answer.calls_in_vain is None:
             return self._age_s(answer) >= RETRY_S and not self._is_unreachable(answer)
-        return answer.calls_in_vain and self._most_are_silent and self._age_s(answer) >= self._policy.heartbeat_s
+        if not answer.calls_in_vain:  # a call that was under way then may have ended without an answer since
+            return self._age_s(answer) > self._silent_for_s(worker) > 0
+        return self._most_are_silent and self._age_s(answer) >= self._policy.heartbeat_s
 
     def _may_be_well(self, answer: PodAnswer) -> bool:
         if answer.calls_in_vain is None:
@@ -114,6 +116,11 @@ class Silences:
     def _is_unreachable(answer: PodAnswer) -> bool:
         """Whether the pod, and not this process, is what SSH does not reach."""
         return answer.unreached_s >= UNREACHED_S and answer.has_network
+
+    def _silent_for_s(self, worker: Worker) -> float:
+        """Return for how long the worker has counted as silent; 0 or less if it does not yet."""
+        since = self._silent_since
+        return 0.0 if since is None else (since - self._snapshot.last_contact(worker)).total_seconds()
 
     def _age_s(self, answer: PodAnswer) -> float:
         return (self._snapshot.now - answer.at).total_seconds()

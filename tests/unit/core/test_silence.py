@@ -46,6 +46,16 @@ def test_a_dead_agent_ends_its_worker_at_the_timeout() -> None:
     assert isinstance(steps(snapshot(silent("gpu-1", 61), pod_answers=answers))["gpu-1"], Terminate)
 
 
+def test_an_agent_whose_first_call_in_vain_takes_its_time_is_asked_again() -> None:
+    """An idle agent calls in each third of the timeout. A resolver or two addresses without an answer take 20 s."""
+    seen = snapshot(silent("gpu-1", 61, tasks_running=0), pod_answers={"gpu-1": asked(20, False)})
+    assert isinstance(steps(seen)["gpu-1"], AskPod)
+    busy_one = replace(seen, workers=(silent("gpu-1", 61),), expired_leases=1)
+    assert not rescue.plan(busy_one, policy())
+    assert isinstance(steps(replace(seen, pod_answers={"gpu-1": asked(0.5, False)}))["gpu-1"], Terminate)
+    assert isinstance(steps(replace(seen, pod_answers={"gpu-1": asked(0.5, True)}))["gpu-1"], Wait)
+
+
 def test_one_silent_worker_among_others_is_asked_and_gets_a_moment() -> None:
     """Its own network is broken, or it is the last one to come back."""
     others = (busy("gpu-2"), busy("gpu-3"))
