@@ -126,11 +126,13 @@ class Silences:
         return (self._snapshot.now - answer.at).total_seconds()
 
     def _remark(self, worker: Worker, answer: PodAnswer, left_s: float) -> Wait | None:
-        """Record once what the worker waits for."""
-        if worker.waiting_on is WaitingOn.OPERATOR or not self.is_silent(worker):
+        """Record what the worker waits for, if that has changed."""
+        if not self.is_silent(worker):
             return None
         waits_for = CALLS_IN_VAIN if answer.calls_in_vain else NO_NETWORK
         if waits_for == NO_NETWORK and answer.has_network:  # it is asked again at once
+            return None
+        if (worker.waiting_on, worker.waiting_for) == (WaitingOn.OPERATOR, waits_for):
             return None
         return Wait(worker.id, worker.state, WaitingOn.OPERATOR, waits_for, 0, left_s)
 

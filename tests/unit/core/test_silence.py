@@ -15,6 +15,8 @@ from orchestrator.core.silence import CALLS_IN_VAIN, NO_NETWORK
 from orchestrator.core.states import WaitingOn
 from tests.unit.core.build import ago, busy, pod_of, policy, snapshot, spawning, terminating, worker
 
+TOLD: dict[str, Any] = {"waiting_on": WaitingOn.OPERATOR, "waiting_for": CALLS_IN_VAIN}
+
 
 def quiet(seconds: float) -> dict[str, Any]:
     return {"ssh_host": "127.0.0.1", "ssh_port": 22, "last_heartbeat": ago(seconds)}
@@ -60,7 +62,7 @@ def test_one_silent_worker_among_others_is_asked_and_gets_a_moment() -> None:
     """Its own network is broken, or it is the last one to come back."""
     others = (busy("gpu-2"), busy("gpu-3"))
     assert isinstance(steps(snapshot(silent("gpu-1"), *others))["gpu-1"], AskPod)
-    known = silent("gpu-1", 100, waiting_on=WaitingOn.OPERATOR)
+    known = silent("gpu-1", 100, **TOLD)
     assert not steps(snapshot(known, *others, pod_answers={"gpu-1": asked(59, True)}))
     assert isinstance(steps(snapshot(known, *others, pod_answers={"gpu-1": asked(61, True)}))["gpu-1"], Terminate)
 
@@ -80,12 +82,20 @@ def test_a_worker_whose_agent_calls_in_vain_stays_and_says_why() -> None:
     assert isinstance(remark, Wait)
     assert (remark.waiting_on, remark.waiting_for) == (WaitingOn.OPERATOR, CALLS_IN_VAIN)
     assert remark.deadline_s == pytest.approx(policy().deadman_s - 70)
-    known = silent("gpu-1", waiting_on=WaitingOn.OPERATOR)
+    known = silent("gpu-1", **TOLD)
     assert not steps(replace(seen, workers=(known,)))
 
 
+def test_the_remark_follows_the_last_answer() -> None:
+    """After an outage of this process's network, the agents may still not reach the gateway."""
+    known = silent("gpu-1", **{**TOLD, "waiting_for": NO_NETWORK})
+    remark = steps(snapshot(known, pod_answers={"gpu-1": asked(3, True)}))["gpu-1"]
+    assert isinstance(remark, Wait)
+    assert remark.waiting_for == CALLS_IN_VAIN
+
+
 def test_its_pod_is_asked_again() -> None:
-    known = silent("gpu-1", waiting_on=WaitingOn.OPERATOR)
+    known = silent("gpu-1", **TOLD)
     assert not steps(snapshot(known, pod_answers={"gpu-1": asked(19, True)}))
     assert isinstance(steps(snapshot(known, pod_answers={"gpu-1": asked(21, True)}))["gpu-1"], AskPod)
 
@@ -148,7 +158,7 @@ def test_workers_that_finish_their_tasks_count_among_the_silent_and_the_heard() 
     assert isinstance(steps(snapshot(cut, pod_answers=answers))["gpu-1"], AskPod)
     heard = [terminating(name, **draining, **quiet(1)) for name in ("gpu-2", "gpu-3")]
     assert not steps(snapshot(cut, *heard, pod_answers=answers))
-    known = silent("gpu-1", waiting_on=WaitingOn.OPERATOR)
+    known = silent("gpu-1", **TOLD)
     assert not steps(snapshot(known, *heard, pod_answers=answers))
     assert isinstance(steps(snapshot(known, *heard, pod_answers={"gpu-1": asked(61, True)}))["gpu-1"], Terminate)
 
@@ -168,7 +178,7 @@ def test_a_pod_that_the_list_shows_as_ended_is_not_asked() -> None:
 
 
 def test_the_remark_goes_with_the_silence() -> None:
-    again = busy("gpu-1", ssh_host="127.0.0.1", ssh_port=22, waiting_on=WaitingOn.OPERATOR)
+    again = busy("gpu-1", ssh_host="127.0.0.1", ssh_port=22, **TOLD)
     remark = steps(snapshot(again))["gpu-1"]
     assert isinstance(remark, Wait)
     assert remark.waiting_on is WaitingOn.WORKER
