@@ -10,7 +10,7 @@ from orchestrator.core.actions import Action, AskPod, Terminate, UpdateAddress, 
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.liveness import ObservationWindow
 from orchestrator.core.model import PodAnswer, PodStatus, Snapshot, Worker
-from orchestrator.core.plan import QUESTIONS_PER_TICK, in_transition, plan
+from orchestrator.core.plan import QUESTIONS_AT_ONCE, in_transition, plan
 from orchestrator.core.silence import CALLS_IN_VAIN, NO_NETWORK
 from orchestrator.core.states import WaitingOn
 from tests.unit.core.build import ago, busy, pod_of, policy, snapshot, spawning, terminating, worker
@@ -215,7 +215,17 @@ def test_a_task_that_seems_stuck_is_left_to_an_agent_that_has_just_been_heard_ag
 
 def test_a_thousand_silent_workers_are_asked_in_parts() -> None:
     asks = [a for a in steps(snapshot(*(silent(f"gpu-{n}") for n in range(1000)))).values() if isinstance(a, AskPod)]
-    assert len(asks) == QUESTIONS_PER_TICK
+    assert len(asks) == QUESTIONS_AT_ONCE
+
+
+def test_no_question_waits_in_a_queue_and_the_oldest_answer_is_next() -> None:
+    """A worker with a running action cannot be ended, and a question to a pod that does not answer takes 16 s."""
+    thousand = [silent(f"gpu-{n:04}") for n in range(1000)]
+    asking = frozenset(one.id for one in thousand[:QUESTIONS_AT_ONCE])
+    assert not steps(snapshot(*thousand, in_flight=asking))
+    answers = {one.id: asked(21, True) for one in thousand[:-1]} | {thousand[500].id: asked(30, True)}
+    seen = snapshot(*thousand, pod_answers=answers, in_flight=frozenset(sorted(asking)[2:]))
+    assert {name for name, step in steps(seen).items() if isinstance(step, AskPod)} == {"gpu-0999", "gpu-0500"}
 
 
 def test_the_next_tick_comes_soon_while_a_worker_is_silent() -> None:
