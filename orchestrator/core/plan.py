@@ -105,9 +105,14 @@ def _bounded(actions: Iterable[Action], snapshot: Snapshot) -> Iterable[Action]:
     rows, questions = 0, sum(one.id in snapshot.in_flight for one in snapshot.workers if one.state in READY)
 
     def place(action: Action) -> tuple[bool, float]:
-        """Return the place of an action: the pod with the oldest answer is asked first."""
+        """Return the place of an action. A pod that SSH did not reach is first, because its tries belong together.
+
+        Then follows the one with the oldest answer.
+        """
         answer = snapshot.pod_answers.get(action.worker_id) if isinstance(action, AskPod) else None
-        return isinstance(action, Wait), answer.at.timestamp() if answer else 0.0
+        if answer is None or (answer.calls_in_vain is None and answer.has_network):
+            return isinstance(action, Wait), 0.0 if answer is None else -1.0
+        return False, answer.at.timestamp()
 
     for action in sorted(actions, key=place):
         rows += isinstance(action, WRITTEN)

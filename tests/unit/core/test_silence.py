@@ -228,6 +228,15 @@ def test_no_question_waits_in_a_queue_and_the_oldest_answer_is_next() -> None:
     assert {name for name, step in steps(seen).items() if isinstance(step, AskPod)} == {"gpu-0999", "gpu-0500"}
 
 
+def test_the_tries_to_reach_a_pod_belong_together() -> None:
+    """Otherwise the second try of each of a thousand pods came minutes after the first, and counted as a first one."""
+    thousand = [silent(f"gpu-{n:04}") for n in range(1000)]
+    answers = {"gpu-0998": asked(6, None), "gpu-0999": asked(6, None, has_network=False)}
+    seen = steps(snapshot(*thousand, pod_answers=answers))
+    assert isinstance(seen.get("gpu-0998"), AskPod)
+    assert "gpu-0999" not in seen
+
+
 def test_the_next_tick_comes_soon_while_a_worker_is_silent() -> None:
     assert in_transition(snapshot(silent("gpu-1"), pod_answers={"gpu-1": asked(1, True)}))
     assert not in_transition(snapshot(silent("gpu-1", 1), pod_answers={"gpu-1": asked(9, True)}))
