@@ -33,10 +33,10 @@ from orchestrator.core.actions import (
 from orchestrator.core.blocked import Blocked, BlockedReason
 from orchestrator.core.exit_causes import ABRUPT
 from orchestrator.core.model import EndedBringUp, Policy, Snapshot
-from orchestrator.core.states import State
+from orchestrator.core.states import READY, State
 
 ROWS_PER_TICK = 30  # a thousand pods may vanish at once: the tick must stay short, because the lease must be renewed
-QUESTIONS_PER_TICK = 100  # to pods: a worker whose question waits in a queue could not be ended meanwhile
+QUESTIONS_AT_ONCE = 100  # to pods: a worker whose question waits in a queue could not be ended meanwhile
 # These actions need lists: only a list finds the pod of a lost reply, and a bring-up reads its pod from a list.
 CALLS_TO_A_POD = (ContinueBringUp, AskPod)  # useless for a worker that ends
 NEED_A_LIST = (Spawn, Create, ContinueBringUp)
@@ -61,7 +61,7 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
         # The first list takes a few seconds. It may show pods to adopt, so deadlines wait for it.
         failed = snapshot.unlisted is not None
         actions = [a for a in actions if isinstance(a, Rescue) or (failed and not isinstance(a, NEED_A_LIST))]
-    return Plan(tuple(_bounded(actions)), tuple(decisions))
+    return Plan(tuple(_bounded(actions, snapshot)), tuple(decisions))
 
 
 def sizes(snapshot: Snapshot, policy: Policy, actions: Sequence[Action]) -> list[tuple[list[Action], PoolDecision]]:
@@ -100,16 +100,27 @@ def _dropped(actions: Iterable[Action], ends: Iterable[Terminate]) -> list[Actio
     return [a for a in actions if getattr(a, "worker_id", None) not in gone] + list(ends)
 
 
-def _bounded(actions: Iterable[Action]) -> Iterable[Action]:
-    """Keep the first actions that write rows, remarks last, and the first questions. The next tick continues."""
-    rows = questions = 0
-    for action in sorted(actions, key=lambda action: isinstance(action, Wait)):
+def _bounded(actions: Iterable[Action], snapshot: Snapshot) -> Iterable[Action]:
+    """Keep the first actions that write rows, remarks last, and the most urgent questions. The next tick continues."""
+    rows, questions = 0, sum(one.id in snapshot.in_flight for one in snapshot.workers if one.state in READY)
+
+    def place(action: Action) -> tuple[bool, float]:
+        """Return the place of an action. A pod that SSH did not reach is first, because its tries belong together.
+
+        Then follows the one with the oldest answer.
+        """
+        answer = snapshot.pod_answers.get(action.worker_id) if isinstance(action, AskPod) else None
+        if answer is None or (answer.calls_in_vain is None and answer.has_network):
+            return isinstance(action, Wait), 0.0 if answer is None else -1.0
+        return False, answer.at.timestamp()
+
+    for action in sorted(actions, key=place):
         rows += isinstance(action, WRITTEN)
         questions += isinstance(action, AskPod)
         if isinstance(action, WRITTEN):
             is_allowed = rows <= ROWS_PER_TICK
         else:
-            is_allowed = not isinstance(action, AskPod) or questions <= QUESTIONS_PER_TICK
+            is_allowed = not isinstance(action, AskPod) or questions <= QUESTIONS_AT_ONCE
         if is_allowed:
             yield action
 

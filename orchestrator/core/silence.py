@@ -5,7 +5,7 @@ pod is asked over SSH before it ends: an agent records each heartbeat without an
 
     the agent calls in vain, and most workers are silent    it stays and keeps its tasks; its pod is asked again
     the agent calls in vain, and most others are heard      it has a moment to be heard again, then it ends
-    the agent makes no calls                                it ends
+    the agent makes no calls                                it is asked once more when it is silent, then it ends
     SSH does not reach the pod for UNREACHED_S              it ends, unless this process may have no network: most
                                                             workers are silent, and RunPod does not answer either
 
@@ -45,9 +45,10 @@ class Silences:
         self._silent_since = snapshot.window.back(policy.heartbeat_timeout_s, snapshot.now)
         self._quiet_since = snapshot.window.back(policy.heartbeat_timeout_s * ASK_SHARE, snapshot.now)
         heard_since = snapshot.window.back(policy.heartbeat_timeout_s * HEARD_SHARE, snapshot.now) or snapshot.now
-        ready = [worker for worker in snapshot.workers if worker.state in READY]
+        # Workers that finish their tasks send heartbeats too. They may be all that a fleet has, during a rollout.
+        voices = [one for one in snapshot.workers if one.state in READY or _finishes_tasks(one)]
         # Idle workers send fewer heartbeats, so their silence is known later: only a recent contact counts as heard.
-        self._most_are_silent = 2 * sum(snapshot.last_contact(one) >= heard_since for one in ready) < len(ready)
+        self._most_are_silent = 2 * sum(snapshot.last_contact(one) >= heard_since for one in voices) < len(voices)
 
     def is_silent(self, worker: Worker) -> bool:
         """Whether the worker could have been heard for HEARTBEAT_TIMEOUT_SEC, and was not."""
@@ -62,7 +63,7 @@ class Silences:
         why = f"no heartbeat for {silent_s:.0f} s, HEARTBEAT_TIMEOUT_SEC={self._policy.heartbeat_timeout_s:g}"
         if worker.nonce and worker.ssh_host and silent_s < self._policy.deadman_s:
             answer = self._answer(worker)
-            if self._asks(answer):
+            if self._asks(worker, answer):
                 return AskPod(worker.id, why, not self._most_are_silent)
             if answer is not None and self._may_be_well(answer):
                 return self._remark(worker, answer, self._policy.deadman_s - silent_s)
@@ -75,14 +76,18 @@ class Silences:
 
         An end rescues its own tasks. After an answer by which the worker may be well, the leases are renewed.
         """
-        holders = (one for one in self._snapshot.workers if one.state in READY or one.stage is Stage.DRAINING)
+        holders = (one for one in self._snapshot.workers if one.state in READY or _finishes_tasks(one))
         busy = (one for one in holders if one.tasks_running and self.is_silent(one))
         return any(not self._is_known(one) for one in busy)
 
     def _is_known(self, worker: Worker) -> bool:
+        if worker.id in self._snapshot.in_flight:  # it is being asked; its leases are renewed after the answer
+            return False
         answer = self._answer(worker)
         is_kept = answer is not None and (answer.calls_in_vain or not answer.has_network)
-        return is_kept or isinstance(self.next_step(worker), Terminate)
+        # The leases last for the heartbeat timeout. The next question may wait until many other pods have answered.
+        is_renewed = is_kept and answer is not None and self._age_s(answer) < self._policy.heartbeat_timeout_s
+        return is_renewed or isinstance(self.next_step(worker), Terminate)
 
     def _answer(self, worker: Worker) -> PodAnswer | None:
         """Return its pod's answer about this silence. An old one says nothing, unless the agent called in vain then."""
@@ -93,12 +98,14 @@ class Silences:
             return None
         return answer if answer.calls_in_vain or self._age_s(answer) < AGAIN_S else None
 
-    def _asks(self, answer: PodAnswer | None) -> bool:
+    def _asks(self, worker: Worker, answer: PodAnswer | None) -> bool:
         if answer is None:
             return True
         if answer.calls_in_vain is None:
             return self._age_s(answer) >= RETRY_S and not self._is_unreachable(answer)
-        return answer.calls_in_vain and self._most_are_silent and self._age_s(answer) >= self._policy.heartbeat_s
+        if not answer.calls_in_vain:  # a call that was under way then may have ended without an answer since
+            return self._age_s(answer) > self._silent_for_s(worker) > 0
+        return self._most_are_silent and self._age_s(answer) >= self._policy.heartbeat_s
 
     def _may_be_well(self, answer: PodAnswer) -> bool:
         if answer.calls_in_vain is None:
@@ -110,17 +117,28 @@ class Silences:
         """Whether the pod, and not this process, is what SSH does not reach."""
         return answer.unreached_s >= UNREACHED_S and answer.has_network
 
+    def _silent_for_s(self, worker: Worker) -> float:
+        """Return for how long the worker has counted as silent; 0 or less if it does not yet."""
+        since = self._silent_since
+        return 0.0 if since is None else (since - self._snapshot.last_contact(worker)).total_seconds()
+
     def _age_s(self, answer: PodAnswer) -> float:
         return (self._snapshot.now - answer.at).total_seconds()
 
     def _remark(self, worker: Worker, answer: PodAnswer, left_s: float) -> Wait | None:
-        """Record once what the worker waits for."""
-        if worker.waiting_on is WaitingOn.OPERATOR or not self.is_silent(worker):
+        """Record what the worker waits for, if that has changed."""
+        if not self.is_silent(worker):
             return None
         waits_for = CALLS_IN_VAIN if answer.calls_in_vain else NO_NETWORK
         if waits_for == NO_NETWORK and answer.has_network:  # it is asked again at once
             return None
+        if (worker.waiting_on, worker.waiting_for) == (WaitingOn.OPERATOR, waits_for):
+            return None
         return Wait(worker.id, worker.state, WaitingOn.OPERATOR, waits_for, 0, left_s)
+
+
+def _finishes_tasks(worker: Worker) -> bool:
+    return worker.stage is Stage.DRAINING and worker.tasks_running > 0
 
 
 def has_open_question(snapshot: Snapshot) -> bool:

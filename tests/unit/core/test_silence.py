@@ -10,10 +10,12 @@ from orchestrator.core.actions import Action, AskPod, Terminate, UpdateAddress, 
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.liveness import ObservationWindow
 from orchestrator.core.model import PodAnswer, PodStatus, Snapshot, Worker
-from orchestrator.core.plan import QUESTIONS_PER_TICK, in_transition, plan
+from orchestrator.core.plan import QUESTIONS_AT_ONCE, in_transition, plan
 from orchestrator.core.silence import CALLS_IN_VAIN, NO_NETWORK
 from orchestrator.core.states import WaitingOn
 from tests.unit.core.build import ago, busy, pod_of, policy, snapshot, spawning, terminating, worker
+
+TOLD: dict[str, Any] = {"waiting_on": WaitingOn.OPERATOR, "waiting_for": CALLS_IN_VAIN}
 
 
 def quiet(seconds: float) -> dict[str, Any]:
@@ -46,11 +48,21 @@ def test_a_dead_agent_ends_its_worker_at_the_timeout() -> None:
     assert isinstance(steps(snapshot(silent("gpu-1", 61), pod_answers=answers))["gpu-1"], Terminate)
 
 
+def test_an_agent_whose_first_call_in_vain_takes_its_time_is_asked_again() -> None:
+    """An idle agent calls in each third of the timeout. A resolver or two addresses without an answer take 20 s."""
+    seen = snapshot(silent("gpu-1", 61, tasks_running=0), pod_answers={"gpu-1": asked(20, False)})
+    assert isinstance(steps(seen)["gpu-1"], AskPod)
+    busy_one = replace(seen, workers=(silent("gpu-1", 61),), expired_leases=1)
+    assert not rescue.plan(busy_one, policy())
+    assert isinstance(steps(replace(seen, pod_answers={"gpu-1": asked(0.5, False)}))["gpu-1"], Terminate)
+    assert isinstance(steps(replace(seen, pod_answers={"gpu-1": asked(0.5, True)}))["gpu-1"], Wait)
+
+
 def test_one_silent_worker_among_others_is_asked_and_gets_a_moment() -> None:
     """Its own network is broken, or it is the last one to come back."""
     others = (busy("gpu-2"), busy("gpu-3"))
     assert isinstance(steps(snapshot(silent("gpu-1"), *others))["gpu-1"], AskPod)
-    known = silent("gpu-1", 100, waiting_on=WaitingOn.OPERATOR)
+    known = silent("gpu-1", 100, **TOLD)
     assert not steps(snapshot(known, *others, pod_answers={"gpu-1": asked(59, True)}))
     assert isinstance(steps(snapshot(known, *others, pod_answers={"gpu-1": asked(61, True)}))["gpu-1"], Terminate)
 
@@ -70,12 +82,20 @@ def test_a_worker_whose_agent_calls_in_vain_stays_and_says_why() -> None:
     assert isinstance(remark, Wait)
     assert (remark.waiting_on, remark.waiting_for) == (WaitingOn.OPERATOR, CALLS_IN_VAIN)
     assert remark.deadline_s == pytest.approx(policy().deadman_s - 70)
-    known = silent("gpu-1", waiting_on=WaitingOn.OPERATOR)
+    known = silent("gpu-1", **TOLD)
     assert not steps(replace(seen, workers=(known,)))
 
 
+def test_the_remark_follows_the_last_answer() -> None:
+    """After an outage of this process's network, the agents may still not reach the gateway."""
+    known = silent("gpu-1", **{**TOLD, "waiting_for": NO_NETWORK})
+    remark = steps(snapshot(known, pod_answers={"gpu-1": asked(3, True)}))["gpu-1"]
+    assert isinstance(remark, Wait)
+    assert remark.waiting_for == CALLS_IN_VAIN
+
+
 def test_its_pod_is_asked_again() -> None:
-    known = silent("gpu-1", waiting_on=WaitingOn.OPERATOR)
+    known = silent("gpu-1", **TOLD)
     assert not steps(snapshot(known, pod_answers={"gpu-1": asked(19, True)}))
     assert isinstance(steps(snapshot(known, pod_answers={"gpu-1": asked(21, True)}))["gpu-1"], AskPod)
 
@@ -130,6 +150,19 @@ def test_a_worker_that_finishes_its_tasks_is_asked_too() -> None:
     assert rescue.plan(snapshot(one, expired_leases=1, pod_answers={"gpu-1": asked(1, False)}), policy())
 
 
+def test_workers_that_finish_their_tasks_count_among_the_silent_and_the_heard() -> None:
+    """During a rollout, a fleet may have no others."""
+    draining: dict[str, Any] = {"tasks_running": 1, "exit_cause": ExitCause.MANUAL}
+    cut = terminating("gpu-1", **draining, **quiet(70))
+    answers = {"gpu-1": asked(21, True)}
+    assert isinstance(steps(snapshot(cut, pod_answers=answers))["gpu-1"], AskPod)
+    heard = [terminating(name, **draining, **quiet(1)) for name in ("gpu-2", "gpu-3")]
+    assert not steps(snapshot(cut, *heard, pod_answers=answers))
+    known = silent("gpu-1", **TOLD)
+    assert not steps(snapshot(known, *heard, pod_answers=answers))
+    assert isinstance(steps(snapshot(known, *heard, pod_answers={"gpu-1": asked(61, True)}))["gpu-1"], Terminate)
+
+
 def test_nobody_waits_longer_than_an_agent_does() -> None:
     seconds = policy().deadman_s + 1
     assert isinstance(
@@ -145,7 +178,7 @@ def test_a_pod_that_the_list_shows_as_ended_is_not_asked() -> None:
 
 
 def test_the_remark_goes_with_the_silence() -> None:
-    again = busy("gpu-1", ssh_host="127.0.0.1", ssh_port=22, waiting_on=WaitingOn.OPERATOR)
+    again = busy("gpu-1", ssh_host="127.0.0.1", ssh_port=22, **TOLD)
     remark = steps(snapshot(again))["gpu-1"]
     assert isinstance(remark, Wait)
     assert remark.waiting_on is WaitingOn.WORKER
@@ -160,6 +193,17 @@ def test_no_task_is_rescued_before_the_pod_of_its_worker_has_answered() -> None:
         assert rescue.plan(replace(seen, pod_answers={"gpu-1": asked(1, answer)}), policy())
 
 
+def test_no_task_is_rescued_while_the_leases_of_a_worker_that_may_be_well_are_not_renewed_yet() -> None:
+    """They are renewed after each answer of its pod; among many silent workers, the next question may wait."""
+    seen = snapshot(silent("gpu-1", 300), expired_leases=1)
+    for answer in (asked(0.1, True), asked(0.1, None, has_network=False)):
+        assert rescue.plan(replace(seen, pod_answers={"gpu-1": answer}), policy())
+        asking = replace(seen, pod_answers={"gpu-1": answer}, in_flight=frozenset({"gpu-1"}))
+        assert not rescue.plan(asking, policy())
+    assert rescue.plan(replace(seen, pod_answers={"gpu-1": asked(59, True)}), policy())
+    assert not rescue.plan(replace(seen, pod_answers={"gpu-1": asked(61, True)}), policy())
+
+
 def test_a_task_that_seems_stuck_is_left_to_an_agent_that_has_just_been_heard_again() -> None:
     late = busy("gpu-1", last_heartbeat=ago(1), progress_at=ago(2000), slowest_task="t1")
     (end,) = steps(snapshot(late)).values()
@@ -171,7 +215,26 @@ def test_a_task_that_seems_stuck_is_left_to_an_agent_that_has_just_been_heard_ag
 
 def test_a_thousand_silent_workers_are_asked_in_parts() -> None:
     asks = [a for a in steps(snapshot(*(silent(f"gpu-{n}") for n in range(1000)))).values() if isinstance(a, AskPod)]
-    assert len(asks) == QUESTIONS_PER_TICK
+    assert len(asks) == QUESTIONS_AT_ONCE
+
+
+def test_no_question_waits_in_a_queue_and_the_oldest_answer_is_next() -> None:
+    """A worker with a running action cannot be ended, and a question to a pod that does not answer takes 16 s."""
+    thousand = [silent(f"gpu-{n:04}") for n in range(1000)]
+    asking = frozenset(one.id for one in thousand[:QUESTIONS_AT_ONCE])
+    assert not steps(snapshot(*thousand, in_flight=asking))
+    answers = {one.id: asked(21, True) for one in thousand[:-1]} | {thousand[500].id: asked(30, True)}
+    seen = snapshot(*thousand, pod_answers=answers, in_flight=frozenset(sorted(asking)[2:]))
+    assert {name for name, step in steps(seen).items() if isinstance(step, AskPod)} == {"gpu-0999", "gpu-0500"}
+
+
+def test_the_tries_to_reach_a_pod_belong_together() -> None:
+    """Otherwise the second try of each of a thousand pods came minutes after the first, and counted as a first one."""
+    thousand = [silent(f"gpu-{n:04}") for n in range(1000)]
+    answers = {"gpu-0998": asked(6, None), "gpu-0999": asked(6, None, has_network=False)}
+    seen = steps(snapshot(*thousand, pod_answers=answers))
+    assert isinstance(seen.get("gpu-0998"), AskPod)
+    assert "gpu-0999" not in seen
 
 
 def test_the_next_tick_comes_soon_while_a_worker_is_silent() -> None:
