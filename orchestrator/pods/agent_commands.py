@@ -22,6 +22,7 @@ START_TIME = 19  # index of proc(5) stat field 22 among the fields after the com
 # While no heartbeat is answered, an agent sends one every 18 s, or later if each of several addresses or the resolver
 # takes its time.
 UNANSWERED_S = 60.0
+UNANSWERED_BYTES = 64  # that can matter, at the end of the answer of a pod
 UNANSWERED_TIMES = re.compile(r"(?:^|\n)([0-9]{1,12})\n([0-9]{1,12})\n\Z")  # after what a login script may print
 NONCE = re.compile(r"[A-Za-z0-9_-]{1,64}")  # a launch's nonce is also the name of its directory
 
@@ -192,7 +193,7 @@ def unanswered_command(nonce: str) -> str:
 
 def is_unanswered(shown: bytes) -> bool:
     """Whether `unanswered_command` shows a heartbeat within UNANSWERED_S. Both times are of the pod's clock."""
-    times = UNANSWERED_TIMES.search(shown.decode("utf-8", "replace"))
+    times = UNANSWERED_TIMES.search(shown[-UNANSWERED_BYTES:].decode("utf-8", "replace"))
     return times is not None and abs(int(times[2]) - int(times[1])) <= UNANSWERED_S
 
 
