@@ -139,6 +139,7 @@ declare
     v_first uuid[] := p_ids[:v_count / 2];
     v_free uuid[];
     v_changed bigint;
+    v_task record;
     v_message text;
 begin
     if v_count = 0 then  -- a statement without rows would run users' triggers for statements
@@ -149,12 +150,30 @@ begin
             update public.tasks t set run_after = null where t.id = any (p_ids) and t.status = 'Queued';
         elsif p_change = 'pool' then
             update public.tasks t set pool = coalesce(p_with->>t.task_type, 'default')
-              from (select o.id from unnest(p_ids) with ordinality o (id, n) order by o.n) o  -- in this order
-             where t.id = o.id and t.status = 'Queued';
+             where t.id = any (p_ids) and t.status = 'Queued';
         else
             perform public.internal_give_back(p_ids, p_with);
         end if;
         get diagnostics v_changed = row_count;
+        if p_change = 'pool' then
+            -- The statement changed the rows in any order, in which tenants got their turns; their tasks go by p_ids.
+            for v_task in
+                with moved as (
+                    select t.id, t.pool, t.priority, t.tenant, t.queue_turn,
+                           row_number() over (p order by array_position(p_ids, t.id)) as place,
+                           row_number() over (p order by t.queue_turn, array_position(p_ids, t.id)) as turn
+                      from public.tasks t
+                     where t.id = any (p_ids) and t.status = 'Queued' and not t.blocked and t.run_after is null
+                       and t.tenant is not null
+                    window p as (partition by t.pool, t.priority, t.tenant)
+                )
+                select m.id, g.queue_turn
+                  from moved m join moved g on (g.pool, g.priority, g.tenant, g.turn) = (m.pool, m.priority, m.tenant, m.place)
+                 where g.queue_turn <> m.queue_turn
+            loop
+                update public.tasks t set queue_turn = v_task.queue_turn where t.id = v_task.id;
+            end loop;
+        end if;
         perform public.internal_fire_deferred();
         return v_changed;
     exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
@@ -174,7 +193,8 @@ begin
     end if;
     return public.internal_change_each(p_change, v_first, p_with, p_until)
          + public.internal_change_each(
-               p_change, array(select unnest(p_ids) except select unnest(v_first)), p_with, p_until);
+               p_change, array(select o.id from unnest(p_ids) with ordinality o (id, n)
+                                where o.id <> all (v_first) order by o.n), p_with, p_until);
 end
 $$;
 

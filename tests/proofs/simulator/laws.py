@@ -254,7 +254,7 @@ class Laws:
             agent, since = self.claims.get((new["id"], new["attempts"]), (None, 0.0))
             now = self._world.kernel.now
             held = agent is not None and agent.lives and new["id"] in agent.held and now - since > 20
-            has_place = bool(self._world.db.renewable([dict(old)]))  # another task may have the place of an expired lease
+            has_place = bool(self._world.db.renewable([dict(old)]))  # of an expired lease, another may have it
             if agent is not None and held and has_place and self._is_cut_off(agent):
                 self.broken("path", f"task {new['id']} was taken from an agent whose calls reach no gateway")
             if agent is not None and held and agent.beaten_s is not None and now - agent.beaten_s < 10:

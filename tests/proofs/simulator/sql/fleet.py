@@ -31,6 +31,7 @@ class Database(Queue):
     ) -> Json:
         """One transaction: the answer, or the port's error with nothing changed."""
         self.now, self.notified = now, {}
+        self.calls += 1
         named = {name: value for name, value in args.items() if name != "p_now"}
         if function.startswith("worker_"):
             named["claims"] = claims

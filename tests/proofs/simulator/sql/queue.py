@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import math
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
@@ -19,6 +20,8 @@ UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 ENDING = ("terminating", "terminated")
 PLANNED = ("idle_timeout", "scale_down", "manual", "shutdown", "budget", "superseded", "worker_sick", "stale_code")
 MACHINE = ("gpu_fault", "host_fault")
+RAISE_EVERY = 32  # claims of one task, between two tries to raise the mark of a pool
+LOWERED = 64  # marks, above which a claim raises it
 FAULTS = 3  # attempts of a task that machine faults may end without counting
 FREE_RETURNS = 2  # times in a row after which a returned task can be claimed at once
 POINTS = ("Claiming", "Processing", "Completion")
@@ -53,9 +56,11 @@ class Queue(Fitness):
             self.tasks[row["id"]] = row
             self.watch("tasks", None, row)
         self.turns_added([row for row in rows if not row["blocked"]])
+        inserted = [dict(row) for row in rows]
         gated = [row for row in rows if row["queue_gate"] > 0]
         self.settle([row["id"] for row in rows if row["depends_on"]])
         self.gates_added(gated)
+        self.lower_marks(inserted)
         for row in rows:
             if row["status"] == "Queued" and not row["blocked"]:
                 self.notify("orchestrator_tasks", row["pool"])
@@ -230,6 +235,7 @@ class Queue(Fitness):
         ]
         ready.sort(key=lambda t: (-t["priority"], t["queue_turn"], t["created_at"], t["id"]))
         taken = ready[:batch]
+        lowered = len(self.lowered[worker["pool"]]) if worker["pool"] in self.marks else 0
         cleared = ("progress", "run_after", "error_message", "failure_code", "failed_at_point",
                    "generation_processed_at")  # fmt: skip
         lease = self.now + timedelta(seconds=worker["lease_s"])
@@ -262,6 +268,8 @@ class Queue(Fitness):
                 "log_first": _handler_bytes(worker, worker["nonce"]),
                 "log_last": None,
             }
+        if taken and (claim_no % math.ceil(RAISE_EVERY / math.sqrt(batch)) == 0 or lowered > LOWERED):
+            self.raise_mark(worker["pool"])
         if shared := [t["priority"] for t in taken if t["tenant"] is not None or t["queue_turn"] < NO_TURN]:
             self.deal_turns(worker["pool"], min(shared), batch)
         return len(taken)

@@ -172,6 +172,8 @@ class Records(Database):
         self.retained_at[p_fleet] = self.now
         self.level_turns()
         self.let_in_all()
+        for pool in list(self.lowered):
+            self.raise_mark(pool, anew=True)
         return {"deleted": {"decisions": 0, "worker_events": 0, "worker_attempts": 0}}
 
     # --- the log ledger

@@ -61,6 +61,11 @@ def check_id(value: Any, what: str) -> None:
         refuse("OR007", f"{what} is not a valid id")
 
 
+def is_ready(task: Row) -> bool:
+    """Whether it can be claimed, and not only because its time has come."""
+    return task["status"] == "Queued" and not task["blocked"] and task["run_after"] is None
+
+
 def check_keys(value: Any, allowed: Iterable[str], what: str) -> None:
     """internal_check_keys."""
     if not isinstance(value, Mapping):
@@ -96,6 +101,9 @@ class Tables:
         self.concurrency_notes: dict[tuple[str, str], None] = {}  # limits that the next snapshot counts again
         self.declared: dict[str, Row] = {}  # fleet -> what its leader says that workers would run now
         self.stuck_s: dict[str, float] = {}  # fleet -> after how long its tasks are stuck
+        self.marks: dict[str, tuple[int, int]] = {}  # pool -> priority and turn of its last raised mark
+        self.lowered: dict[str, list[int]] = {}  # pool -> for each mark lowered since then, the call that did it
+        self.calls = 0  # each is a transaction
         self.notified: dict[tuple[str, str], None] = {}  # of the present transaction, each once
         self.running: dict[str, dict[str, Row]] = {}  # worker -> the tasks In Progress that name it
         self.watch: Callable[[str, Row | None, Row], None] = lambda *_: None  # (table, old, new) of every change
@@ -103,6 +111,11 @@ class Tables:
     def notify(self, channel: str, payload: str) -> None:
         """pg_notify."""
         self.notified[channel, payload] = None
+
+    def lower_marks(self, tasks: Iterable[Row]) -> None:
+        """One statement has written these tasks: a mark for each pool in which one can be claimed."""
+        for pool in {t["pool"] for t in tasks if is_ready(t)}:
+            self.lowered.setdefault(pool, []).append(self.calls)
 
     # --- workers
 
@@ -274,9 +287,11 @@ class Tables:
             self.gate_changing(was[-1], row, gating=gating)
             self.turn_changing(was[-1], row)
             rows.append(row)
-        for old, new in zip(was, rows, strict=True):
-            self._index(old, new)
-            self.watch("tasks", old, dict(new))
+        after = [dict(row) for row in rows]
+        for old, new in zip(was, after, strict=True):
+            self.watch("tasks", old, new)
+        for old, row in zip(was, rows, strict=True):
+            self._index(old, row)
         ended = [n["id"] for o, n in zip(was, rows, strict=True) if _ended_now(o, n)]
         waiting = [
             n["id"]
@@ -298,6 +313,7 @@ class Tables:
         for worker_id in lost:
             if worker_id is not None and not minded:
                 self.notify("orchestrator_fleet", worker_id)
+        self.lower_marks(after)
 
     def turn_changing(self, old: Row, task: Row) -> None:
         """What the trigger makes of a turn; see turns.py."""

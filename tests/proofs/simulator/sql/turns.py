@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from tests.proofs.simulator.sql.tables import Row, Tables, refuse
+from tests.proofs.simulator.sql.tables import Row, Tables, is_ready, refuse
 
 NONE = 9_007_199_254_740_991
 STEP = 1_000_000  # of a tenant with the weight 1
@@ -17,14 +17,24 @@ class Turns(Tables):
 
     def next_turn(self, task: Row, *, front: bool = False) -> int:
         """internal_next_turn."""
-        shared = [t for t in self._ready(task["pool"], task["priority"]) if t is not task and t["queue_turn"] < NONE]
-        head = min((t["queue_turn"] for t in shared), default=None)
-        if front:
-            return head if head is not None else NONE if task["tenant"] is None else STEP
-        last = max((t["queue_turn"] for t in shared if t["tenant"] == task["tenant"]), default=None)
-        found = [head + 1] if head is not None else []
-        found += [last + self._step(task["tenant"])] if last is not None else []
-        return max(found, default=STEP)
+        place, mark = self.marks.get(task["pool"], (None, NONE))
+        mark = mark if place == task["priority"] and mark < NONE else 0
+        ready = [t for t in self._ready(task["pool"], task["priority"]) if t is not task]
+        shared = [t for t in ready if mark - STEP <= t["queue_turn"] < NONE]
+        last: int | None = max((t["queue_turn"] for t in shared if t["tenant"] == task["tenant"]), default=None)
+        if last is not None and not front:
+            return last + self._step(task["tenant"])
+        head: int | None = min((t["queue_turn"] for t in shared), default=None)
+        if head is not None:
+            return head if front else head + 1
+        return NONE if front and task["tenant"] is None else max(mark, STEP)
+
+    def raise_mark(self, pool: str, *, anew: bool = False) -> None:
+        """internal_raise_mark; of the lowered marks, one keeps those of its own transaction, unless it starts anew."""
+        ready = (t for t in self.tasks.values() if t["pool"] == pool and is_ready(t))
+        first = min(((-t["priority"], t["queue_turn"]) for t in ready), default=None)
+        self.marks[pool] = (0, NONE) if first is None else (-first[0], first[1])
+        self.lowered[pool] = [] if anew else [call for call in self.lowered.get(pool, []) if call == self.calls]
 
     def turns_added(self, tasks: Iterable[Row]) -> None:
         """Of new tasks that are ready."""
