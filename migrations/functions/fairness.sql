@@ -155,6 +155,8 @@ declare
     c_step constant int := 1000000;
     c_most constant int := 100000;
     v_place record;
+    v_ids uuid[];
+    v_turns jsonb;
 begin
     for v_place in
         select t.pool, ~t.priority as place, min(t.queue_turn) as head from public.tasks t
@@ -162,15 +164,19 @@ begin
          group by 1, 2 having count(*) <= c_most
     loop
         begin
-            update public.tasks t set queue_turn = n.queue_turn
-              from (select q.id, v_place.head + (row_number() over (
+            -- The update does not join them: after a wrong estimate, all turns would be computed again for each task.
+            select array_agg(n.id), jsonb_object_agg(n.id, n.queue_turn) into v_ids, v_turns
+              from (select q.id, q.queue_turn as present, v_place.head + (row_number() over (
                                partition by q.tenant order by q.queue_turn, q.created_at, q.id) - 1)
                                * (c_step / coalesce(w.weight, 1)) as queue_turn
                       from public.tasks q left join public.tenants w on w.tenant = q.tenant
                      where q.pool = v_place.pool and ~q.priority = v_place.place and q.status = 'Queued' and not q.blocked
                        and q.run_after is null and q.queue_turn < c_none) n
-             where t.id = n.id and t.status = 'Queued' and t.queue_turn < c_none
-               and abs(t.queue_turn - n.queue_turn) > c_step;
+             where abs(n.present - n.queue_turn) > c_step;
+            if v_ids is not null then
+                update public.tasks t set queue_turn = (v_turns->>t.id::text)::bigint
+                 where t.id = any (v_ids) and t.status = 'Queued' and t.queue_turn < c_none;
+            end if;
         exception when others or assert_failure then  -- a user's trigger may raise anything
             if public.internal_is_transient(sqlstate) then
                 raise;
