@@ -749,12 +749,19 @@ def test_a_fresh_pod_whose_worker_ends_at_once_is_not_absent() -> None:
 
 def test_lists_before_a_lost_create_are_no_proof_of_its_failure() -> None:
     """An intent waited for its turn for minutes, in which no list could have had its pod; then its reply was lost."""
-    ends = terminating(
-        "gpu-1", Stage.DELETING, pod_id=None, failure_code=FailureCode.CREATE_UNKNOWN, created_at=ago(300)
-    )
+    ends = terminating("gpu-1", Stage.DELETING, pod_id=None, created_at=ago(300))
     for ended_s, action in ((59, type(None)), (60, MarkTerminated)):
         seen = snapshot(replace(ends, state_since=ago(ended_s)), pods=(), absent={"gpu-1": absent(300)})
         assert isinstance(only(seen), action)
+
+
+def test_a_pod_for_which_bring_up_has_looked_is_not_waited_for_again() -> None:
+    """Its create call got no clear answer, and for a minute no list had a pod of its name."""
+    ends = terminating(
+        "gpu-1", Stage.DELETING, pod_id=None, failure_code=FailureCode.CREATE_UNKNOWN, state_since=ago(1)
+    )
+    assert isinstance(only(snapshot(ends, pods=(), absent={"gpu-1": absent(61)})), MarkTerminated)
+    assert only(snapshot(ends, pods=(), absent={"gpu-1": absent(50)})) is None
 
 
 def test_the_loop_hurries_only_in_transition() -> None:
