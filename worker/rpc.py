@@ -88,9 +88,6 @@ class Rpc:
             self._state.note_no_answer()
             raise
         if status in {OK, ACCEPTED}:
-            if not isinstance(answer.get("outcome"), str):  # every answer of the orchestrator has one
-                self._state.note_no_answer()
-                raise Unreachable(f"HTTP {status} with an answer that is not the orchestrator's")
             self._state.note_answer()
             if status == ACCEPTED:
                 raise NotYet(function, answer.get("why"))
@@ -118,6 +115,8 @@ def _object(status: int, content: bytes) -> dict[str, Any]:
         answer = None
     if not isinstance(answer, dict):
         raise Unreachable(f"HTTP {status} with {len(content)} bytes that are not a JSON object")
+    if status in {OK, ACCEPTED} and not isinstance(answer.get("outcome"), str):  # all of the orchestrator's have one
+        raise Unreachable(f"HTTP {status} with an answer that is not the orchestrator's")
     return answer
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from math import ceil
 
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Absence, Pod, PodStatus, Worker
 from orchestrator.core.states import Stage, State
 
@@ -51,7 +52,7 @@ def fold(
     for worker in rows:
         missing = worker.pod_id not in present if worker.pod_id else worker.id not in names
         counts = worker.pod_id in shown if worker.pod_id else True
-        born = _born(worker)
+        born = created_by(worker)
         if missing and (counts or now - born > timedelta(seconds=LISTING_LAG_S)):
             key = worker.pod_id or worker.id
             absent[key] = replace(_longer(before.absent.get(key), now, fresh_s), shown=shown.get(key))
@@ -70,12 +71,17 @@ def fold(
     return PodTracker(absent, orphans, shown, ended, unlisted)
 
 
-def _born(worker: Worker) -> datetime:
-    """Return when its pod was created, at the latest. The intent may have waited for minutes before."""
+def created_by(worker: Worker) -> datetime:
+    """Return when its pod had been created, at the latest. The intent may have waited for minutes before.
+
+    A worker that ends without an SSH address may have ended right after the create call. If the call got no clear
+    answer, bring-up has already looked for the pod.
+    """
     if worker.stage in FRESH:
         return worker.stage_since
-    if worker.state is State.TERMINATING and worker.ssh_host is None:  # it may have ended in a fresh stage
-        return worker.state_since
+    if worker.state is State.TERMINATING and worker.ssh_host is None:
+        looked_s = LISTING_LAG_S if worker.failure_code is FailureCode.CREATE_UNKNOWN else 0
+        return worker.state_since - timedelta(seconds=looked_s)
     return worker.created_at
 
 

@@ -4,10 +4,10 @@ from datetime import datetime, timedelta
 
 from orchestrator.core.actions import Action, Delete, Flush, MarkTerminated, Wait
 from orchestrator.core.exit_causes import ABRUPT
-from orchestrator.core.failures import NEVER_CREATED, NOT_OUR_POD, FailureCode
+from orchestrator.core.failures import NEVER_CREATED, NOT_OUR_POD
 from orchestrator.core.model import Pod, Policy, Snapshot, Worker
 from orchestrator.core.pod_evidence import is_absent, is_ours, may_run
-from orchestrator.core.pod_tracking import LISTING_LAG_S
+from orchestrator.core.pod_tracking import LISTING_LAG_S, created_by
 from orchestrator.core.states import Stage, State, WaitingOn
 
 LISTED_S = 4.0  # after a delete, a list may lag for so long; later, the row gets a remark
@@ -71,18 +71,9 @@ def _deleting(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
     outlived = worker.metadata.deletes or STILL_LISTED in (worker.waiting_for or "")
     deleted_age_s = policy.absence_age_s if outlived else DELETED_AGE_S
     age_s = deleted_age_s if worker.pod_id else LISTING_LAG_S
-    asked_at = _delete_answered_at(worker, policy) if sent else _create_ended_at(worker)
+    asked_at = _delete_answered_at(worker, policy) if sent else created_by(worker)
     gone = is_absent(worker, snapshot, age_s, asked_at)
     return MarkTerminated(worker.id, "RunPod confirms that the pod is gone") if gone else None
-
-
-def _create_ended_at(worker: Worker) -> datetime:
-    """Return when its create call had ended, at the latest: with its bring-up.
-
-    If the call got no clear answer, bring-up has looked for the pod before it ended.
-    """
-    looked_s = LISTING_LAG_S if worker.failure_code is FailureCode.CREATE_UNKNOWN else 0
-    return worker.state_since - timedelta(seconds=looked_s)
 
 
 def _delete_answered_at(worker: Worker, policy: Policy) -> datetime:
