@@ -22,10 +22,10 @@ def one(seed: int, *, trace: bool = False) -> Outcome:
     try:
         return World(seed, trace=trace).run(story)
     finally:
-        gc.enable()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # a process was killed before its tick
             gc.collect()
+        gc.enable()
 
 
 def main() -> int:
