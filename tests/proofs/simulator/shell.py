@@ -82,7 +82,7 @@ class SimSession:
     async def run(self, command: str, *, stdin: bytes = b"", timeout_s: float) -> Completed:
         self._world.laws.clean(command, "a command line")
         done: Completed = await self._ask(lambda: self._ran(command, stdin), timeout_s)
-        if " stop --run-dir " in command:
+        if " stop --run-dir " in command and done.exit_status is not None:
             await asyncio.sleep(STOP_S)
             nonce = RUN.findall(command)[-1]
             return await self._ask(lambda: self._stopped(nonce), timeout_s)  # type: ignore[no-any-return]
