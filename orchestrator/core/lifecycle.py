@@ -127,7 +127,8 @@ def _ready(silences: Silences, worker: Worker, pod: Pod | None, snapshot: Snapsh
     if unfit:
         return unfit
     activity = _activity_change(worker, snapshot, policy)
-    return _stuck(worker, snapshot, policy) or activity or _listing_remark(worker, pod, snapshot, policy)
+    stuck = None if silences.is_quiet(worker) else _stuck(worker, snapshot, policy)
+    return stuck or activity or _listing_remark(worker, pod, snapshot, policy)
 
 
 def _silent(worker: Worker, pod: Pod | None, silences: Silences, snapshot: Snapshot) -> Action | None:
@@ -162,7 +163,10 @@ def _listing_remark(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy:
 
 
 def _stuck(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | None:
-    """Return the end of a worker whose agent did not end its stuck task, although the answers to heartbeats name it."""
+    """Return the end of a worker whose agent did not end its stuck task, although the answers to heartbeats name it.
+
+    It must have been heard lately: the task that its last heartbeat named may have ended, and another one begun.
+    """
     if worker.progress_at is None or not worker.tasks_running:
         return None
     observed_since = snapshot.window.back(policy.task_stuck_s + policy.heartbeat_timeout_s, snapshot.now)

@@ -54,12 +54,15 @@ class Silences:
         """Whether the worker could have been heard for HEARTBEAT_TIMEOUT_SEC, and was not."""
         return self._silent_since is not None and self._snapshot.last_contact(worker) < self._silent_since
 
+    def is_quiet(self, worker: Worker) -> bool:
+        """Whether the worker has had no contact for so long that its pod is asked."""
+        return self._quiet_since is not None and self._snapshot.last_contact(worker) < self._quiet_since
+
     def next_step(self, worker: Worker) -> Terminate | AskPod | Wait | None:
         """Return what follows for a worker without a recent contact. None: nothing yet, or it has had one."""
-        contact = self._snapshot.last_contact(worker)
-        if self._quiet_since is None or contact >= self._quiet_since:
+        if not self.is_quiet(worker):
             return None
-        silent_s = (self._snapshot.now - contact).total_seconds()
+        silent_s = (self._snapshot.now - self._snapshot.last_contact(worker)).total_seconds()
         why = f"no heartbeat for {silent_s:.0f} s, HEARTBEAT_TIMEOUT_SEC={self._policy.heartbeat_timeout_s:g}"
         if worker.nonce and worker.ssh_host and silent_s < self._policy.deadman_s:
             answer = self._answer(worker)

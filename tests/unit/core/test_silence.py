@@ -213,6 +213,17 @@ def test_a_task_that_seems_stuck_is_left_to_an_agent_that_has_just_been_heard_ag
     assert steps(snapshot(late, heard_again_at={"gpu-1": ago(61)}))
 
 
+def test_a_task_that_seems_stuck_is_left_to_the_rule_for_silent_workers_while_nothing_is_heard() -> None:
+    """The task named last may have ended before the agent died, and another one begun."""
+    quiet_one = busy("gpu-1", **quiet(59), progress_at=ago(2000), slowest_task="t1")
+    answers = {"gpu-1": asked(1, False)}
+    assert not steps(snapshot(quiet_one, pod_answers=answers))
+    end = steps(snapshot(replace(quiet_one, last_heartbeat=ago(61)), pod_answers=answers))["gpu-1"]
+    assert isinstance(end, Terminate)
+    assert end.cause is ExitCause.HEARTBEAT_LOST
+    assert steps(snapshot(replace(quiet_one, last_heartbeat=ago(39))))
+
+
 def test_a_thousand_silent_workers_are_asked_in_parts() -> None:
     asks = [a for a in steps(snapshot(*(silent(f"gpu-{n}") for n in range(1000)))).values() if isinstance(a, AskPod)]
     assert len(asks) == QUESTIONS_AT_ONCE
