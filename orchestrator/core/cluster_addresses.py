@@ -73,6 +73,11 @@ class NodeName:
             raise ValueError(f"{self.text!r} is no name of a node")
 
     @classmethod
+    def of(cls, text: str | None) -> Self | None:
+        """Return the name, or None for anything that is none."""
+        return cls(text) if text is not None and NODE_NAME.fullmatch(text) else None
+
+    @classmethod
     def of_worker(cls, worker_id: str) -> Self:
         """Return the node name of a worker: its id in lower case, with `-` for `_`."""
         return cls(worker_id.lower().replace("_", "-"))
