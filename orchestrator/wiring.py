@@ -204,8 +204,13 @@ def nonces_of(settings: Settings) -> Callable[[str], str]:
     """Worker id -> the nonce with which its pod proves its host key."""
     from orchestrator.pods.host_identity import nonces
 
+    return nonces(login_secret_of(settings))
+
+
+def login_secret_of(settings: Settings) -> bytes:
+    """The SSH private key, from which other secrets are derived."""
     # DER, because OpenSSH's own format writes the same key differently each time.
-    return nonces(require(settings, "shell").login_pair().private.key.export_private_key("pkcs8-der"))
+    return require(settings, "shell").login_pair().private.key.export_private_key("pkcs8-der")
 
 
 def policy_of(settings: Settings, bundle: Bundle) -> Policy:

@@ -9,6 +9,7 @@ import time
 
 from . import protocol
 from .http1 import Unreachable
+from .node_tasks import NodeTasks
 from .renewal import Renewal
 from .rpc import CALL_S, Refused, Rpc, backoff_s
 
@@ -32,6 +33,7 @@ class Heartbeat(threading.Thread):
         super().__init__(name="heartbeat", daemon=True)
         self._rpc, self._state, self._run, self._journal = Rpc(config, state), state, run, journal
         self._renewal = Renewal(config, run, journal, self._rpc)
+        self._node_tasks = NodeTasks(self._rpc, journal)
         self.every_s = config.heartbeat_s
         self._ask_s = ASK_S
         self._acknowledged: dict[str, Any] | None = None  # the p_health of the last answered heartbeat
@@ -97,6 +99,7 @@ class Heartbeat(threading.Thread):
             running.stuck = self._state.still_s >= still_s  # a smaller number: there has been a sign of life since then
         if cancel or fenced or (running and running.stuck):
             self._state.wake()
+        self._node_tasks.carry_out(answer.get("node_tasks"))
         return True
 
     def _record_unanswered(self, now: float) -> None:

@@ -16,8 +16,10 @@ from orchestrator.config.validation import TO_RUN, require
 from orchestrator.core.actions import Plan
 from orchestrator.core.model import Policy, Snapshot
 from orchestrator.core.plan import plan
+from orchestrator.leader_jobs.clusters import TICK_S, Clusters
 from orchestrator.loop.daemon import Daemon, Hooks
 from orchestrator.loop.execute import Executor, PodOperations
+from orchestrator.loop.jobs import LeaderJob
 from orchestrator.loop.observe import FIRST_PATIENCE_S, Observer
 from orchestrator.loop.runtime import Runtime
 from orchestrator.loop.store_watch import StoreWatch
@@ -34,6 +36,7 @@ from orchestrator.pods.silence import ask as ask_pod
 from orchestrator.pods.teardown import Teardown
 from orchestrator.ports import Blobs, Db
 from orchestrator.service.adapters import Adapters, open_adapters
+from orchestrator.service.clusters import clusters_of
 from orchestrator.service.jobs import jobs_of
 from orchestrator.service.tokens import renewals_of, token_for
 from orchestrator.wiring import nonces_of, policy_of
@@ -83,9 +86,15 @@ async def build_loop(
         )
         operations = _pod_operations(settings, policy, bundle, adapters, catalog, latest, shipper, observer)
         parts = Parts(adapters.db, observer, adapters.blobs, health, metrics)
-        hooks = _hooks(settings, policy, adapters, parts, watch)
+        clusters = clusters_of(settings, policy, adapters, latest)
+        hooks = _hooks(settings, policy, adapters, parts, watch, clusters)
         executor = Executor(store, cloud, operations, policy)
-        yield Daemon(runtime, observer, executor, catalog=catalog, shipper=shipper, hooks=hooks, planner=planner), parts
+        daemon = Daemon(runtime, observer, executor, catalog=catalog, shipper=shipper, hooks=hooks, planner=planner)
+        try:
+            yield daemon, parts
+        finally:
+            if clusters:
+                await clusters.stop()
 
 
 def _pod_operations(
@@ -113,13 +122,24 @@ def _pod_operations(
     )
 
 
-def _hooks(settings: Settings, policy: Policy, adapters: Adapters, parts: Parts, watch: StoreWatch) -> Hooks:
+def _hooks(
+    settings: Settings,
+    policy: Policy,
+    adapters: Adapters,
+    parts: Parts,
+    watch: StoreWatch,
+    clusters: Clusters | None,
+) -> Hooks:
     conditions, jobs = jobs_of(settings, policy, adapters, parts.metrics, watch)
+    if clusters:
+        jobs = (*jobs, LeaderJob("clusters", TICK_S, clusters.step))
     parts.on_lead.append(lambda _leads: conditions.forget())
 
     async def lead(leads: bool) -> None:
         for callback in parts.on_lead:
             callback(leads)
+        if clusters and not leads:
+            await clusters.stop()
         await adapters.lead(leads)
 
     return Hooks(

@@ -1,0 +1,176 @@
+"""Clusters: reads the rows and the members of each cluster, plans, and carries the plan out.
+
+A step never waits for a pod: probes and calls run in the background, one at a time for each member. What a leader
+remembers (readings, running calls, pauses after failures) is lost when another process leads, and derived again.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from statistics import median
+
+import structlog
+
+from orchestrator.clusters.execute import ROWS_ONLY, Calls, ClusterExecutor
+from orchestrator.clusters.node import NodeFailed
+from orchestrator.clusters.operations import outcomes
+from orchestrator.clusters.probing import Prober
+from orchestrator.core import clusters
+from orchestrator.core.cluster_actions import ClusterAction, Configure, Reconfigure, Smoke
+from orchestrator.core.cluster_rows import ClusterReport, ClusterRow
+from orchestrator.core.cluster_states import LIVE_MEMBER, MemberStatus, OperationStatus
+from orchestrator.core.cluster_view import ClusterPolicy, ClusterView
+from orchestrator.ports import LostRace, NotLeader, PortError
+from orchestrator.ports.clusters import ClusterRows
+
+TICK_S = 1.0  # of the timer
+STEADY_S, MOVING_S = 5.0, 1.0  # between two steps, and while a cluster changes
+PROBE_S, MOVING_PROBE_S = 10.0, 2.0  # between two probes of a member
+CANCEL_S = 2.0  # for cancelled calls to end
+log = structlog.get_logger()
+
+
+class Clusters:
+    """The clusters of one leader."""
+
+    def __init__(
+        self,
+        rows: ClusterRows,
+        prober: Prober,
+        executor: ClusterExecutor,
+        policies: Mapping[str, ClusterPolicy],
+    ) -> None:
+        """`policies`: by pool. A cluster of a pool that is not configured as one is left alone."""
+        self._rows, self._prober, self._executor, self._policies = rows, prober, executor, policies
+        self._running: dict[str, asyncio.Task[None]] = {}  # by worker id, for a smoke job also by the cluster's id
+        self._failures: Counter[str] = Counter()  # in a row, by worker or cluster id
+        self._retry_at: dict[str, datetime] = {}
+        self._next_s = 0.0  # on the loop's clock
+
+    async def step(self, term: int) -> None:
+        """Continue every cluster. Raises PortError if the rows cannot be read."""
+        if asyncio.get_running_loop().time() < self._next_s:
+            return
+        report = await self._rows.report()
+        self._prober.set_clock(report.now)
+        if report.clusters:
+            await self._rows.sweep(term)
+        self._forget_others(report)
+        moving = [await self._advance(term, row, report.now) for row in report.clusters if row.pool in self._policies]
+        self._next_s = asyncio.get_running_loop().time() + (MOVING_S if any(moving) else STEADY_S)
+
+    async def stop(self) -> None:
+        """Cancel everything, and forget it: this process no longer leads."""
+        tasks = list(set(self._running.values()))
+        for task in tasks:
+            task.cancel()
+        self._running.clear()
+        self._failures.clear()
+        self._retry_at.clear()
+        await self._prober.stop()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CANCEL_S)
+
+    async def _advance(self, term: int, row: ClusterRow, now: datetime) -> bool:
+        """Carry out the plan of one cluster. Return whether it changes. One cluster's refused row harms only itself."""
+        in_flight = frozenset(self._running)
+        view = ClusterView(row, now, self._prober.observed, in_flight, self._retry_at, _usual_price(row))
+        is_moving = clusters.is_moving(view)
+        self._prober.begin(row, in_flight, MOVING_PROBE_S if is_moving else PROBE_S)
+        try:
+            for ended in outcomes(row):
+                await self._end(term, ended.operation.id, ended.operation.status, ended.error)
+            for action in clusters.plan(view, self._policies[row.pool]):
+                await self._start(term, row, action)
+        except (NotLeader, LostRace):
+            raise
+        except PortError as error:
+            log.warning("cluster_delayed", cluster=row.id, error=f"{type(error).__name__}: {error}")
+        return is_moving
+
+    async def _start(self, term: int, row: ClusterRow, action: ClusterAction) -> None:
+        if isinstance(action, ROWS_ONLY):
+            await self._executor.write(term, row, action)
+            return
+        operation_id = getattr(action, "operation_id", None)
+        accepted = [OperationStatus.ACCEPTED]
+        if operation_id is not None and not await self._rows.move_operation(
+            term, operation_id, accepted, OperationStatus.DISPATCHED
+        ):
+            return
+        self._prober.forget(action.worker_id)
+        kind = type(action).__name__
+        task = asyncio.create_task(self._call(term, row, action), name=f"{kind}:{action.worker_id}")
+        keys = [action.worker_id, *([row.id] if isinstance(action, Smoke) else [])]
+        self._running |= dict.fromkeys(keys, task)
+        task.add_done_callback(lambda done: self._ended(keys, done))
+
+    def _ended(self, keys: list[str], done: asyncio.Task[None]) -> None:
+        for key in keys:
+            if self._running.get(key) is done:
+                del self._running[key]
+        self._next_s = 0.0  # the next step looks at the result
+
+    async def _call(self, term: int, row: ClusterRow, action: Calls) -> None:
+        """Carry out one call. After a failure, its member pauses, and the cluster's own smoke job too."""
+        key = row.id if isinstance(action, Smoke) else action.worker_id
+        error: str | None = None
+        try:
+            await self._executor.call(term, row, action)
+            self._failures.pop(key, None)
+            self._retry_at.pop(key, None)
+        except (NotLeader, LostRace) as superseded:
+            log.info("cluster_action_superseded", cluster=row.id, worker=action.worker_id, error=str(superseded))
+            return
+        except (PortError, NodeFailed) as failed:
+            error = f"{type(failed).__name__}: {failed}" if isinstance(failed, PortError) else str(failed)
+            self._failures[key] += 1
+            pause_s = clusters.backoff_s(self._failures[key])
+            self._retry_at[key] = self._prober.now() + timedelta(seconds=pause_s)
+            facts = {"cluster": row.id, "worker": action.worker_id, "action": type(action).__name__, "error": error}
+            log.warning("cluster_action_failed", message=f"cluster {row.id}: {error}", retry_s=pause_s, **facts)
+        try:
+            await self._tell(term, row, action, error)
+        except PortError as unwritten:
+            log.warning("cluster_delayed", cluster=row.id, error=f"{type(unwritten).__name__}: {unwritten}")
+
+    async def _tell(self, term: int, row: ClusterRow, action: Calls, error: str | None) -> None:
+        """Record how an operation's call ended, and what a member or the smoke job says is wrong."""
+        operation_id = getattr(action, "operation_id", None)
+        if operation_id is not None and (error is not None or isinstance(action, Configure | Reconfigure)):
+            await self._end(term, operation_id, OperationStatus.DISPATCHED, error)
+        if error is None:
+            return
+        if isinstance(action, Smoke):
+            await self._rows.wait(term, row.id, waiting_for=f"the smoke job, which failed: {error}"[:1000])
+            return
+        member = next((one for one in row.members if one.worker_id == action.worker_id), None)
+        if member is not None and member.status in LIVE_MEMBER - {MemberStatus.DRAINING}:
+            detail = {**member.adapter_detail, "error": error[:1000]}
+            await self._rows.move_member(
+                term, row.id, member.worker_id, [member.status], None, "its call failed", adapter_detail=detail
+            )
+
+    async def _end(self, term: int, operation_id: int, status: OperationStatus, error: str | None) -> None:
+        """Move an open operation to its end. One that nobody had taken yet is taken first."""
+        if status is OperationStatus.ACCEPTED and error is None:
+            await self._rows.move_operation(term, operation_id, [status], OperationStatus.DISPATCHED)
+            status = OperationStatus.DISPATCHED
+        result = OperationStatus.SUCCEEDED if error is None else OperationStatus.FAILED
+        await self._rows.move_operation(term, operation_id, [status], result, error=error)
+
+    def _forget_others(self, report: ClusterReport) -> None:
+        live = [m.worker_id for row in report.clusters for m in row.members if m.status in LIVE_MEMBER]
+        known = frozenset(live) | {row.id for row in report.clusters}
+        self._prober.keep(frozenset(live))
+        for key in self._failures.keys() - known:
+            del self._failures[key]
+        self._retry_at = {key: at for key, at in self._retry_at.items() if key in known}
+
+
+def _usual_price(row: ClusterRow) -> float | None:
+    """Return the median price of the cluster's nodes, in USD per hour."""
+    workers = [member.worker for member in row.members if member.worker]
+    prices = [one.price_usd_per_hour for one in (*workers, *row.unjoined) if one.price_usd_per_hour is not None]
+    return median(prices) if prices else None
