@@ -32,7 +32,7 @@ from orchestrator.core.cluster_members import NO_SLURM
 from orchestrator.core.cluster_readings import Daemon
 from orchestrator.core.cluster_rows import MemberRow
 from orchestrator.core.cluster_size import NOTHING, is_overdue
-from orchestrator.core.cluster_states import ClusterStatus, MemberStatus
+from orchestrator.core.cluster_states import LIVE_MEMBER, ClusterStatus, MemberStatus
 from orchestrator.core.cluster_view import ClusterPolicy, ClusterView
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.plurals import counted
@@ -61,6 +61,8 @@ def plan(view: ClusterView, policy: ClusterPolicy) -> tuple[ClusterAction, ...]:
 
 def is_moving(view: ClusterView) -> bool:
     """Whether the next step should come soon: the cluster or a member changes its state."""
+    if view.row.status in ENDED:
+        return any(member.status in LIVE_MEMBER for member in view.row.members)
     steady = (ClusterStatus.RUNNING, ClusterStatus.REQUESTED)
     still = (MemberStatus.READY, MemberStatus.REMOVED, MemberStatus.FAILED)
     return view.row.status not in steady or any(member.status not in still for member in view.row.members)

@@ -335,7 +335,7 @@ class FailureCode(Explained):
     MEMBER_LOST = "MEMBER_LOST", FailureRow(
         "A node of a Slurm cluster was lost: neither SSH nor slurmctld reaches it.",
         PROVIDER, REPLACED, "python -m orchestrator cluster explain <cluster>",
-        Blames.SUSPICION)
+        Blames.NOTHING)
     MEMBER_UNUSABLE = "MEMBER_UNUSABLE", FailureRow(
         "A node of a Slurm cluster could not be configured, or left its cluster because the cluster failed.",
         OPERATOR, REPLACED, "python -m orchestrator cluster explain <cluster>",
