@@ -39,16 +39,13 @@ RELEASE = "worker_release"
 # verify (check {url, headers}: a HEAD); multipart: true (create {url, headers}); upload_id, parts [{n, bytes, sha256}]
 # (parts [{url, headers}] in the same order, complete, abort). A release leaves out of its answer what it does not know.
 GRANTS = "worker_grants"
-# p_id, p_ok, p_error -> {outcome: ok|already|fenced, wanted}: the end of one of `node_tasks` [{id, kind, payload}] in
-# the answer to a heartbeat. It is there only for a cluster's member, and an older agent ignores it.
-NODE_TASK_DONE = "worker_node_task_done"
-AUTHORIZED_KEY = "allocation.reconcile_managed_authorized_key"  # a kind; payload {key: "type base64"}
-MANAGED_KEY = "gpu-orchestrator-managed"  # the last word of the orchestrator's own line in authorized_keys
 # -> {outcome: ok|pending|fenced, sealed: [text]}: the next token, after half of a token's lifetime (worker/renewal.py)
 RENEW = "worker_renew"
 # p_id bigint, p_ok boolean, p_error text -> {outcome: ok|already|fenced}: the end of an entry of `node_tasks`
 # [{id, kind, payload}], which the answer to a heartbeat of a cluster's worker may have; they repeat it until then.
 NODE_TASK_DONE = "worker_node_task_done"
+AUTHORIZED_KEY = "allocation.reconcile_managed_authorized_key"  # their kind; payload {key: "type base64"}
+MANAGED_KEY = "gpu-orchestrator-managed"  # the last word of the orchestrator's own line in authorized_keys
 
 # The keys of one claimed task (CLAIMED). `attempt` is the fencing token of every later call about the task.
 CLAIMED = (

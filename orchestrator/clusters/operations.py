@@ -11,7 +11,7 @@ An operation of which nobody hears any more expires at its deadline.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.core.cluster_rows import ClusterRow, MemberRow, Operation
+from orchestrator.core.cluster_rows import ClusterRow, MemberOperation, MemberRow
 from orchestrator.core.cluster_states import (
     OPEN_NODE_TASK,
     OPEN_OPERATION,
@@ -28,7 +28,7 @@ LEAVES = frozenset({OperationKind.DRAIN, OperationKind.REMOVE})
 class Outcome:
     """The end of an operation. `error` is None if it succeeded."""
 
-    operation: Operation
+    operation: MemberOperation
     error: str | None
 
 
@@ -44,7 +44,7 @@ def outcomes(row: ClusterRow) -> Iterator[Outcome]:
             yield from _of_member(operation, member)
 
 
-def _of_node_tasks(row: ClusterRow, operation: Operation) -> Iterator[Outcome]:
+def _of_node_tasks(row: ClusterRow, operation: MemberOperation) -> Iterator[Outcome]:
     tasks = [task for task in row.node_tasks if task.operation_id == operation.id]
     if operation.status is OperationStatus.ACCEPTED or not tasks or any(one.status in OPEN_NODE_TASK for one in tasks):
         return
@@ -52,7 +52,7 @@ def _of_node_tasks(row: ClusterRow, operation: Operation) -> Iterator[Outcome]:
     yield Outcome(operation, f"its node task {unfinished[0].status}: {unfinished[0].error}" if unfinished else None)
 
 
-def _of_member(operation: Operation, member: MemberRow) -> Iterator[Outcome]:
+def _of_member(operation: MemberOperation, member: MemberRow) -> Iterator[Outcome]:
     is_over = member.status in (MemberStatus.REMOVED, MemberStatus.FAILED)
     if operation.kind is OperationKind.ADD:
         if member.status is MemberStatus.READY:
