@@ -9,6 +9,7 @@ import contextlib
 import shutil
 import socket
 import subprocess
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -78,6 +79,7 @@ class Fabric:
         self.hosts = directory / "hosts"  # what the pods' getent reads
         self.library = directory / "cut.so"
         self._held: dict[str, tuple[str, socket.socket]] = {}  # by pod id
+        self._lock = threading.Lock()  # pods boot at one time, each in a thread because of the compiler
 
     def open(self, bin_dir: Path) -> None:
         """Start without an address, and write the pods' getent to `bin_dir`."""
@@ -94,26 +96,31 @@ class Fabric:
         self._held.clear()
 
     def assign(self, pod: PodRecord) -> None:
-        """Give the pod an address that no pod of this machine has, if it asked for one, and take it away otherwise."""
+        """Give the pod an address that no pod of this machine has, if it asked for one, and take it away otherwise.
+
+        It has none if all are taken, or if this machine answers on 127.0.0.1 alone.
+        """
         if not pod.request.globalNetworking:
             self.release(pod)
-        elif pod.fabric_ip is None:
-            pod.fabric_ip, holder = _reserve()
-            self._held[pod.id] = (pod.fabric_ip, holder)
-            if not self.library.exists():
-                _compile(self.library)
+        with self._lock:
+            if pod.request.globalNetworking and pod.fabric_ip is None and (reserved := _reserve()) is not None:
+                self._held[pod.id] = reserved
+                pod.fabric_ip = reserved[0]
+                if not self.library.exists():
+                    _compile(self.library)
+                self._write()
         directory = pod.home.parent
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "fabric").write_text(f"{pod.fabric_ip}\n" if pod.fabric_ip else "")
-        self._write()
 
     def release(self, pod: PodRecord) -> None:
         """Take a pod's address away: its name is not known any more."""
-        _, holder = self._held.pop(pod.id, (None, None))
-        if holder is not None:
-            holder.close()
-            self._write()
-        pod.fabric_ip = None
+        with self._lock:
+            _, holder = self._held.pop(pod.id, (None, None))
+            if holder is not None:
+                holder.close()
+                self._write()
+            pod.fabric_ip = None
 
     def environment(self, pod: PodRecord) -> dict[str, str]:
         """What the pod's processes need so that their line can be cut."""
@@ -135,8 +142,8 @@ class Fabric:
         _replace(self.hosts, {f"{address} {pod_id}{SUFFIX}" for pod_id, (address, _) in self._held.items()})
 
 
-def _reserve() -> tuple[str, socket.socket]:
-    """The first free address, and the socket that holds it. OSError: all are taken, or this machine has none."""
+def _reserve() -> tuple[str, socket.socket] | None:
+    """The first free address, and the socket that holds it; None if no address can be held."""
     for host in HOSTS:
         holder = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
@@ -145,8 +152,7 @@ def _reserve() -> tuple[str, socket.socket]:
             holder.close()
             continue
         return f"{NETWORK}{host}", holder
-    message = f"no address of {NETWORK}x is free"
-    raise OSError(message)
+    return None
 
 
 def _compile(library: Path) -> None:

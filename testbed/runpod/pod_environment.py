@@ -18,7 +18,7 @@ def environment(pod: PodRecord, bin_dir: Path, api_url: str) -> dict[str, str]:
     """Make the environment. `bin_dir` has the programs of the pods' image that are not this machine's."""
     skew = pod.fault("clock_skew")
     agent = next((how for kind, how in AGENT_FAULTS.items() if pod.fault(kind)), None)
-    slurm = debian.unpacked(debian.SLURM) if pod.fabric_ip else debian.Unpacked()
+    slurm = debian.unpacked(debian.SLURM, "slurmctld") if pod.fabric_ip else debian.Unpacked()
     return {
         "PATH": ":".join([str(bin_dir), *slurm.places, SYSTEM_PATH]),
         "LANG": "C.UTF-8",

@@ -45,11 +45,13 @@ class Unpacked:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def unpacked(package: str) -> Unpacked:
-    """Where a package is unpacked. Nothing if it is not, and where it is installed too, that one comes first."""
-    root = UNPACKED / package
+def unpacked(package: str, program: str) -> Unpacked:
+    """Where a package is unpacked, if its program is found there and not installed."""
+    root, found = UNPACKED / package, find(program, package)
+    if found is None or not found.path.is_relative_to(root):
+        return Unpacked()
     places = tuple(str(root / place) for place in ("usr/bin", "usr/sbin") if (root / place).is_dir())
-    return Unpacked(places, _libraries(package)) if places else Unpacked()
+    return Unpacked(places, found.environment)
 
 
 def faketime() -> Path | None:

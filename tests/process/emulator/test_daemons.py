@@ -1,5 +1,6 @@
 """Debian's Slurm and munge on emulated pods, and their faults: real daemons, on private addresses."""
 
+import getpass
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import asyncssh
 import pytest
 
 from testbed.runpod.control import ControlRefused
+from testbed.services import debian
 from testbed.services.free_port import free_port
 from tests.process.emulator.build import PATIENCE_S, Api, emulated, ssh, until
 
@@ -19,7 +21,9 @@ CONFIGURATION = """
 ClusterName=one
 SlurmctldHost={controller}({address})
 SlurmctldPort={port}
-SlurmUser=root
+SlurmUser={user}
+SlurmdUser={user}
+PluginDir={plugins}
 AuthType=auth/munge
 CredType=cred/munge
 ProctrackType=proctrack/linuxproc
@@ -106,9 +110,12 @@ async def slurm(pods: list[Member]) -> None:
         f"NodeName={pod.node} NodeAddr={pod.ip} NodeHostname={pod.node} Port={pod.port} CPUs=1 Gres=gpu:2"
         for pod in pods
     )
+    program = debian.find("slurmctld", debian.SLURM)
+    assert program is not None
+    place = {"user": getpass.getuser(), "plugins": next(program.path.parents[1].glob("lib/*/slurm-wlm"))}
     for pod in pods:
         name = {"controller": "$(hostname -s)", "address": controller.ip, "port": port, "home": pod.home}
-        text = CONFIGURATION.format(**name, nodes=nodes)
+        text = CONFIGURATION.format(**name, **place, nodes=nodes)
         await pod.run(f"sed s/[$].hostname.-s./$(hostname -s)/ >{pod.home}/slurm.conf", text=text)
         gpus = (await pod.run("nvidia-smi -L")).count("GPU ")
         # Slurm counts no GPU without a file. Any file will do: nothing here confines a job to its devices.
@@ -117,7 +124,7 @@ async def slurm(pods: list[Member]) -> None:
         await pod.run(f"touch {devices} && cat >{pod.home}/gres.conf", text=lines)
     await controller.run("slurmctld")
     for pod in pods:
-        await pod.run(f"slurmd -N {pod.node}")
+        await pod.run(f"slurmd -d {program.path.with_name('slurmstepd')} -N {pod.node}")
     await until(lambda: _states(controller, "idle", len(pods)), "every node is idle")
 
 
