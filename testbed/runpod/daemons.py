@@ -33,7 +33,7 @@ exec "{program}" "$@"
 
 
 def write_programs(bin_dir: Path) -> None:
-    """Write a wrapper for each daemon that this machine has."""
+    """Write a wrapper for each daemon that this machine has. Unpacked ones find their plugins next to the wrappers."""
     for name in DAEMONS:
         found = debian.find(name, debian.SLURM)
         if found is None:
@@ -43,6 +43,12 @@ def write_programs(bin_dir: Path) -> None:
         program = bin_dir / name
         program.write_text(text.replace("{faketime}", str(debian.faketime() or "")))
         program.chmod(0o755)
+        if found.path.is_relative_to(debian.UNPACKED):
+            for plugins in found.path.parents[1].glob("lib/*/slurm-wlm"):
+                link = bin_dir.parent / "lib" / plugins.parent.name / plugins.name
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.unlink(missing_ok=True)
+                link.symlink_to(plugins)
 
 
 def set_clock(pod: PodRecord, offset_s: int) -> None:
