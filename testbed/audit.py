@@ -141,7 +141,9 @@ def _mark(covered: bytearray, first: int, last: int | None, value: int) -> None:
 def _leaked(ledger: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> int:
     """Return the pods that still run, or that never had a row."""
     known = {worker["id"] for worker in workers}
-    return sum(pod["ended_at"] is None or pod["name"] not in known for pod in ledger["pods"])
+    # The members of RunPod's own clusters are not ours.
+    ours = [pod for pod in ledger["pods"] if not pod.get("cluster")]
+    return sum(pod["ended_at"] is None or pod["name"] not in known for pod in ours)
 
 
 async def _one(sql: AsyncConnection[dict[str, Any]], query: str) -> dict[str, Any]:

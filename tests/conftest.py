@@ -113,8 +113,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Order the tests, and leave out those whose program this machine lacks."""
     kept, dropped = [], []
     for item in items:
-        marker = item.get_closest_marker("needs_program")
-        if marker is not None and debian.find(*marker.args[:2]) is None:
+        needs = item.iter_markers("needs_program")
+        marker = next((need for need in needs if debian.find(*need.args[:2]) is None), None)
+        if marker is not None:
             name, package = marker.args[:2]
             fix = marker.args[2] if marker.args[2:] else f"Debian: apt-get install {package}"
             reason = f"{name} is not installed ({fix})"

@@ -113,6 +113,20 @@ class ApiRequest:
         """The pod of the path; ApiProblem 404."""
         return self.core.world.find(self.request.path_params["id"])
 
+    def own_pod(self) -> PodRecord:
+        """The pod of the path, to be changed; ApiProblem 404, or 409 for a member of one of RunPod's clusters."""
+        pod = self.pod()
+        if pod.cluster is not None:
+            raise ApiProblem(409, f"the pod belongs to the cluster {pod.cluster['id']}; use /v2/clusters")
+        return pod
+
+    def flag(self, name: str) -> bool | None:
+        """A boolean from the query string, None without one."""
+        text = self.request.query_params.get(name)
+        if text not in (None, "true", "false"):
+            raise ApiProblem(400, f"{name} must be true or false")
+        return None if text is None else text == "true"
+
     def number(self, name: str, default: int, most: int) -> int:
         """A positive whole number from the query string."""
         text = self.request.query_params.get(name, str(default))

@@ -37,7 +37,8 @@ class DataCenter:
 
     id: str
     name: str
-    location: str
+    region: str
+    global_network: bool = True  # whether its pods can have a private address
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +71,11 @@ GPU_TYPES = {
 DATA_CENTERS = {
     center.id: center
     for center in (
-        DataCenter("EU-RO-1", "EU-RO-1", "Europe"),
-        DataCenter("EU-CZ-1", "EU-CZ-1", "Europe"),
-        DataCenter("US-KS-2", "US-KS-2", "United States"),
-        DataCenter("US-TX-3", "US-TX-3", "United States"),
-        DataCenter("CA-MTL-1", "CA-MTL-1", "Canada"),
+        DataCenter("EU-RO-1", "EU-RO-1", "EUROPE"),
+        DataCenter("EU-CZ-1", "EU-CZ-1", "EUROPE"),
+        DataCenter("US-KS-2", "US-KS-2", "NORTH_AMERICA"),
+        DataCenter("US-TX-3", "US-TX-3", "NORTH_AMERICA"),
+        DataCenter("CA-MTL-1", "CA-MTL-1", "NORTH_AMERICA", global_network=False),
     )
 }
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -120,10 +120,11 @@ async def set_machine(core: Core, body: Mapping[str, Any], path: Mapping[str, st
 
 
 async def settings(core: Core, body: Mapping[str, Any], path: Mapping[str, str]) -> Any:
-    """Set any of boot_s, create_s, clock_s, balance_usd, page_size, per_minute, per_hour, offers, volumes; show all."""
+    """Set any of the known settings, and show those that have one value."""
     del path
     world, limits = core.world, core.limits
     known = {"boot_s", "create_s", "clock_s", "balance_usd", "page_size", "per_minute", "per_hour", "offers", "volumes"}
+    known.add("fake_clocks")
     if unknown := sorted(set(body) - known):
         message = f"unknown settings: {', '.join(unknown)}; known: {', '.join(sorted(known))}"
         raise ControlRefused(message)
@@ -134,6 +135,7 @@ async def settings(core: Core, body: Mapping[str, Any], path: Mapping[str, str])
         core.clock_s = float(body.get("clock_s", core.clock_s))
         world.balance_usd = float(body.get("balance_usd", world.balance_usd))
         core.page_size = int(body.get("page_size", core.page_size))
+        core.host.fake_clocks = bool(body.get("fake_clocks", core.host.fake_clocks))
         limits.minute.allowed = int(body.get("per_minute", limits.minute.allowed))
         limits.hour.allowed = int(body.get("per_hour", limits.hour.allowed))
         for offer in body.get("offers", []):
@@ -150,6 +152,7 @@ async def settings(core: Core, body: Mapping[str, Any], path: Mapping[str, str])
         "page_size": core.page_size,
         "per_minute": limits.minute.allowed,
         "per_hour": limits.hour.allowed,
+        "fake_clocks": core.host.fake_clocks,
     }
 
 
@@ -178,6 +181,6 @@ def _endpoint(core: Core, control: Control) -> Callable[[Request], Awaitable[Res
     return answer
 
 
-def routes(core: Core) -> list[Route]:
-    """Every route of the control API; it has no key: it listens on loopback only."""
-    return [Route(PREFIX + path, _endpoint(core, control), methods=[method]) for method, path, control in CONTROLS]
+def routes(core: Core, controls: Iterable[tuple[str, str, Control]]) -> list[Route]:
+    """Routes of the control API; it has no key: it listens on loopback only."""
+    return [Route(PREFIX + path, _endpoint(core, control), methods=[method]) for method, path, control in controls]

@@ -66,7 +66,9 @@ exec awk -F, -v query="$query" -v format="$format" '
 """
 
 DATE = r"""#!/bin/sh
-# A clock that is off by EMULATED_CLOCK_SKEW_S seconds.
+# A clock that is off by EMULATED_CLOCK_SKEW_S seconds, or by what the pod's clock says (daemons.py).
+read -r clock 2>/dev/null <"$EMULATED_POD/clock" && EMULATED_CLOCK_SKEW_S="${clock%s}"
+EMULATED_CLOCK_SKEW_S="${EMULATED_CLOCK_SKEW_S#+}"
 [ -n "$EMULATED_CLOCK_SKEW_S" ] || exec /bin/date "$@"
 if /bin/date -d @0 >/dev/null 2>&1; then exec /bin/date -d "$EMULATED_CLOCK_SKEW_S seconds" "$@"; fi
 exec /bin/date -v"+${EMULATED_CLOCK_SKEW_S}S" "$@"

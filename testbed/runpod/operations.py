@@ -9,13 +9,13 @@ from typing import Any
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from testbed.runpod import request_schemas, serializers
+from testbed.runpod import catalog_operations, request_schemas, serializers
 from testbed.runpod.api import ApiRequest, Core, Operation, endpoint
 from testbed.runpod.billing import billing
-from testbed.runpod.catalog import CLOUDS, DATA_CENTERS, GPU_TYPES
+from testbed.runpod.catalog import DATA_CENTERS
 from testbed.runpod.faults import Fault, Moment
 from testbed.runpod.replies import ApiReply
-from testbed.runpod.state import LIVE_STATUSES, ApiProblem, PodRecord, isoformat
+from testbed.runpod.state import LIVE_STATUSES, NO_GLOBAL_NETWORK, ApiProblem, PodRecord, isoformat
 
 LOG_POLL_S = 0.2
 
@@ -32,15 +32,17 @@ async def create_pod(asked: ApiRequest) -> ApiReply:
 
 
 async def list_pods(asked: ApiRequest) -> ApiReply:
-    """GET /v2/pods."""
-    now = time.time()
+    """GET /v2/pods; the members of RunPod's own clusters only with includeClusterPods."""
+    now, with_members = time.time(), asked.flag("includeClusterPods")
     views_of_this = {fault.kind: fault for fault in asked.faults_at(Moment.VIEW)}
     limit = asked.number("limit", asked.core.page_size, 1_000)
     cursor = asked.request.query_params.get("cursor")
     shown = [
         pod
         for pod in asked.core.world.live()
-        if not _lags(pod, "listing_lag", now) and not _named(views_of_this.get("missing_from_list"), pod)
+        if (with_members or pod.cluster is None)
+        and not _lags(pod, "listing_lag", now)
+        and not _named(views_of_this.get("missing_from_list"), pod)
     ]
     chosen, pagination = serializers.page([] if "empty_list" in views_of_this else shown, cursor, limit)
     if "repeated_cursor" in views_of_this:
@@ -78,22 +80,25 @@ async def get_pod(asked: ApiRequest) -> ApiReply:
 
 async def patch_pod(asked: ApiRequest) -> ApiReply:
     """PATCH /v2/pods/{id}."""
-    pod, body = asked.pod(), asked.parse(request_schemas.PatchPodBody)
+    pod, body = asked.own_pod(), asked.parse(request_schemas.PatchPodBody)
+    if body.globalNetworking and not DATA_CENTERS[pod.data_center].global_network:
+        raise ApiProblem(400, NO_GLOBAL_NETWORK.format(center=pod.data_center))
     pod.name = body.name or pod.name
     pod.env = dict(body.env) if body.env is not None else pod.env
-    pod.request = pod.request.model_copy(update=body.model_dump(include={"image", "ports"}, exclude_none=True))
+    changed = {"image", "ports", "globalNetworking"}  # the last takes effect at the next start
+    pod.request = pod.request.model_copy(update=body.model_dump(include=changed, exclude_none=True))
     return ApiReply(200, serializers.pod_json(pod))
 
 
 async def delete_pod(asked: ApiRequest) -> ApiReply:
     """DELETE /v2/pods/{id}."""
-    asked.core.end_pod(asked.pod())
+    asked.core.end_pod(asked.own_pod())
     return ApiReply(204)
 
 
 async def act_on_pod(asked: ApiRequest) -> ApiReply:
     """POST /v2/pods/{id}/action."""
-    pod, action = asked.pod(), asked.parse(request_schemas.ActionBody).action
+    pod, action = asked.own_pod(), asked.parse(request_schemas.ActionBody).action
     if action not in serializers.ACTIONS[pod.status]:
         raise ApiProblem(409, f"action {action!r} is not allowed while the pod is {pod.status}")
     host = asked.core.host
@@ -133,38 +138,6 @@ async def _events(pod: PodRecord, first: int) -> AsyncIterator[str]:
         if pod.gone or pod.status not in LIVE_STATUSES:
             return
         await asyncio.sleep(LOG_POLL_S)
-
-
-async def list_gpus(asked: ApiRequest) -> ApiReply:
-    """GET /v2/catalog/gpus."""
-    return ApiReply(200, {"gpus": [_gpu(asked, gpu_type) for gpu_type in GPU_TYPES]})
-
-
-async def get_gpu(asked: ApiRequest) -> ApiReply:
-    """GET /v2/catalog/gpus/{id}."""
-    gpu_type = asked.request.path_params["id"]
-    if gpu_type not in GPU_TYPES:
-        raise ApiProblem(404, "gpu type not found")
-    return ApiReply(200, _gpu(asked, gpu_type))
-
-
-def _gpu(asked: ApiRequest, gpu_type: str) -> dict[str, Any]:
-    query = asked.request.query_params
-    availability = query.get("include") == "AVAILABILITY"
-    if availability != ("product" in query):
-        raise ApiProblem(400, "include=AVAILABILITY and product go together")
-    cloud = query.get("cloud", "SECURE")
-    if cloud not in CLOUDS:
-        raise ApiProblem(422, f"cloud must be one of {', '.join(CLOUDS)}")
-    count = asked.number("count", 1, serializers.MAX_GPUS)
-    return serializers.gpu_json(asked.core.world, gpu_type, count=count, availability=availability, cloud=cloud)
-
-
-async def list_data_centers(asked: ApiRequest) -> ApiReply:
-    """GET /v2/catalog/datacenters."""
-    del asked
-    centers = [{"id": center.id, "name": center.name, "location": center.location} for center in DATA_CENTERS.values()]
-    return ApiReply(200, {"dataCenters": centers})
 
 
 async def list_volumes(asked: ApiRequest) -> ApiReply:
@@ -221,9 +194,7 @@ OPERATIONS: tuple[tuple[str, str, str, Operation], ...] = (
     ("GET", "/v2/pods/{id}/logs", "logs", pod_logs),
     ("GET", "/v2/network-volumes", "volumes", list_volumes),
     ("GET", "/v2/templates", "templates", list_templates),
-    ("GET", "/v2/catalog/gpus", "catalog", list_gpus),
-    ("GET", "/v2/catalog/gpus/{id:path}", "catalog", get_gpu),
-    ("GET", "/v2/catalog/datacenters", "catalog", list_data_centers),
+    *catalog_operations.OPERATIONS,
     ("GET", "/v2/account/ssh-keys", "ssh_keys", get_ssh_keys),
     ("PUT", "/v2/account/ssh-keys", "ssh_keys", put_ssh_keys),
     ("GET", "/v2/billing/pods", "billing", billing),

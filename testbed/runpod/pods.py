@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import random
 import signal
 import sys
@@ -11,7 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from testbed.runpod import fake_tools, watchdog
+from testbed.runpod import daemons, fake_tools, watchdog
+from testbed.runpod.fabric import Fabric
+from testbed.runpod.pod_environment import environment
 from testbed.runpod.sshd import Mode, PodSshd
 from testbed.runpod.state import PodRecord, World
 from testbed.tasks import ended, exited
@@ -21,8 +22,6 @@ Kill = Literal["vanish", "exit", "freeze"]
 # Shares of the boot time, from the create call on; what is left is sshd's start.
 ASSIGNED_AT, RUNNING_AT, DETAILS_AT = 0.3, 0.8, 0.9
 WATCHDOG_RESTART_S = 0.2
-NONCE = "BOOTSTRAP_NONCE"
-PARENT_LINES = ("LANG", "LC_ALL")  # taken from the emulator's own environment when set
 SSH_FAULTS = {
     "ssh_refused": Mode.REFUSED,
     "ssh_silent": Mode.SILENT,
@@ -36,8 +35,6 @@ SSH_FAULTS = {
 }
 # There from the first connection on, where an sshd opens some time after its port is shown.
 AT_THE_PORT = {Mode.SILENT, Mode.NOT_SSH}
-# fault -> what the pod's python3 is told
-AGENT_FAULTS = {"agent_dies": "dies", "agent_cut_off": "cut_off"}
 
 
 class PodHost:
@@ -48,6 +45,8 @@ class PodHost:
         self.boot_s = boot_s
         self._server = server  # what answers SSH: real processes, or a light pod's
         self.bin_dir = world.state_dir / "bin"
+        self.fabric = Fabric(world.state_dir / "fabric")
+        self.fake_clocks = False  # whether the daemons of pods that boot now get a clock that can be set
         self.api_url = ""  # the API as pods reach it, once it listens
         self._sshds: dict[str, PodSshd] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -62,6 +61,8 @@ class PodHost:
         pods_dir.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(watchdog.kill, watchdog.below(str(pods_dir)))
         fake_tools.write_programs(self.bin_dir, sys.executable)
+        self.fabric.open(self.bin_dir)
+        daemons.write_programs(self.bin_dir)
         self._watchdog = asyncio.create_task(self._keep_watchdog(pods_dir))
 
     async def close(self) -> None:
@@ -71,6 +72,7 @@ class PodHost:
         for sshd in self._sshds.values():
             sshd.close()
         await asyncio.to_thread(watchdog.kill, watchdog.below(str(self.world.state_dir / "pods")))
+        self.fabric.close()
         if self._watchdog is not None:
             await ended(self._watchdog)
 
@@ -104,6 +106,7 @@ class PodHost:
             await asyncio.sleep(boot_s * ASSIGNED_AT)
             pod.assigned_at = time.time()
         self._make_directories(pod)
+        await asyncio.to_thread(self.fabric.assign, pod)  # it may compile
         sshd = self._sshds[pod.id] = self._server(pod.home, lambda: self._environment(pod))
         pod.ssh_port = sshd.port
         pod.status = "STARTING"
@@ -173,35 +176,11 @@ class PodHost:
             (ssh_dir / "authorized_keys").write_text(keys + "\n")
         faults = {fault.kind: fault.detail or "" for fault in pod.faults}
         fake_tools.write_facts(pod.home.parent, pod.gpu_type, pod.gpu_count, faults)
+        if self.fake_clocks:
+            daemons.set_clock(pod, 0)
 
     def _environment(self, pod: PodRecord) -> dict[str, str]:
-        """Make the environment of a command on the pod: the image's, RunPod's, the request's, and our mark."""
-        skew = pod.fault("clock_skew")
-        agent = next((how for kind, how in AGENT_FAULTS.items() if pod.fault(kind)), None)
-        return {
-            "PATH": f"{self.bin_dir}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            "LANG": "C.UTF-8",
-            **{name: os.environ[name] for name in PARENT_LINES if name in os.environ},
-            "HOME": str(pod.home),
-            "PIP_TARGET": str(pod.home.parent / "site-packages"),
-            "PYTHONPATH": str(pod.home.parent / "site-packages"),
-            "USER": "root",
-            "LOGNAME": "root",
-            "SHELL": "/bin/sh",
-            **{name: text for name, text in pod.env.items() if not (name == NONCE and pod.fault("no_nonce"))},
-            "RUNPOD_POD_ID": pod.id[::-1] if pod.fault("wrong_pod_id") else pod.id,
-            "RUNPOD_API_KEY": pod.api_key,
-            "RUNPOD_API_BASE_URL": self.api_url,
-            "RUNPOD_POD_HOSTNAME": f"{pod.id}-{pod.machine_id[:8]}",
-            "RUNPOD_DC_ID": pod.data_center,
-            "RUNPOD_GPU_COUNT": str(pod.gpu_count),
-            "RUNPOD_GPU_NAME": pod.gpu_type,
-            "RUNPOD_PUBLIC_IP": "127.0.0.1",
-            "RUNPOD_TCP_PORT_22": str(pod.ssh_port),
-            **({"EMULATED_CLOCK_SKEW_S": str(int(skew.seconds))} if skew else {}),
-            **({"EMULATED_AGENT": agent} if agent else {}),
-            watchdog.MARK: str(pod.home.parent),
-        }
+        return {**self.fabric.environment(pod), **environment(pod, self.bin_dir, self.api_url)}
 
     async def kill(self, pod: PodRecord, how: Kill) -> None:
         """Remove the pod with its host, end its container, or freeze it while the API still shows it as running."""
@@ -235,6 +214,8 @@ class PodHost:
             targets, self._to_kill = self._to_kill, set()
             if targets:
                 await asyncio.to_thread(watchdog.kill, watchdog.one_of(targets))
+        if pod.gone:
+            self.fabric.release(pod)
 
     def ssh(self, pod: PodRecord) -> PodSshd | None:
         """The pod's SSH server, once its machine is assigned."""

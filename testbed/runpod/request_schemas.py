@@ -99,6 +99,7 @@ class PatchPodBody(_Body):
     image: str | None = None
     env: dict[str, str] | None = None
     ports: list[str] | None = None
+    globalNetworking: bool | None = None  # noqa: N815
 
 
 class ActionBody(_Body):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from testbed.runpod.catalog import DATA_CENTERS, GPU_TYPES, NetworkVolume
+from testbed.runpod.catalog import DATA_CENTERS, GPU_TYPES, DataCenter, NetworkVolume
 from testbed.runpod.state import ApiProblem, PodRecord, World, isoformat
 
 PUBLIC_IP = "127.0.0.1"
@@ -51,7 +51,8 @@ def pod_json(pod: PodRecord, *, flicker: bool = False) -> dict[str, Any]:
         "registry": pod.request.registry,
         "template": pod.request.templateId,
         "locked": False,
-        "globalNetworking": {"enabled": False},
+        "globalNetworking": _networking(pod),
+        **({"cluster": pod.cluster} if pod.cluster else {}),
         "cloud": pod.cloud,
         "dataCenterId": pod.data_center if assigned else None,
         "cudaVersion": CUDA_VERSION if assigned else None,
@@ -63,6 +64,13 @@ def pod_json(pod: PodRecord, *, flicker: bool = False) -> dict[str, Any]:
         "createdAt": isoformat(pod.created_at),
         "startedAt": isoformat(pod.started_at),
     }
+
+
+def _networking(pod: PodRecord) -> dict[str, Any]:
+    """Whether the pod has an address on the global network, and which; the name is other pods' way to it."""
+    if pod.fabric_ip is None:
+        return {"enabled": False}
+    return {"enabled": True, "ip": pod.fabric_ip, "internalDns": f"{pod.id}.runpod.internal"}
 
 
 def _endpoint(host: str, port: int, username: str) -> dict[str, Any]:
@@ -127,6 +135,18 @@ def _stock(pods: int) -> str:
     if pods >= MEDIUM_STOCK:
         return "MEDIUM"
     return "LOW" if pods > 0 else "NONE"
+
+
+def data_center_json(center: DataCenter) -> dict[str, Any]:
+    """A data centre."""
+    return {
+        "id": center.id,
+        "name": center.name,
+        "region": center.region,
+        "globalNetwork": center.global_network,
+        "networkVolumeTypes": ["STANDARD"],
+        "compliance": [],
+    }
 
 
 def volume_json(volume: NetworkVolume) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from testbed.runpod import control
+from testbed.runpod import cluster_controls, control
 from testbed.runpod.api import Core
 from testbed.runpod.faults import FaultTable
 from testbed.runpod.in_process_pod import LightSshd
@@ -33,6 +33,7 @@ from testbed.runpod.state import World
 HOST = "127.0.0.1"
 ACCOUNT_POLL_S = 1.0
 BACKLOG = 512
+CONTROLS = (*control.CONTROLS, *cluster_controls.CONTROLS)
 
 
 class Emulator:
@@ -130,7 +131,7 @@ class Emulator:
 
     async def control(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Call the control API without HTTP, as in `control("POST", "/faults", {"kind": "no_capacity"})`."""
-        for known_method, template, function in control.CONTROLS:
+        for known_method, template, function in CONTROLS:
             found = compile_path(template)[0].match(path)
             if method == known_method and found:
                 return await function(self.core, body or {}, found.groupdict())
@@ -144,7 +145,7 @@ def _application(core: Core) -> ASGIApp:
         status = error.status_code if isinstance(error, HTTPException) else 500
         return problem(status, str(error)).response()
 
-    app = Starlette(routes=[*control.routes(core), *routes(core)], exception_handlers={HTTPException: answer})
+    app = Starlette(routes=[*control.routes(core, CONTROLS), *routes(core)], exception_handlers={HTTPException: answer})
 
     async def dated(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_dated(message: Message) -> None:

@@ -20,6 +20,7 @@ DEFAULT_STOCK = 1_000  # GPUs per offer
 DEFAULT_BALANCE_USD = 1_000.0
 MAX_DISK_GB = 2_000
 SECONDS_PER_HOUR = 3_600
+NO_GLOBAL_NETWORK = "global networking is not available in data center {center}"
 LIVE_STATUSES = ("PROVISIONING", "STARTING", "RUNNING")  # hold a GPU
 
 
@@ -59,6 +60,8 @@ class PodRecord:
     gone: bool = False  # from the API
     ssh_port: int | None = None
     ssh_visible: bool = False
+    fabric_ip: str | None = None  # its address on the global network
+    cluster: dict[str, Any] | None = None  # its membership in one of RunPod's own clusters
     runtime_null: bool = False
     system_log: list[tuple[float, str]] = field(default_factory=list)
     api_key: str = field(default_factory=lambda: f"rpa_{secrets.token_hex(16)}", repr=False)  # for this pod alone
@@ -196,6 +199,9 @@ class World:
             if volume is None:
                 raise ApiProblem(400, f"network volume {mount.volumeId!r} not found")
             centers = [center for center in centers if center == volume.data_center]
+        if body.globalNetworking and not any(DATA_CENTERS[center].global_network for center in centers):
+            raise ApiProblem(400, NO_GLOBAL_NETWORK.format(center=", ".join(centers)))
+        centers = [center for center in centers if DATA_CENTERS[center].global_network or not body.globalNetworking]
         for cloud in [body.cloud] if body.cloud else CLOUDS:
             free = [center for center in centers if self.stock_of(gpu.id, center, cloud) >= gpu.count]
             if free:
@@ -226,12 +232,13 @@ class World:
                 "gpu_type": pod.gpu_type,
                 "data_center": pod.data_center,
                 "machine_id": pod.machine_id,
+                "cluster": pod.cluster and pod.cluster["id"],
             }
             for pod in sorted(self.pods.values(), key=lambda pod: pod.order)
         ]
         return {
             "pods": rows,
             "usd_total": round(sum(pod.billed_usd(now) for pod in self.pods.values()), 6),
-            "alive": sum(pod.ended_at is None for pod in self.pods.values()),
+            "alive": sum(pod.ended_at is None and pod.cluster is None for pod in self.pods.values()),
             "balance_usd": round(self.remaining_usd(now), 6),
         }

@@ -2,12 +2,14 @@
 
 import os
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 UNPACKED = Path(__file__).resolve().parents[2] / ".debian"
 LIBRARIES = ("lib/*/*.so*", "usr/lib/*/*.so*")
 NODE = UNPACKED.parent / "clients" / "typescript" / "node_modules" / ".bin"  # .ci/typescript fills it
+SLURM = "slurm-wlm"  # with munge
 SYSTEM_PLACES = ("/usr/sbin", "/sbin", "/usr/local/sbin")  # not on PATH for users other than root
 
 
@@ -33,6 +35,31 @@ def find(name: str, package: str) -> Program | None:
     places = os.pathsep.join(str(UNPACKED / package / place) for place in own)
     found = shutil.which(name, path=places)
     return Program(Path(found).absolute(), _libraries(package)) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """What a shell needs to run the programs of a package that is unpacked, not installed: nothing by default."""
+
+    places: tuple[str, ...] = ()  # for PATH
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def unpacked(package: str, program: str) -> Unpacked:
+    """Where a package is unpacked, if its program is found there and not installed."""
+    root, found = UNPACKED / package, find(program, package)
+    if found is None or not found.path.is_relative_to(root):
+        return Unpacked()
+    places = tuple(str(root / place) for place in ("usr/bin", "usr/sbin") if (root / place).is_dir())
+    return Unpacked(places, found.environment)
+
+
+def faketime() -> Path | None:
+    """The library that gives a program another clock, or None; `.ci/debian faketime` brings it."""
+    for root in (Path("/"), UNPACKED / "faketime"):
+        for found in sorted(root.glob("usr/lib/*/faketime/libfaketime.so.1")):
+            return found
+    return None
 
 
 def postgres(version: str) -> Program:

@@ -11,6 +11,10 @@ from typing import Any
 STATUSES = ("PROVISIONING", "STARTING", "RUNNING", "EXITED", "ERROR", "TERMINATED")
 ACTIONS = ("start", "stop", "restart", "terminate")
 LEVELS = ("NONE", "LOW", "MEDIUM", "HIGH")
+ROLES = ("SLURM_CONTROLLER", "SLURM_COMPUTE", "RAY_HEAD", "RAY_WORKER")
+REGIONS = (
+    *("NORTH_AMERICA", "SOUTH_AMERICA", "EUROPE", "ASIA", "MIDDLE_EAST", "AFRICA", "OCEANIA", "ANTARCTICA", "UNKNOWN"),
+)
 MOMENTS = ("2026-11-20T10:15:00Z", "2026-11-20T10:15:00.123456Z", "2026-11-20T11:15:00+01:00")
 
 
@@ -51,6 +55,12 @@ SCHEMAS: dict[str, dict[str, Field]] = {
     "Endpoint": ENDPOINT,
     "Ssh": {"proxy": must("Endpoint", nullable=True), "direct": must("Endpoint", nullable=True)},
     "Networking": {"enabled": must("boolean"), "ip": Field("string"), "internalDns": Field("string")},
+    "Membership": {
+        "id": must("string"),
+        "rank": must("integer", nullable=True),
+        "role": Field("string", one_of=ROLES),
+        "ip": Field("string"),
+    },
     "Pod": {
         "id": must("string"),
         "name": must("string"),
@@ -72,6 +82,7 @@ SCHEMAS: dict[str, dict[str, Field]] = {
         "cost": must("number"),
         "locked": must("boolean"),
         "globalNetworking": must("Networking"),
+        "cluster": Field("Membership"),
         "runtime": must("Runtime", nullable=True),
         "createdAt": must("moment"),
         "startedAt": must("moment", nullable=True),
@@ -101,6 +112,14 @@ SCHEMAS: dict[str, dict[str, Field]] = {
         "dataCenter": must("string"),
         "type": must("string"),
     },
+    "DataCenter": {
+        "id": must("string"),
+        "name": must("string"),
+        "region": must("string", one_of=REGIONS),
+        "networkVolumeTypes": must("string", many=True, one_of=("STANDARD", "HIGH_PERFORMANCE")),
+        "compliance": must("string", many=True),
+        "globalNetwork": must("boolean"),
+    },
     "Amounts": {name: must("number") for name in ("totalAmount", "gpuAmount", "cpuAmount", "diskAmount")},
     "Bill": {
         "podId": must("string"),
@@ -122,6 +141,7 @@ SCHEMAS: dict[str, dict[str, Field]] = {
     },
     "ListPods": {"pods": must("Pod", many=True)},
     "ListGpuTypes": {"gpus": must("GpuType", many=True)},
+    "ListDataCenters": {"dataCenters": must("DataCenter", many=True)},
     "ListVolumes": {"networkVolumes": must("Volume", many=True)},
     "ListBills": {"records": must("Bill", many=True), "metadata": must("BillMetadata")},
 }

@@ -285,6 +285,7 @@ async def test_the_emulator_answers_as_the_document_says(tmp_path_factory: pytes
         assert not list(violations(await api.pod(created["id"]), "Pod"))
         await _answers(api, "/v2/pods", "ListPods")
         await _answers(api, "/v2/network-volumes", "ListVolumes")
+        await _answers(api, "/v2/catalog/datacenters", "ListDataCenters")
         await _answers(api, "/v2/catalog/gpus", "ListGpuTypes")
         await _answers(api, "/v2/catalog/gpus?include=AVAILABILITY&product=POD&cloud=COMMUNITY", "ListGpuTypes")
         await _answers(api, "/v2/billing/pods?bucketSize=hour", "ListBills")
