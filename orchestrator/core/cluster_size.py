@@ -32,7 +32,7 @@ def plan(facts: Facts) -> OnCluster | None:
     if needed == row.nodes:
         return Remark(None, None) if row.deadline_at is not None else None
     if row.deadline_at is None:
-        text = f"work for {row.nodes - needed} of {counted(row.nodes, 'node')}; they are released without it"
+        text = f"work for all nodes: {row.nodes - needed} of {row.nodes} have none, and are released then"
         return Remark(text, facts.policy.idle_s)
     return _release(facts, needed) if is_overdue(facts) else None
 

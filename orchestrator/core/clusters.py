@@ -54,6 +54,8 @@ def plan(view: ClusterView, policy: ClusterPolicy) -> tuple[ClusterAction, ...]:
         return tuple(_last_moves(facts))
     if row.delete_requested_at is not None and row.status is not ClusterStatus.DELETING:
         return (MoveCluster(row.status, ClusterStatus.DELETING, "an operator deletes it", NOTHING),)
+    if row.status in BEGINNING and any(_lacks_slurm(facts, member) for member in facts.kept):
+        return (Fail(row.status, FailureCode.SLURM_MISSING, NO_SLURM),)
     on_cluster, on_members = STEPS[row.status](facts)
     asked, refused = cluster_operations.plan(facts)
     return (*([on_cluster] if on_cluster else []), *refused, *_one_each(facts, asked, on_members))
@@ -86,7 +88,7 @@ def _last_moves(facts: Facts) -> list[OnMember]:
     """Let the members of an ended cluster end too."""
     ended = MemberStatus.FAILED if facts.row.status is ClusterStatus.FAILED else None
     moves: list[OnMember] = []
-    for member in facts.live:
+    for member in (one for one in facts.live if one.worker_id not in facts.view.in_flight):
         to_status = ended or (MemberStatus.FAILED if member.status is MemberStatus.READY else MemberStatus.REMOVED)
         moves.append(MoveMember(member.worker_id, member.status, to_status, f"the cluster is {facts.row.status}"))
     return moves
@@ -102,7 +104,7 @@ def _requested(facts: Facts) -> Step:
     wanted = row.nodes or facts.for_tasks
     if leaving or facts.live or not wanted:
         return None, leaving
-    why = f"{counted(row.demand.tasks, 'task')} wait" if row.demand.tasks else "nodes were asked for"
+    why = f"for {counted(row.demand.tasks, 'task')}" if row.demand.tasks else "nodes were asked for"
     return Allocate(wanted, policy.allocate_s, why), []
 
 
@@ -123,8 +125,6 @@ def _allocating(facts: Facts) -> Step:
 
 def _deploying(facts: Facts) -> Step:
     row = facts.row
-    if any(_lacks_slurm(facts, member) for member in facts.kept):
-        return Fail(row.status, FailureCode.SLURM_MISSING, NO_SLURM), []
     choice = cluster_members.controller_choice(facts)
     steps: list[OnMember] = [*cluster_members.joins(facts), *([choice] if choice else []), *_member_steps(facts)]
     if cluster_smoke.is_deployed(facts) and facts.is_smoked:
@@ -202,6 +202,7 @@ def _departures(facts: Facts) -> list[OnMember]:
     return [one for one in steps if one is not None]
 
 
+BEGINNING = frozenset({ClusterStatus.ALLOCATING, ClusterStatus.DEPLOYING})
 ENDED = frozenset({ClusterStatus.DELETED, ClusterStatus.FAILED})
 STEPS: Mapping[ClusterStatus, Callable[[Facts], Step]] = MappingProxyType(
     {
