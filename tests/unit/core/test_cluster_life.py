@@ -131,7 +131,7 @@ def test_a_member_that_slurm_still_hears_is_not_lost_although_ssh_fails() -> Non
     world = running(3)
     other = next(name for name in world.of(MemberStatus.READY) if name != world.controller)
     world.pods[other].reachable = False
-    world.run(3_000)
+    world.run(1_200)
     assert world.members[other].status is MemberStatus.READY
     assert world.row.status is RUNNING
 
@@ -139,7 +139,7 @@ def test_a_member_that_slurm_still_hears_is_not_lost_although_ssh_fails() -> Non
 def test_a_controller_whose_slurmctld_others_hear_is_not_lost_although_ssh_fails() -> None:
     world = running(3)
     world.pods[world.controller].reachable = False
-    world.run(3_000)
+    world.run(1_200)
     assert world.row.status is RUNNING
     assert len(world.workers) == 3
 
@@ -154,7 +154,7 @@ def test_unknown_never_removes_a_member(lost: str) -> None:
     else:
         world.reads = lambda _reading: Reading()
     world.change(demand=NONE)
-    world.run(3_600)
+    world.run(1_200)
     assert len(world.of(MemberStatus.READY)) == 4
     assert world.row.status is RUNNING
     assert (world.row.nodes, len(world.workers)) == (4, 4)
@@ -189,7 +189,7 @@ def test_a_surplus_that_is_used_again_is_not_released() -> None:
     world.change(demand=tasks(1))
     world.run(400)
     world.change(demand=tasks(3))
-    world.run(10)
+    world.run(20)
     assert (world.row.deadline_at, world.row.waiting_for) == (None, None)
     world.change(demand=tasks(1))
     world.run(400)
@@ -271,9 +271,8 @@ def operation(world: World, number: int, kind: OperationKind, worker_id: str | N
     )
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_fifty_members_survive_losses_slow_probes_unknown_readings_and_other_leaders(seed: int) -> None:
-    world = World(50, seed=seed)
+def test_fifty_members_survive_losses_slow_probes_unknown_readings_and_other_leaders() -> None:
+    world = World(50)
     world.change(demand=tasks(50))
     world.slow_s = 20
     chance = world.random
@@ -289,14 +288,14 @@ def test_fifty_members_survive_losses_slow_probes_unknown_readings_and_other_lea
 
     world.reads = vague
     world.until(RUNNING, within_s=1_500)
-    for _ in range(40):
+    for _ in range(15):
         world.run(60)
         if chance.random() < 0.3:
             world.another_leader()
         if chance.random() < 0.4:
             world.kill(chance.choice(sorted(world.of(MemberStatus.READY))))
     world.until(RUNNING, within_s=900)
-    world.run(600)
+    world.run(100)
     assert len(world.of(MemberStatus.READY)) == 50
     assert len(world.live_workers) == 50
     world.change(delete_requested_at=world.now)
