@@ -34,7 +34,8 @@ def test_a_pod_of_runpods_own_cluster_is_never_ours_even_if_its_environment_says
 
 def test_an_unreadable_cluster_makes_no_pod_of_ours_somebody_elses() -> None:
     env = {"ORCHESTRATOR_FLEET_ID": "prod", "ORCHESTRATOR_WORKER_ID": "gpu-1"}
-    for odd in (None, {}, [], "cluster", {"id": 7}):
+    odd_ones: tuple[object, ...] = (None, {}, [], "cluster", {"id": 7})
+    for odd in odd_ones:
         read = pod({"id": "abc", "name": "gpu-1", "status": "RUNNING", "env": env, "cluster": odd})
         assert read is not None
         assert read.fleet_id == "prod"

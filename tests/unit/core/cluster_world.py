@@ -14,8 +14,8 @@ from orchestrator.core import cluster_actions as act
 from orchestrator.core import plan as fleet_plan
 from orchestrator.core.actions import SetActivity, Spawn, Terminate
 from orchestrator.core.cluster_addresses import FabricAddress
-from orchestrator.core.cluster_readings import UNREACHED, Daemon, Observed, Reading, observe
-from orchestrator.core.cluster_rows import ClusterDemand, ClusterRow, MemberRow, MemberWorker, Operation
+from orchestrator.core.cluster_readings import UNREACHED, DaemonState, Observed, Reading, observe
+from orchestrator.core.cluster_rows import ClusterDemand, ClusterRow, MemberOperation, MemberRow, MemberWorker
 from orchestrator.core.cluster_states import (
     CLUSTER_TRANSITIONS,
     LIVE_CLUSTER,
@@ -146,7 +146,7 @@ class World:
     def another_leader(self) -> None:
         self.leader = Leader()
 
-    def ask(self, operation: Operation) -> None:
+    def ask(self, operation: MemberOperation) -> None:
         self.change(operations=(operation, *self.row.operations))
 
     def _fleet(self) -> None:
@@ -214,11 +214,12 @@ class World:
             self._states, self._states_at = self.node_states(up), self.now
         return Reading(
             reached=True,
-            slurmctld_state=Daemon.UP if up else Daemon.DOWN,
-            slurmd_state=Daemon.UP if pod.slurmd else Daemon.DOWN,
+            slurmctld_state=DaemonState.UP if up else DaemonState.DOWN,
+            slurmd_state=DaemonState.UP if pod.slurmd else DaemonState.DOWN,
             munge_ok=pod.configuration is not None,
             node_states=self._states if up else None,
             conf_sha=sha_of(pod.configuration) if pod.configuration else "",
+            slurmctld_pid=4_711 if name in self._controllers() and pod.slurmctld else None,
             fabric_addr=FabricAddress(pod.ip),
             hostname="c0ffee",
             slurm_installed=pod.installed,
@@ -246,7 +247,7 @@ class World:
                 states[node.name.text] = "allocated" if pod.busy else "idle"
         return states
 
-    def _view(self) -> ClusterView:
+    def view(self) -> ClusterView:
         members = tuple(replace(m, worker=self._worker(m.worker_id)) for m in self.members.values())
         unjoined = [w for w in self.workers.values() if w.id not in self.members and w.state is not State.TERMINATED]
         row = replace(self.row, members=members, unjoined=tuple(self._worker(w.id) for w in unjoined))
@@ -262,7 +263,7 @@ class World:
         )  # fmt: skip
 
     def _plan(self) -> None:
-        view = self._view()
+        view = self.view()
         made = plan(view, self.policy)
         assert self.random.random() > 0.05 or made == plan(view, self.policy)
         named = [one.worker_id for one in made if isinstance(one, act.OnMember)]

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.core import cluster_actions as act
 from orchestrator.core.cluster_readings import Reading
-from orchestrator.core.cluster_rows import Operation
+from orchestrator.core.cluster_rows import MemberOperation
 from orchestrator.core.cluster_states import ClusterStatus, MemberStatus, OperationKind, OperationStatus
 from orchestrator.core.states import State
 from tests.unit.core.cluster_world import NONE, World, tasks
@@ -264,9 +264,9 @@ def test_operations_reach_every_member_or_say_why_not() -> None:
     assert errors[4] == "the cluster has no such live member"
 
 
-def operation(world: World, number: int, kind: OperationKind, worker_id: str | None) -> Operation:
+def operation(world: World, number: int, kind: OperationKind, worker_id: str | None) -> MemberOperation:
     until = world.now + timedelta(minutes=5)
-    return Operation(
+    return MemberOperation(
         number, "train", worker_id, kind, OperationStatus.ACCEPTED, "anna", None, None, world.now, world.now, until
     )
 
