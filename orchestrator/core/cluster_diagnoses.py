@@ -73,7 +73,7 @@ class Diagnosis(Explained):
     TASK_TOO_LARGE = "TASK_TOO_LARGE", Meaning(
         "A task asks for more nodes than the cluster may have.",
         OPERATOR, "the task waits in Slurm until its time limit",
-        "python -m orchestrator cluster scale <cluster> --max-nodes; or submit it with fewer nodes")
+        "python -m orchestrator cluster scale <cluster> NODES --max-nodes N; or submit it with fewer nodes")
     NODES_MISSING = "NODES_MISSING", Meaning(
         "Wanted nodes are not there yet.",
         NOBODY, "their pods are started; python -m orchestrator explain scaling says what they wait for",
