@@ -100,7 +100,7 @@ class BlockedReason(Explained):
     CLUSTER_BUDGET = "cluster_budget", BlockedRow(
         "All missing nodes of a cluster together would cost more than allowed.", BUDGET,
         "all of them are started once there is room, or none; a day's begins at 00:00 UTC",
-        MORE_MONEY + "; or python -m orchestrator cluster scale, to fewer nodes",
+        MORE_MONEY + "; or create the cluster with fewer nodes",
         words=("its {nodes} missing nodes start together or not at all", ROOM_PER_HOUR, ROOM_PER_DAY,
                "the price of {gpu_type} ({cloud}) is not known"))
     PRICE_UNKNOWN = "price_unknown", BlockedRow(

@@ -1,13 +1,14 @@
 """What a probe changes in a member's row: its addresses, and the details that people see."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.core.cluster_actions import UpdateMember
-from orchestrator.core.cluster_facts import Facts
-from orchestrator.core.cluster_readings import Daemon, Reading
+from orchestrator.core.cluster_facts import ClusterFacts
+from orchestrator.core.cluster_readings import DaemonState, Reading
 from orchestrator.core.cluster_rows import MemberRow
-from orchestrator.core.cluster_states import MemberStatus
+
+CODES = 5  # of the agent's log, the newest last
+STEP_S = 10  # of a shown difference of clocks
 
 
 def addresses(member: MemberRow, reading: Reading) -> dict[str, Any]:
@@ -31,31 +32,53 @@ def moved_address(member: MemberRow, reading: Reading) -> UpdateMember | None:
     return UpdateMember(member.worker_id, member.status, "its address has changed", found)
 
 
-def detail_of(member: MemberRow, reading: Reading, facts: Facts) -> dict[str, Any]:
-    """Return what people see of a member. The machine's numbers stay: the configuration is made from them."""
+def detail_of(member: MemberRow, reading: Reading, facts: ClusterFacts) -> dict[str, Any]:
+    """Return what people see of a member, and what its diagnoses follow from. An unknown answer changes nothing.
+
+    The machine's numbers stay as they were first: the configuration is made from them.
+    """
     state = facts.state_of(member)
-    seen: Mapping[str, Any] = {
-        "slurmd_state": reading.slurmd_state if reading.slurmd_state is Daemon.DOWN or state is None else state,
-        "munge_ok": reading.munge_ok,
-        "conf_sha": reading.conf_sha,
+    cut = None if reading.peers is None else sorted(name for name, reached in reading.peers.items() if not reached)
+    seen: dict[str, Any] = {
+        "slurmd_state": reading.slurmd_state if reading.slurmd_state is DaemonState.DOWN or state is None else state,
+        "slurm_installed": reading.slurm_installed,
         "version": reading.version,
-        "error": None,
+        "munge_ok": reading.munge_ok,
+        "munge_matches": reading.munge_matches,
+        "conf_sha": reading.conf_sha,
+        "clock_skew_s": _rounded(reading.clock_skew_s),
+        "cut_peers": cut,
+        "api_reachable": reading.api_reachable,
+        "agent_codes": None if reading.agent_log_tail is None else list(reading.agent_log_tail[-CODES:]),
     }
-    if member is facts.controller:
-        started = reading.slurmctld_started_at
-        seen = {
-            **seen,
-            "slurmctld_state": reading.slurmctld_state,
-            "slurmctld_pid": reading.slurmctld_pid,
-            "slurmctld_started_at": started.isoformat() if started else None,
-        }
-    known = {name: value for name, value in seen.items() if value is not None or name == "error"}
-    return {**member.adapter_detail, **known}
+    known = {name: value for name, value in seen.items() if value is not None}
+    of_controller = _of_controller(member, reading) if member is facts.controller else {}
+    return {**member.adapter_detail, **known, **of_controller, "error": reading.error}
 
 
-def detail_update(member: MemberRow, reading: Reading, facts: Facts) -> UpdateMember | None:
-    """Return the update of a ready member's details, if they have changed."""
+def _of_controller(member: MemberRow, reading: Reading) -> dict[str, Any]:
+    """Return the details of slurmctld. Its start is computed from its age, so it stays while the process does."""
+    if reading.slurmctld_state is None:
+        return {}
+    before, started = member.adapter_detail, reading.slurmctld_started_at
+    started_at = started.isoformat() if started else None
+    if reading.slurmctld_pid is not None and reading.slurmctld_pid == before.get("slurmctld_pid"):
+        started_at = before.get("slurmctld_started_at", started_at)
+    return {
+        "slurmctld_state": reading.slurmctld_state,
+        "slurmctld_pid": reading.slurmctld_pid,
+        "slurmctld_started_at": started_at,
+    }
+
+
+def _rounded(skew_s: float | None) -> int | None:
+    """Return a difference of clocks in steps that do not change with each probe."""
+    return None if skew_s is None else STEP_S * round(skew_s / STEP_S)
+
+
+def detail_update(member: MemberRow, reading: Reading, facts: ClusterFacts) -> UpdateMember | None:
+    """Return the update of a member's details, if they have changed."""
     detail = detail_of(member, reading, facts)
-    if member.status is not MemberStatus.READY or detail == dict(member.adapter_detail):
+    if detail == dict(member.adapter_detail):
         return None
     return UpdateMember(member.worker_id, member.status, "its probe shows a change", {"adapter_detail": detail})

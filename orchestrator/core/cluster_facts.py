@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from orchestrator.core.cluster_addresses import FabricAddress, NodeName
-from orchestrator.core.cluster_readings import Daemon, Reading, is_busy, is_silent
+from orchestrator.core.cluster_readings import DaemonState, Reading, is_busy, is_silent
 from orchestrator.core.cluster_rows import MemberRow
 from orchestrator.core.cluster_states import LIVE_MEMBER, MemberRole, MemberStatus
 from orchestrator.core.cluster_view import ClusterPolicy, ClusterView, Configuration, Node
@@ -16,7 +16,7 @@ CONFIGURED = LIVE_MEMBER - {MemberStatus.PENDING}  # these are nodes of the conf
 KEPT = LIVE_MEMBER - {MemberStatus.DRAINING}  # these count as nodes of the wanted size
 
 
-class Facts:
+class ClusterFacts:
     """The facts of one view."""
 
     def __init__(self, view: ClusterView, policy: ClusterPolicy) -> None:
@@ -50,15 +50,15 @@ class Facts:
         return (seen.at - seen.unreached_since).total_seconds()
 
     @cached_property
-    def slurmctld(self) -> Daemon | None:
+    def slurmctld(self) -> DaemonState | None:
         """Whether slurmctld answers: to the controller's own pod, or else to any other member."""
         if self.controller is None:
-            return Daemon.DOWN if self.live else None
+            return DaemonState.DOWN if self.live else None
         own = self.reading(self.controller.worker_id)
         if own is not None:
             return own.slurmctld_state
         told = {r.slurmctld_state for m in self.live if (r := self.reading(m.worker_id)) is not None} - {None}
-        return Daemon.UP if Daemon.UP in told else next(iter(told), None)
+        return DaemonState.UP if DaemonState.UP in told else next(iter(told), None)
 
     @cached_property
     def node_states(self) -> Mapping[str, str] | None:
@@ -66,7 +66,7 @@ class Facts:
         first = [self.controller] if self.controller else []
         for member in [*first, *self.live]:
             reading = self.reading(member.worker_id)
-            if reading is not None and reading.slurmctld_state is Daemon.UP and reading.node_states is not None:
+            if reading is not None and reading.slurmctld_state is DaemonState.UP and reading.node_states is not None:
                 return reading.node_states
         return None
 
@@ -78,7 +78,7 @@ class Facts:
     @cached_property
     def busy(self) -> int | None:
         """Return the number of nodes with a running job. 0 if slurmctld is known to be down."""
-        if self.slurmctld is Daemon.DOWN:
+        if self.slurmctld is DaemonState.DOWN:
             return 0
         if self.node_states is None:
             return None
@@ -135,7 +135,7 @@ class Facts:
         state = self.state_of(member)
         if state is not None:
             return f"slurmctld shows its node as {state}" if is_silent(state) else None
-        if member is self.controller and self.slurmctld is Daemon.DOWN:
+        if member is self.controller and self.slurmctld is DaemonState.DOWN:
             return "its slurmctld answers to no other member"
         return None
 

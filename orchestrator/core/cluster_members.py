@@ -22,8 +22,8 @@ from orchestrator.core.cluster_actions import (
 )
 from orchestrator.core.cluster_addresses import NodeName
 from orchestrator.core.cluster_details import addresses, detail_of, detail_update, moved_address
-from orchestrator.core.cluster_facts import Facts
-from orchestrator.core.cluster_readings import NO_CONFIGURATION, Daemon, Reading, is_drained, is_silent, is_up
+from orchestrator.core.cluster_facts import ClusterFacts
+from orchestrator.core.cluster_readings import NO_CONFIGURATION, DaemonState, Reading, is_drained, is_silent, is_up
 from orchestrator.core.cluster_rows import MemberRow
 from orchestrator.core.cluster_states import ClusterStatus, MemberRole, MemberStatus
 from orchestrator.core.cluster_view import Configuration
@@ -35,7 +35,7 @@ NO_SLURM = "its image has no Slurm, and install_slurm is not set"
 SETTLED = frozenset({ClusterStatus.RUNNING, ClusterStatus.DEGRADED})
 
 
-def joins(facts: Facts) -> list[Join]:
+def joins(facts: ClusterFacts) -> list[Join]:
     """Return the promoted workers that become members, up to the wanted number of nodes. Each gets a free index."""
     taken = {member.index_no for member in facts.live}
     free = (index for index in range(len(taken) + len(facts.row.unjoined)) if index not in taken)
@@ -47,7 +47,7 @@ def joins(facts: Facts) -> list[Join]:
     ]
 
 
-def controller_choice(facts: Facts) -> UpdateMember | None:
+def controller_choice(facts: ClusterFacts) -> UpdateMember | None:
     """Return the member that becomes the controller if there is none: one that SSH reaches, the lowest id first."""
     if facts.controller is not None or (facts.row.status is ClusterStatus.DEPLOYING and _some_unread(facts)):
         return None
@@ -60,12 +60,12 @@ def controller_choice(facts: Facts) -> UpdateMember | None:
     return UpdateMember(chosen.worker_id, chosen.status, "it becomes the controller: there is none", fields)
 
 
-def _some_unread(facts: Facts) -> bool:
+def _some_unread(facts: ClusterFacts) -> bool:
     """Whether a first reading is still on its way. Then the choice would depend on the order of the answers."""
     return any(m.worker_id not in facts.view.observed for m in facts.kept)
 
 
-def step(member: MemberRow, facts: Facts) -> OnMember | None:
+def step(member: MemberRow, facts: ClusterFacts) -> OnMember | None:
     """Return the next action of one live member."""
     if member.worker_id in facts.view.in_flight:
         return None
@@ -81,11 +81,11 @@ def step(member: MemberRow, facts: Facts) -> OnMember | None:
     )
 
 
-def _progress(member: MemberRow, reading: Reading, facts: Facts) -> OnMember | None:
+def _progress(member: MemberRow, reading: Reading, facts: ClusterFacts) -> OnMember | None:
     if reading.slurm_installed is False and not facts.policy.install_slurm:
         return _fail(member, FailureCode.SLURM_MISSING, NO_SLURM)
     if member.status is MemberStatus.PENDING:
-        return _pending(member, reading)
+        return _pending(member, reading) or detail_update(member, reading, facts)
     return (
         moved_address(member, reading) or _configured(member, reading, facts) or detail_update(member, reading, facts)
     )
@@ -105,7 +105,7 @@ def _pending(member: MemberRow, reading: Reading) -> MoveMember | None:
     return MoveMember(member.worker_id, MemberStatus.PENDING, MemberStatus.RECONCILING, why, fields)
 
 
-def _configured(member: MemberRow, reading: Reading, facts: Facts) -> OnMember | None:
+def _configured(member: MemberRow, reading: Reading, facts: ClusterFacts) -> OnMember | None:
     """Bring a member to the wanted configuration with running daemons. None: it is there, or waits for others."""
     configuration = facts.configuration
     if configuration is None or facts.row.status is ClusterStatus.ALLOCATING or not _is_complete(facts):
@@ -126,31 +126,31 @@ def _needs_all(reading: Reading) -> bool:
 
 
 def _repair(
-    member: MemberRow, reading: Reading, facts: Facts, configuration: Configuration, trouble: str
+    member: MemberRow, reading: Reading, facts: ClusterFacts, configuration: Configuration, trouble: str
 ) -> OnMember | None:
     if member.status is MemberStatus.READY:
         fields = {"adapter_detail": detail_of(member, reading, facts) | {"phase": CONFIGURING, "error": trouble}}
         return MoveMember(member.worker_id, MemberStatus.READY, MemberStatus.RECONCILING, trouble, fields)
-    if member is facts.controller and reading.slurmctld_state is Daemon.DOWN:
+    if member is facts.controller and reading.slurmctld_state is DaemonState.DOWN:
         return StartController(member.worker_id, configuration)
-    return StartNode(member.worker_id, configuration) if facts.slurmctld is Daemon.UP else None
+    return StartNode(member.worker_id, configuration) if facts.slurmctld is DaemonState.UP else None
 
 
-def _is_complete(facts: Facts) -> bool:
+def _is_complete(facts: ClusterFacts) -> bool:
     """Whether the first configuration has all nodes. Later, nodes come and go one by one."""
     if facts.row.status is not ClusterStatus.DEPLOYING:
         return True
     return len(facts.kept) >= facts.row.nodes and all(m.status is not MemberStatus.PENDING for m in facts.kept)
 
 
-def _trouble(member: MemberRow, reading: Reading, facts: Facts) -> str | None:
+def _trouble(member: MemberRow, reading: Reading, facts: ClusterFacts) -> str | None:
     """Return what is wrong with a member's daemons. An unknown answer is not wrong.
 
     Slurm may show a node as idle a second after its slurmd was killed, so the pod's own word counts first.
     """
-    if member is facts.controller and reading.slurmctld_state is Daemon.DOWN:
+    if member is facts.controller and reading.slurmctld_state is DaemonState.DOWN:
         return "slurmctld does not answer"
-    if reading.slurmd_state is Daemon.DOWN:
+    if reading.slurmd_state is DaemonState.DOWN:
         return "slurmd does not run"
     state = facts.state_of(member)
     if is_silent(state):
@@ -160,24 +160,24 @@ def _trouble(member: MemberRow, reading: Reading, facts: Facts) -> str | None:
     return None
 
 
-def _promotion(member: MemberRow, reading: Reading, facts: Facts) -> MoveMember | None:
+def _promotion(member: MemberRow, reading: Reading, facts: ClusterFacts) -> MoveMember | None:
     """Return the move to ready of a member that is configured, and that slurmctld hears."""
     if member.status is not MemberStatus.RECONCILING or reading.conf_sha is None or reading.munge_ok is None:
         return None
     state = facts.state_of(member)
-    if not is_up(state) or (member is facts.controller and reading.slurmctld_state is not Daemon.UP):
+    if not is_up(state) or (member is facts.controller and reading.slurmctld_state is not DaemonState.UP):
         return None
     fields = {"adapter_detail": detail_of(member, reading, facts) | {"phase": SLURM_READY}}
     return MoveMember(member.worker_id, MemberStatus.RECONCILING, MemberStatus.READY, f"its node is {state}", fields)
 
 
-def _overdue(member: MemberRow, reading: Reading, facts: Facts) -> MoveMember | None:
+def _overdue(member: MemberRow, reading: Reading, facts: ClusterFacts) -> MoveMember | None:
     """Return the end of a member of a deployed cluster that is reached, and does not become ready in time."""
     waits = facts.row.status in SETTLED and member.status in (MemberStatus.PENDING, MemberStatus.RECONCILING)
     waited_s = (facts.now - member.status_since).total_seconds()
     if not waits or waited_s < facts.policy.reconcile_s:
         return None
-    if member is not facts.controller and facts.slurmctld is not Daemon.UP:
+    if member is not facts.controller and facts.slurmctld is not DaemonState.UP:
         return None  # it waits for the controller
     if member.status is MemberStatus.PENDING:
         trouble = "its pod has no private address" if reading.fabric_addr is None else None
@@ -190,7 +190,7 @@ def _overdue(member: MemberRow, reading: Reading, facts: Facts) -> MoveMember | 
     )
 
 
-def _unfit(reading: Reading, facts: Facts) -> str | None:
+def _unfit(reading: Reading, facts: ClusterFacts) -> str | None:
     if reading.slurm_installed is False:
         return "Slurm could not be installed"
     if reading.munge_ok is False:
@@ -198,7 +198,7 @@ def _unfit(reading: Reading, facts: Facts) -> str | None:
     return "it does not have the configuration" if reading.conf_sha not in (None, facts.conf_sha) else None
 
 
-def _draining(member: MemberRow, facts: Facts, bound_s: float) -> OnMember | None:
+def _draining(member: MemberRow, facts: ClusterFacts, bound_s: float) -> OnMember | None:
     """Remove a drained member. Its bound ends the wait for its jobs, and another one the wait for its pod."""
     name, waited_s = member.worker_id, (facts.now - member.status_since).total_seconds()
     is_over = waited_s >= bound_s
@@ -212,7 +212,7 @@ def _draining(member: MemberRow, facts: Facts, bound_s: float) -> OnMember | Non
     return RemoveNode(name, f"still busy after {waited_s:.0f} s") if is_over else None
 
 
-def leave(member: MemberRow, facts: Facts, bound_s: float) -> OnMember | None:
+def leave(member: MemberRow, facts: ClusterFacts, bound_s: float) -> OnMember | None:
     """Return the next step of a member whose cluster needs none: `bound_s` is the time for its jobs."""
     if member.worker_id in facts.view.in_flight:
         return None

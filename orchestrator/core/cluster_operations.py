@@ -12,15 +12,15 @@ from orchestrator.core.cluster_actions import (
     Reconfigure,
     RefuseOperation,
 )
-from orchestrator.core.cluster_facts import CONFIGURED, Facts
+from orchestrator.core.cluster_facts import CONFIGURED, ClusterFacts
 from orchestrator.core.cluster_readings import NO_CONFIGURATION
-from orchestrator.core.cluster_rows import MemberRow, Operation
+from orchestrator.core.cluster_rows import MemberOperation, MemberRow
 from orchestrator.core.cluster_states import MemberStatus, OperationKind, OperationStatus
 
 DRAINS = frozenset({OperationKind.DRAIN, OperationKind.REMOVE})
 
 
-def plan(facts: Facts) -> tuple[list[OnMember], list[RefuseOperation]]:
+def plan(facts: ClusterFacts) -> tuple[list[OnMember], list[RefuseOperation]]:
     """Return the actions of accepted operations, the oldest first, and the refusals."""
     actions: list[OnMember] = []
     refused: list[RefuseOperation] = []
@@ -44,7 +44,7 @@ def plan(facts: Facts) -> tuple[list[OnMember], list[RefuseOperation]]:
     return actions, refused
 
 
-def _refusal(operation: Operation, members: list[MemberRow], facts: Facts) -> str | None:
+def _refusal(operation: MemberOperation, members: list[MemberRow], facts: ClusterFacts) -> str | None:
     if not members:
         return "the cluster has no such live member"
     if operation.kind not in DRAINS:
@@ -59,7 +59,7 @@ def _refusal(operation: Operation, members: list[MemberRow], facts: Facts) -> st
     return None
 
 
-def _action(operation: Operation, member: MemberRow, facts: Facts) -> OnMember | None:
+def _action(operation: MemberOperation, member: MemberRow, facts: ClusterFacts) -> OnMember | None:
     """Return the action of an operation on one member; None if it must wait."""
     if operation.kind is OperationKind.BOOTSTRAP_SSH:
         return ReconcileAuthorizedKey(member.worker_id, operation.id)

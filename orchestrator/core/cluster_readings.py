@@ -14,7 +14,7 @@ from orchestrator.core.cluster_addresses import FabricAddress, NodeName
 NO_CONFIGURATION = ""  # `conf_sha` of a pod on which there is none, or another cluster's
 
 
-class Daemon(StrEnum):
+class DaemonState(StrEnum):
     """Whether a daemon answers."""
 
     UP = "up"
@@ -26,8 +26,8 @@ class Reading:
     """The answer of one probe. None: unknown."""
 
     reached: bool | None = None  # SSH got through
-    slurmctld_state: Daemon | None = None  # whether the cluster's slurmctld answers to this pod (`scontrol ping`)
-    slurmd_state: Daemon | None = None  # the pod's own slurmd
+    slurmctld_state: DaemonState | None = None  # whether the cluster's slurmctld answers to this pod (`scontrol ping`)
+    slurmd_state: DaemonState | None = None  # the pod's own slurmd
     munge_ok: bool | None = None  # a credential of the cluster's key can be made and read here
     munge_matches: bool | None = None  # the key on the pod is the cluster's key
     node_states: Mapping[str, str] | None = None  # node name -> state, as slurmctld shows it

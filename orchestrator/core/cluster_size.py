@@ -4,20 +4,20 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from orchestrator.core.cluster_actions import DrainNode, MoveCluster, MoveMember, OnCluster, OnMember, Remark, Scale
-from orchestrator.core.cluster_facts import Facts
-from orchestrator.core.cluster_readings import Daemon
+from orchestrator.core.cluster_facts import ClusterFacts
+from orchestrator.core.cluster_readings import DaemonState
 from orchestrator.core.cluster_states import ClusterStatus, MemberStatus
 from orchestrator.core.plurals import counted
 
 NOTHING: Mapping[str, None] = MappingProxyType({"waiting_for": None, "deadline_s": None})  # no remark
 
 
-def is_overdue(facts: Facts) -> bool:
+def is_overdue(facts: ClusterFacts) -> bool:
     """Whether the recorded deadline of the cluster has passed."""
     return facts.row.deadline_at is not None and facts.row.deadline_at <= facts.now
 
 
-def plan(facts: Facts) -> OnCluster | None:
+def plan(facts: ClusterFacts) -> OnCluster | None:
     """Let the number of nodes follow the tasks. A surplus is recorded first, and released when its time is over.
 
     While it is not known which nodes are busy, nothing is released, and the time of a surplus goes on.
@@ -32,12 +32,12 @@ def plan(facts: Facts) -> OnCluster | None:
     if needed == row.nodes:
         return Remark(None, None) if row.deadline_at is not None else None
     if row.deadline_at is None:
-        text = f"work for {row.nodes - needed} of {counted(row.nodes, 'node')}; they are released without it"
+        text = f"work for all nodes: {row.nodes - needed} of {row.nodes} have none, and are released then"
         return Remark(text, facts.policy.idle_s)
     return _release(facts, needed) if is_overdue(facts) else None
 
 
-def _release(facts: Facts, needed: int) -> OnCluster:
+def _release(facts: ClusterFacts, needed: int) -> OnCluster:
     idle_s = facts.policy.idle_s
     if needed == 0:
         why = f"no task needed a node for {idle_s:.0f} s: all are released"
@@ -45,12 +45,12 @@ def _release(facts: Facts, needed: int) -> OnCluster:
     return Scale(needed, f"only {counted(needed, 'node')} had work for {idle_s:.0f} s")
 
 
-def _cost(facts: Facts, nodes: int) -> str:
+def _cost(facts: ClusterFacts, nodes: int) -> str:
     rate = facts.view.usd_per_node_hour
     return f", about ${rate * nodes:.2f}/h" if rate is not None else ""
 
 
-def drains(facts: Facts) -> list[OnMember]:
+def drains(facts: ClusterFacts) -> list[OnMember]:
     """Drain the nodes beyond the wanted number: those that never became ready first, never the controller."""
     surplus = len(facts.kept) - facts.row.nodes
     controller = facts.controller
@@ -63,6 +63,6 @@ def drains(facts: Facts) -> list[OnMember]:
         why = f"{counted(facts.row.nodes, 'node')} are enough"
         if member.status is not MemberStatus.READY:
             drains.append(MoveMember(member.worker_id, member.status, MemberStatus.REMOVED, why))
-        elif facts.is_free(member.worker_id) and facts.slurmctld is Daemon.UP:
+        elif facts.is_free(member.worker_id) and facts.slurmctld is DaemonState.UP:
             drains.append(DrainNode(member.worker_id, controller.worker_id, why))
     return drains

@@ -27,9 +27,9 @@ from orchestrator.core.cluster_actions import (
     OnMember,
     RecordConfiguration,
 )
-from orchestrator.core.cluster_facts import Facts
+from orchestrator.core.cluster_facts import ClusterFacts
 from orchestrator.core.cluster_members import NO_SLURM
-from orchestrator.core.cluster_readings import Daemon
+from orchestrator.core.cluster_readings import DaemonState
 from orchestrator.core.cluster_rows import MemberRow
 from orchestrator.core.cluster_size import NOTHING, is_overdue
 from orchestrator.core.cluster_states import LIVE_MEMBER, ClusterStatus, MemberStatus
@@ -48,12 +48,14 @@ def backoff_s(failures: int) -> float:
 
 def plan(view: ClusterView, policy: ClusterPolicy) -> tuple[ClusterAction, ...]:
     """Return at most one action for the cluster and one for each member, and the refused operations."""
-    facts = Facts(view, policy)
+    facts = ClusterFacts(view, policy)
     row = view.row
     if row.status in ENDED:
         return tuple(_last_moves(facts))
     if row.delete_requested_at is not None and row.status is not ClusterStatus.DELETING:
         return (MoveCluster(row.status, ClusterStatus.DELETING, "an operator deletes it", NOTHING),)
+    if row.status in BEGINNING and any(_lacks_slurm(facts, member) for member in facts.kept):
+        return (Fail(row.status, FailureCode.SLURM_MISSING, NO_SLURM),)
     on_cluster, on_members = STEPS[row.status](facts)
     asked, refused = cluster_operations.plan(facts)
     return (*([on_cluster] if on_cluster else []), *refused, *_one_each(facts, asked, on_members))
@@ -71,7 +73,7 @@ def is_moving(view: ClusterView) -> bool:
 Step = tuple[OnCluster | None, list[OnMember]]
 
 
-def _one_each(facts: Facts, asked: Iterable[OnMember], others: Iterable[OnMember]) -> list[OnMember]:
+def _one_each(facts: ClusterFacts, asked: Iterable[OnMember], others: Iterable[OnMember]) -> list[OnMember]:
     """Return the first action of each worker without a running one. The end of a member precedes a request."""
     rest = list(others)
     ends = [one for one in rest if isinstance(one, MoveMember) and one.to_status is MemberStatus.FAILED]
@@ -82,31 +84,31 @@ def _one_each(facts: Facts, asked: Iterable[OnMember], others: Iterable[OnMember
     return list(chosen.values())
 
 
-def _last_moves(facts: Facts) -> list[OnMember]:
+def _last_moves(facts: ClusterFacts) -> list[OnMember]:
     """Let the members of an ended cluster end too."""
     ended = MemberStatus.FAILED if facts.row.status is ClusterStatus.FAILED else None
     moves: list[OnMember] = []
-    for member in facts.live:
+    for member in (one for one in facts.live if one.worker_id not in facts.view.in_flight):
         to_status = ended or (MemberStatus.FAILED if member.status is MemberStatus.READY else MemberStatus.REMOVED)
         moves.append(MoveMember(member.worker_id, member.status, to_status, f"the cluster is {facts.row.status}"))
     return moves
 
 
-def _member_steps(facts: Facts) -> list[OnMember]:
+def _member_steps(facts: ClusterFacts) -> list[OnMember]:
     return [action for member in facts.live if (action := cluster_members.step(member, facts)) is not None]
 
 
-def _requested(facts: Facts) -> Step:
+def _requested(facts: ClusterFacts) -> Step:
     row, policy = facts.row, facts.policy
     leaving = [one for member in facts.live if (one := cluster_members.leave(member, facts, 0)) is not None]
     wanted = row.nodes or facts.for_tasks
     if leaving or facts.live or not wanted:
         return None, leaving
-    why = f"{counted(row.demand.tasks, 'task')} wait" if row.demand.tasks else "nodes were asked for"
+    why = f"for {counted(row.demand.tasks, 'task')}" if row.demand.tasks else "nodes were asked for"
     return Allocate(wanted, policy.allocate_s, why), []
 
 
-def _allocating(facts: Facts) -> Step:
+def _allocating(facts: ClusterFacts) -> Step:
     row = facts.row
     steps: list[OnMember] = [*cluster_members.joins(facts), *_member_steps(facts)]
     if len(facts.kept) >= row.nodes:
@@ -121,10 +123,8 @@ def _allocating(facts: Facts) -> Step:
     return None, steps
 
 
-def _deploying(facts: Facts) -> Step:
+def _deploying(facts: ClusterFacts) -> Step:
     row = facts.row
-    if any(_lacks_slurm(facts, member) for member in facts.kept):
-        return Fail(row.status, FailureCode.SLURM_MISSING, NO_SLURM), []
     choice = cluster_members.controller_choice(facts)
     steps: list[OnMember] = [*cluster_members.joins(facts), *([choice] if choice else []), *_member_steps(facts)]
     if cluster_smoke.is_deployed(facts) and facts.is_smoked:
@@ -137,12 +137,12 @@ def _deploying(facts: Facts) -> Step:
     return None, [*cluster_smoke.plan(facts), *steps]
 
 
-def _lacks_slurm(facts: Facts, member: MemberRow) -> bool:
+def _lacks_slurm(facts: ClusterFacts, member: MemberRow) -> bool:
     reading = facts.reading(member.worker_id)
     return reading is not None and reading.slurm_installed is False and not facts.policy.install_slurm
 
 
-def _settled(facts: Facts) -> Step:
+def _settled(facts: ClusterFacts) -> Step:
     """The step of a running or degraded cluster."""
     row = facts.row
     choice = cluster_members.controller_choice(facts)
@@ -161,13 +161,13 @@ def _settled(facts: Facts) -> Step:
     return size, [*steps, *cluster_size.drains(facts)]
 
 
-def _trouble(facts: Facts) -> str | None:
+def _trouble(facts: ClusterFacts) -> str | None:
     """Return why a running cluster is degraded: its controller, or a member that it has lost since it runs."""
     if facts.controller is None:
         return "its controller is lost"
     if facts.controller.status is not MemberStatus.READY:
         return f"its controller is {facts.controller.status}: {facts.controller.reason or 'not ready'}"
-    if facts.slurmctld is Daemon.DOWN:
+    if facts.slurmctld is DaemonState.DOWN:
         return "slurmctld does not answer"
     if len(facts.ready) >= facts.row.nodes:
         return None
@@ -178,7 +178,7 @@ def _trouble(facts: Facts) -> str | None:
     return next((f"{m.node_name} is {m.status}: {m.reason}" for m in (*lost, *down)), None)
 
 
-def _deleting(facts: Facts) -> Step:
+def _deleting(facts: ClusterFacts) -> Step:
     """Drain all members, the controller last, then wait until all their workers are gone."""
     if facts.live:
         return None, _departures(facts)
@@ -188,12 +188,13 @@ def _deleting(facts: Facts) -> Step:
     return Dissolve("all its workers are gone"), []
 
 
-def _departures(facts: Facts) -> list[OnMember]:
+def _departures(facts: ClusterFacts) -> list[OnMember]:
     """Let running jobs end within `delete_s`. Without slurmctld, no node drains, and the bound ends the wait."""
     controller, bound_s = facts.controller, facts.policy.delete_s
     steps: list[OnMember | None] = []
+    is_up = facts.slurmctld is DaemonState.UP
     for member in facts.live:
-        is_able = member.status is MemberStatus.READY and facts.slurmctld is Daemon.UP and facts.lost(member) is None
+        is_able = is_up and member.status is MemberStatus.READY and facts.lost(member) is None
         if controller is not None and is_able:
             drain = DrainNode(member.worker_id, controller.worker_id, "the cluster is deleted")
             steps.append(drain if facts.is_free(member.worker_id) else None)
@@ -202,8 +203,9 @@ def _departures(facts: Facts) -> list[OnMember]:
     return [one for one in steps if one is not None]
 
 
+BEGINNING = frozenset({ClusterStatus.ALLOCATING, ClusterStatus.DEPLOYING})
 ENDED = frozenset({ClusterStatus.DELETED, ClusterStatus.FAILED})
-STEPS: Mapping[ClusterStatus, Callable[[Facts], Step]] = MappingProxyType(
+STEPS: Mapping[ClusterStatus, Callable[[ClusterFacts], Step]] = MappingProxyType(
     {
         ClusterStatus.REQUESTED: _requested,
         ClusterStatus.ALLOCATING: _allocating,

@@ -334,11 +334,11 @@ class FailureCode(Explained):
         Blames.FAULT)
     MEMBER_LOST = "MEMBER_LOST", FailureRow(
         "A node of a Slurm cluster was lost: neither SSH nor slurmctld reaches it.",
-        PROVIDER, REPLACED, "python -m orchestrator cluster explain <cluster>",
+        PROVIDER, REPLACED, MORE,
         Blames.NOTHING)
     MEMBER_UNUSABLE = "MEMBER_UNUSABLE", FailureRow(
         "A node of a Slurm cluster could not be configured, or left its cluster because the cluster failed.",
-        OPERATOR, REPLACED, "python -m orchestrator cluster explain <cluster>",
+        OPERATOR, REPLACED, MORE,
         Blames.NOTHING)
     SLURM_MISSING = "SLURM_MISSING", FailureRow(
         "The image of a cluster pool has no Slurm, and the pool does not allow its installation.",
@@ -352,7 +352,8 @@ class FailureCode(Explained):
         Blames.NOTHING)
     DEPLOY_TIMEOUT = "DEPLOY_TIMEOUT", FailureRow(
         "Slurm did not run on every node of a cluster before the deadline.",
-        OPERATOR, "the cluster fails, and all its workers end", "python -m orchestrator cluster explain <cluster>",
+        OPERATOR, "the cluster fails, and all its workers end",
+        "correct what cluster explain names: the pool in POOLS_FILE, or RUNPOD_WORKER_IMAGE",
         Blames.NOTHING)
     CONNECTION_LOST = "CONNECTION_LOST", FailureRow(
         "The SSH connection broke again and again in the middle of a stage.",
