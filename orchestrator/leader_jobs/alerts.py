@@ -12,8 +12,9 @@ from typing import Any
 
 import structlog
 
+from orchestrator.adapters.alert_sender import AlertSender
+from orchestrator.adapters.posting import WebhookRefused
 from orchestrator.adapters.store import SqlStore
-from orchestrator.adapters.webhook import Webhook, WebhookRefused
 from orchestrator.diagnostics.alerts import Alert, AlertPolicy, checked
 from orchestrator.diagnostics.conditions import Condition
 from orchestrator.ports import PortError
@@ -30,8 +31,8 @@ log = structlog.get_logger()
 class Alerts:
     """Alerts of one fleet, sent to one address."""
 
-    def __init__(self, store: SqlStore, webhook: Webhook, policy: AlertPolicy) -> None:
-        self._store, self._webhook, self._policy = store, webhook, policy
+    def __init__(self, store: SqlStore, sender: AlertSender, policy: AlertPolicy) -> None:
+        self._store, self._sender, self._policy = store, sender, policy
         self._found: Sequence[Condition] | None = None
         self._found_s = 0.0
 
@@ -59,7 +60,7 @@ class Alerts:
     async def _send(self, term: int, message: Mapping[str, Any], now: datetime) -> None:
         failure, retry_s = None, None
         try:
-            await self._webhook.send(message["id"], message["body"])
+            await self._sender.send(message["id"], message["body"])
         except PortError as error:
             failure = str(error)
             age_s = (now - datetime.fromisoformat(message["created_at"])).total_seconds()

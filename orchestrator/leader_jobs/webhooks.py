@@ -12,7 +12,8 @@ from typing import Any
 
 import structlog
 
-from orchestrator.adapters.webhook_sender import ReceiverFailed, WebhookAddressRefused, WebhookSender
+from orchestrator.adapters.posting import ReceiverFailed, WebhookRefused
+from orchestrator.adapters.webhook_sender import WebhookSender
 from orchestrator.adapters.webhook_store import WebhookStore
 from orchestrator.ports import PortError
 
@@ -91,14 +92,14 @@ class Webhooks:
         failure, retry_s, host = None, None, message["host"]
         try:
             if message["url"] is None:
-                raise WebhookAddressRefused("its webhook was removed")
+                raise WebhookRefused("its webhook was removed")
             await self._sender.send(message["id"], message["url"], message["body"])
             self._failing.pop(host, None)
         except PortError as error:
             failure = str(error)
-            if not isinstance(error, WebhookAddressRefused):
+            if not isinstance(error, WebhookRefused):
                 self._rest(host, answers=isinstance(error, ReceiverFailed))
-            if not isinstance(error, WebhookAddressRefused) and message["event"] != "task.progress":
+            if not isinstance(error, WebhookRefused) and message["event"] != "task.progress":
                 retry_s = min(RETRY_S * 2 ** min(message["attempts"] - 1, 10), RETRY_MOST_S)
             log.info("webhook_unsent", id=message["id"], host=host, why=failure, retry_s=retry_s)
         async with self._calls:

@@ -7,10 +7,10 @@ from zoneinfo import ZoneInfo
 import structlog
 
 from orchestrator import __version__
+from orchestrator.adapters.alert_sender import AlertSender
 from orchestrator.adapters.otlp import OtlpExporter
 from orchestrator.adapters.schedule_store import ScheduleStore
 from orchestrator.adapters.store import SqlStore
-from orchestrator.adapters.webhook import Webhook
 from orchestrator.adapters.webhook_sender import WebhookSender
 from orchestrator.adapters.webhook_store import WebhookStore
 from orchestrator.config.settings import Settings
@@ -71,7 +71,7 @@ def _alerts(store: SqlStore, settings: Settings) -> Alerts | None:
     if times := settings.alert_quiet_hours:
         quiet = QuietHours(times[0], times[1], ZoneInfo(times[2]))
     policy = AlertPolicy(settings.fleet_id, settings.alert_max_per_hour, quiet)
-    return Alerts(store, Webhook(settings.alert_webhook_url.get_secret_value()), policy)
+    return Alerts(store, AlertSender(settings.alert_webhook_url.get_secret_value()), policy)
 
 
 def _traces(db: Db, settings: Settings, metrics: Metrics) -> Traces | None:

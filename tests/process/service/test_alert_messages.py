@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from demo.scenario import submit
-from orchestrator.adapters.webhook import Webhook, WebhookRefused
+from orchestrator.adapters.alert_sender import AlertSender
+from orchestrator.adapters.posting import WebhookRefused
 from orchestrator.ports import Unavailable
 from testbed.shared_services import SharedServices
 from testbed.stack import Stack
@@ -87,7 +88,7 @@ async def test_every_receiver_is_bounded(answer: bytes | Write | None, error: ty
     async with Receiver().open() as receiver:
         receiver.answer = answer
         patience_s = 2 if answer is None else 30  # only one that never answers is waited for so long
-        sending = Webhook(receiver.url, timeout_s=patience_s).send("1", BODY)
+        sending = AlertSender(receiver.url, timeout_s=patience_s).send("1", BODY)
         if error is None:
             assert await sending in {200, 204}
         else:
