@@ -82,7 +82,7 @@ language sql stable security definer set search_path = '' as $$
     select array_agg(to_regclass('public.' || n.name)::oid) from unnest(array[
         'alerts', 'api_submissions', 'api_tokens', 'audit_log', 'concurrency_limits', 'concurrency_notes', 'costs',
         'database_identity', 'decisions', 'fleet_chores', 'fleet_lease', 'fleet_settings', 'hosts', 'log_objects',
-        'offers', 'outbox', 'releases', 'schedule_runs', 'schedules', 'schema_migrations', 'task_attempts',
+        'offers', 'releases', 'schedule_runs', 'schedules', 'schema_migrations', 'task_attempts',
         'task_counts', 'task_floors', 'task_marks', 'task_refusals', 'task_results', 'task_types', 'tasks',
         'tasks_unsettled', 'tenants', 'webhook_messages', 'webhooks', 'worker_asks', 'worker_attempts',
         'worker_events', 'worker_transitions', 'workers']) n (name)

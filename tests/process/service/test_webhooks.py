@@ -262,5 +262,5 @@ async def test_killed_leaders_lose_no_message(shared: SharedServices, tmp_path: 
         leader.process.terminate()
         await leader.process.wait()
         log = (stack.directory / "orchestrator.log").read_text()
-        assert "webhook_unsent" in log
+        assert "message_unsent" in log
         assert not [one for one in ("a-secret", SECRET) if one in log]
