@@ -7,7 +7,7 @@ that each one works before it counts, and removes it when the work is done.
     loop/           the tick: lead, observe, plan, record, execute
     pods/           create a pod, bring it up stage by stage, end it
     worker_logs/    ship worker logs to S3, by byte offset
-    leader_jobs/    periodic jobs of the leader: conditions, alerts, schedules, webhooks, …
+    leader_jobs/    periodic jobs of the leader: conditions, alerts, schedules, outbox, …
     ports/          what the parts above need from the outside world: protocols and their errors
     adapters/       implementations of the ports: Postgres, Supabase, RunPod, SSH, S3
     web/            health, metrics, and the gateway between the agents and the database

@@ -82,11 +82,12 @@ create or replace function public.internal_tables() returns oid[]
 language sql stable security definer set search_path = '' as $$
     select array_agg(to_regclass('public.' || n.name)::oid) from unnest(array[
         'alerts', 'api_submissions', 'api_tokens', 'audit_log', 'cluster_apps', 'cluster_events', 'cluster_members',
-        'cluster_transitions', 'concurrency_limits', 'concurrency_notes', 'costs', 'database_identity', 'decisions', 'fleet_chores',
-        'fleet_lease', 'fleet_settings', 'hosts', 'log_objects', 'member_operations', 'node_tasks', 'offers', 'outbox', 'releases', 'schedule_runs', 'schedules', 'schema_migrations', 'task_attempts',
-        'task_counts', 'task_floors', 'task_marks', 'task_refusals', 'task_results', 'task_types', 'tasks',
-        'tasks_unsettled', 'tenants', 'webhook_messages', 'webhooks', 'worker_asks', 'worker_attempts',
-        'worker_events', 'worker_transitions', 'workers']) n (name)
+        'cluster_transitions', 'concurrency_limits', 'concurrency_notes', 'costs', 'database_identity', 'decisions',
+        'fleet_chores', 'fleet_lease', 'fleet_settings', 'hosts', 'log_objects', 'member_operations', 'node_tasks',
+        'offers', 'releases', 'schedule_runs', 'schedules', 'schema_migrations', 'task_attempts', 'task_counts',
+        'task_floors', 'task_marks', 'task_refusals', 'task_results', 'task_types', 'tasks', 'tasks_unsettled',
+        'tenants', 'webhook_messages', 'webhooks', 'worker_asks', 'worker_attempts', 'worker_events',
+        'worker_transitions', 'workers']) n (name)
 $$;
 
 -- Columns of the tables that users change too (columns.sql has the list): those that are gone, or those of a type that

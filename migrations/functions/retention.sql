@@ -78,10 +78,6 @@ begin
         select a.task_id from public.task_attempts a left join public.tasks t on t.id = a.task_id
          where a.ended_at is null and a.started_at > v_now - interval '2 days'
            and (t.status = 'In Progress' and t.attempts = a.attempt and t.worker_id = a.worker_id) is not true), false);
-    delete from public.outbox o  -- sent, or given up
-     where o.fleet = p_fleet and o.next_at is null and o.created_at < v_now - interval '7 days';
-    delete from public.outbox o  -- for an address that is no longer set
-     where o.fleet = p_fleet and o.created_at < v_now - interval '30 days';
     delete from public.webhook_messages m where m.ctid = any (array(
         select o.ctid from public.webhook_messages o where o.sent_at < v_now - interval '1 day' limit c_bite));
     delete from public.webhook_messages m where m.ctid = any (array(
@@ -89,9 +85,9 @@ begin
          where o.next_at is null and o.sent_at is null
            and o.give_up_at < v_now - case when o.event = 'task.progress' then interval '1 day' else interval '30 days' end
          limit c_bite));
-    delete from public.webhook_messages m where m.ctid = any (array(  -- that nobody sends: WEBHOOK_SECRET is not set
+    delete from public.webhook_messages m where m.ctid = any (array(  -- that nobody sends: its setting is no longer set
         select o.ctid from public.webhook_messages o
-         where o.next_at is not null and o.give_up_at < v_now - interval '30 days' limit c_bite));
+         where o.next_at is not null and o.fleet in ('', p_fleet) and o.give_up_at < v_now - interval '30 days' limit c_bite));
     delete from public.schedule_runs r where r.ctid = any (array(
         select o.ctid from public.schedule_runs o
          where o.at < v_now - interval '30 days'

@@ -1,6 +1,5 @@
 -- Webhooks: signed messages about the end of tasks, and about their progress. A message is written by the statement that
--- ends the task, in any program. The leader sends it afterwards, and repeats it for a day if necessary. If the leader
--- dies in between, the next leader sends it with the same id.
+-- ends the task, in any program. The leader sends it afterwards (outbox.sql).
 
 -- The host and the port of a URL; null if no message can be sent to the URL.
 create or replace function public.internal_webhook_host(p_url text) returns text
@@ -89,78 +88,6 @@ begin
 end
 $$;
 
--- Messages that are due, p_per_host for a host at most, less those that p_busy {host: n} counts. Each one is due again
--- after p_lease_s, in case this leader dies. A call looks at 500 hosts, in their order after p_after; `after` says where
--- the next call goes on, and is null at the end. What is older than a day is given up.
-create or replace function public.fleet_webhooks_take(
-    p_fleet text, p_term bigint, p_busy jsonb, p_per_host int, p_limit int, p_lease_s numeric, p_after text,
-    p_now timestamptz default null
-) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
-set enable_incremental_sort = off set jit = off set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_variable
-declare
-    v_now timestamptz := public.internal_clock(p_now);
-    c_hosts constant int := 500;
-    v_host text := coalesce(p_after, '');
-    v_ids uuid[] := '{}';
-    v_messages jsonb;
-begin
-    perform public.internal_check_term(p_fleet, p_term, 'fleet_webhooks_take');
-    update public.webhook_messages m
-       set next_at = null, give_up_at = v_now, failure = coalesce(m.failure, 'it was not sent within a day')
-     where m.id = any (array(select l.id from public.webhook_messages l
-                              where l.next_at is not null and l.give_up_at <= v_now
-                              order by l.give_up_at limit 1000 for update skip locked));
-    for v_look in 1..c_hosts loop
-        exit when cardinality(v_ids) >= p_limit;
-        select m.host into v_host from public.webhook_messages m
-         where m.next_at is not null and m.host > v_host order by m.host limit 1;
-        exit when v_host is null;
-        v_ids := v_ids || array(
-            select m.id from public.webhook_messages m
-             where (m.host, m.next_at) between (v_host, '-infinity'::timestamptz) and (v_host, v_now)
-               and m.next_at is not null order by m.host, m.next_at
-             limit least(p_limit - cardinality(v_ids), greatest(p_per_host - coalesce((p_busy->>v_host)::int, 0), 0))
-               for update skip locked);
-    end loop;
-    with taken as (
-        update public.webhook_messages m
-           set attempts = least(m.attempts, 1000000) + 1, next_at = v_now + p_lease_s * interval '1 second'
-         where m.id = any (v_ids)
-        returning m.*
-    )
-    select coalesce(jsonb_agg(jsonb_build_object(
-               'id', t.id, 'event', t.event, 'host', t.host, 'body', t.body, 'attempts', t.attempts,
-               'url', case when t.webhook is null then t.url else (  -- the address of today; null: it was removed
-                          select w.url from public.webhooks w where w.name = t.webhook) end)), '[]')
-      into v_messages from taken t;
-    return jsonb_build_object('messages', v_messages, 'after', v_host);
-end
-$$;
-
--- Records how an attempt to send ended. If p_error is null, the message was sent. If p_retry_s is null, or the day is
--- over by then, there is no further attempt.
-create or replace function public.fleet_webhook_close(
-    p_fleet text, p_term bigint, p_id uuid, p_error text, p_retry_s numeric, p_now timestamptz default null
-) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
-#variable_conflict use_variable
-declare
-    v_now timestamptz := public.internal_clock(p_now);
-    v_next timestamptz := v_now + p_retry_s * interval '1 second';
-begin
-    perform public.internal_check_term(p_fleet, p_term, 'fleet_webhook_close');
-    update public.webhook_messages m
-       set failure = left(p_error, 500),
-           sent_at = case when p_error is null then v_now end,
-           next_at = case when p_error is not null and v_next < m.give_up_at then v_next end,
-           give_up_at = case when p_error is null or v_next < m.give_up_at then m.give_up_at else v_now end
-     where m.id = p_id and m.sent_at is null;
-    return jsonb_build_object('closed', found);
-end
-$$;
-
 -- Adds or replaces an address: {name, task_type, url, progress}.
 create or replace function public.fleet_webhook_put(
     p_fleet text, p_actor text, p_webhook jsonb, p_now timestamptz default null
@@ -223,7 +150,7 @@ begin
     update public.webhook_messages m set next_at = v_now, give_up_at = v_now + interval '1 day'
      where m.sent_at is null
        and m.id = any (array(select l.id from public.webhook_messages l
-                              where l.sent_at is null and case when p_id is null then l.next_at is null else l.id = p_id end
+                              where l.event <> 'alert' and l.sent_at is null and case when p_id is null then l.next_at is null else l.id = p_id end
                               limit 10000));
     get diagnostics v_count = row_count;
     if v_count > 0 then
@@ -242,11 +169,11 @@ language sql stable security definer set search_path = '' set enable_seqscan = o
       from (select count(*) as n, (array_agg(m.host order by m.give_up_at desc))[1] as host,
                    (array_agg(m.failure order by m.give_up_at desc))[1] as failure
               from (select * from public.webhook_messages g
-                     where g.next_at is null and g.sent_at is null and g.event <> 'task.progress'
+                     where g.next_at is null and g.sent_at is null and g.event not in ('task.progress', 'alert')
                        and g.give_up_at > internal_webhook_troubles.p_now - interval '1 day' limit 10000) m) l,
            (select count(*) as n from (
                 select from public.webhook_messages g
-                 where g.next_at is not null and g.event <> 'task.progress'
+                 where g.next_at is not null and g.event not in ('task.progress', 'alert')
                    and g.next_at < internal_webhook_troubles.p_now - interval '5 minutes' limit 10000) m) w
 $$;
 
@@ -260,12 +187,14 @@ language sql stable security definer set search_path = '' set jit = off as $$
         'webhooks', coalesce((select jsonb_agg(to_jsonb(w) order by w.name) from public.webhooks w), '[]'),
         'troubles', public.internal_webhook_troubles(public.internal_clock(fleet_webhooks.p_now)),
         'messages', coalesce((
-            select jsonb_agg(to_jsonb(m) - array['body', 'url', 'state'] || jsonb_build_object('state', m.state)
+            select jsonb_agg(to_jsonb(m) - array['body', 'url', 'state', 'fleet', 'dedup_key'] || jsonb_build_object('state', m.state)
                              order by m.created_at desc, m.id)
               from (select n.*, s.state from public.webhook_messages n
                      cross join lateral (select case when n.sent_at is not null then 'sent'
                                                      when n.next_at is null then 'undeliverable'
                                                      else 'waiting' end as state) s
-                     where (fleet_webhooks.p_task_id is null or n.task_id = fleet_webhooks.p_task_id) and (fleet_webhooks.p_state is null or s.state = fleet_webhooks.p_state)
+                     where n.event <> 'alert'
+                       and (fleet_webhooks.p_task_id is null or n.task_id = fleet_webhooks.p_task_id)
+                       and (fleet_webhooks.p_state is null or s.state = fleet_webhooks.p_state)
                      order by n.created_at desc, n.id limit least(greatest(coalesce(fleet_webhooks.p_limit, 100), 0), 1000)) m), '[]'))
 $$;

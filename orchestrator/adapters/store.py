@@ -202,18 +202,6 @@ class SqlStore(OperatorRows):
         answer = await self._call("fleet_note_alerts", p_term=term, p_alerts=alerts, p_messages=messages)
         return int(answer["written"])
 
-    async def outbox_take(self, term: int, url_name: str, *, limit: int, lease_s: float) -> Row:
-        """Return the due messages for an address: {now, messages}.
-
-        Until a message is closed, it is due again after `lease_s`.
-        """
-        args = {"p_url_name": url_name, "p_limit": limit, "p_lease_s": lease_s}
-        return dict(await self._call("fleet_outbox_take", p_term=term, **args))
-
-    async def outbox_close(self, term: int, message_id: str, failure: str | None, retry_s: float | None) -> None:
-        """Record how an attempt to send ended. Without a failure, it was sent; without `retry_s`, it is given up."""
-        await self._call("fleet_outbox_close", p_term=term, p_id=message_id, p_error=failure, p_retry_s=retry_s)
-
     async def retention(self, term: int) -> Mapping[str, int] | None:
         """Delete a bounded number of expired rows, once an hour. Return table -> rows, or None if it is not due."""
         answer = await self._call("fleet_retain", p_term=term, p_every_s=RETENTION_EVERY_S)

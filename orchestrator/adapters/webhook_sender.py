@@ -6,7 +6,6 @@ only the status of an answer is read. URLs contain secrets: no error, log or row
 """
 
 import asyncio
-import json
 import socket
 import threading
 import time
@@ -18,22 +17,14 @@ from typing import Any
 
 import httpx
 
+from orchestrator.adapters.posting import TIMEOUT_S, WebhookRefused, accepted, encoded, post
 from orchestrator.adapters.webhook_signatures import headers
 from orchestrator.core.webhook_addresses import Network, is_public, is_within
-from orchestrator.ports import PortError, Unavailable
+from orchestrator.ports import Unavailable
 
-TIMEOUT_S = 10.0  # for all of it: name, connection, request and status
 LOOKUPS = 64  # threads that ask for a name at once; one cannot be interrupted
 ADDRESSES = 3  # of one name that are tried
 GONE = 410  # the receiver wants no more of it
-
-
-class WebhookAddressRefused(PortError):
-    """This message must not, or need not, be sent to this address."""
-
-
-class ReceiverFailed(Unavailable):
-    """The receiver answered that it did not take the message. The host itself works."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,35 +45,24 @@ class WebhookSender:
         self._lookups = threading.BoundedSemaphore(LOOKUPS)
 
     async def send(self, message_id: str, url: str, body: Mapping[str, Any]) -> int:
-        """Send and return the status. Raises WebhookAddressRefused, ReceiverFailed or Unavailable."""
-        content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
-        try:
-            async with asyncio.timeout(self._rules.timeout_s):
-                status = await self._send(message_id, url, content)
-        except TimeoutError:
-            raise Unavailable(f"no answer within {self._rules.timeout_s:g} s") from None
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
-            raise Unavailable(f"the connection failed: {type(error).__name__}") from None
-        if status == GONE:
-            raise WebhookAddressRefused(f"it answered {status}: it wants no more messages")
-        if not 200 <= status < 300:  # noqa: PLR2004  HTTP statuses of success
-            raise ReceiverFailed(f"it answered {status}" + (": redirects are not followed" if status < 400 else ""))  # noqa: PLR2004
-        return status
+        """Send and return the status. Raises WebhookRefused, ReceiverFailed or Unavailable."""
+        sending = self._send(message_id, url, encoded(body))
+        return await accepted(sending, timeout_s=self._rules.timeout_s, is_final=GONE.__eq__)
 
-    async def _send(self, message_id: str, url: str, content: bytes) -> int:
+    async def _send(self, message_id: str, url: str, content: bytes) -> tuple[int, str]:
         try:
             parts = urllib.parse.urlsplit(url)
             port = parts.port or (443 if parts.scheme == "https" else 80)
         except ValueError:
-            raise WebhookAddressRefused("its URL names no host, or a port that is none") from None
+            raise WebhookRefused("its URL names no host, or a port that is none") from None
         if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc:
-            raise WebhookAddressRefused("its URL names no host, or a user")
+            raise WebhookRefused("its URL names no host, or a user")
         addresses = await self._resolved(parts.hostname, port)
         if not all(is_within(one, self._rules.private) for one in addresses):
             if not all(is_public(one) or is_within(one, self._rules.private) for one in addresses):
-                raise WebhookAddressRefused("its address is not a public one, and not in WEBHOOK_PRIVATE_NETWORKS")
+                raise WebhookRefused("its address is not a public one, and not in WEBHOOK_PRIVATE_NETWORKS")
             if parts.scheme != "https":
-                raise WebhookAddressRefused("its URL does not begin with https://")
+                raise WebhookRefused("its URL does not begin with https://")
         signed = headers(self._rules.secrets, url, message_id, int(time.time()), content)
         for address in addresses[:-1]:
             try:
@@ -93,24 +73,13 @@ class WebhookSender:
 
     async def _post(
         self, parts: urllib.parse.SplitResult, address: str, signed: Mapping[str, str], content: bytes
-    ) -> int:
-        """One connection for one message: a connection that is kept could be used for another name at this address."""
+    ) -> tuple[int, str]:
         host = f"[{address}]" if ":" in address else address
-        target = parts._replace(netloc=f"{host}:{parts.port}" if parts.port else host)
-        given = {"Content-Type": "application/json", "User-Agent": "gpu-orchestrator", "Host": parts.netloc, **signed}
-        async with (
-            httpx.AsyncClient(
-                verify=self._ssl, timeout=self._rules.timeout_s, follow_redirects=False, trust_env=False
-            ) as client,
-            client.stream(
-                "POST",
-                urllib.parse.urlunsplit(target),
-                content=content,
-                headers=given,
-                extensions={"sni_hostname": parts.hostname},
-            ) as answer,
-        ):
-            return answer.status_code
+        target = parts._replace(netloc=f"{host}:{parts.port}" if parts.port else host).geturl()
+        given, timeout_s = {"Host": parts.netloc, **signed}, self._rules.timeout_s
+        return await post(
+            target, content, given, sni=parts.hostname, verify=self._ssl, timeout=timeout_s, trust_env=False
+        )
 
     async def _resolved(self, host: str, port: int) -> Sequence[str]:
         """Return the IP addresses of a name, ADDRESSES at most. Raises Unavailable.

@@ -1,4 +1,4 @@
-"""The rows of webhooks and their messages (functions/webhooks.sql)."""
+"""The rows of webhooks, and the outbox (functions/webhooks.sql, functions/outbox.sql)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ Row = Mapping[str, Any]
 
 
 class WebhookStore:
-    """The webhooks of a database. Every `term` is checked by the database (NotLeader)."""
+    """The webhooks and the messages of a database. Every `term` is checked by the database (NotLeader)."""
 
     def __init__(self, db: Db, fleet: str) -> None:
         self._db, self._fleet = db, fleet
@@ -38,17 +38,26 @@ class WebhookStore:
         return int((await self._call("fleet_webhooks_progress", p_term=term, p_every_s=every_s))["written"])
 
     async def take(
-        self, term: int, busy: Mapping[str, int], *, per_host: int, limit: int, lease_s: float, after: str | None
+        self,
+        term: int,
+        busy: Mapping[str, int],
+        *,
+        per_host: int,
+        limit: int,
+        lease_s: float,
+        after: str | None,
+        of_fleet: bool = False,
     ) -> tuple[Sequence[Row], str | None]:
         """Return messages {id, event, host, url, body, attempts} that are due, and where the next call goes on.
 
-        Each of them is due again after `lease_s`. `busy` counts for each host what is being sent.
+        They are about tasks, or with `of_fleet` about the fleet's alerts. Each of them is due again after `lease_s`.
+        `busy` counts for each host what is being sent.
         """
         args = {"p_busy": dict(busy), "p_per_host": per_host, "p_limit": limit, "p_lease_s": lease_s, "p_after": after}
-        answer = await self._call("fleet_webhooks_take", p_term=term, **args)
+        answer = await self._call("fleet_messages_take", p_term=term, p_of_fleet=of_fleet, **args)
         return list(answer["messages"]), answer["after"]
 
     async def close(self, term: int, message_id: str, failure: str | None, retry_s: float | None) -> None:
         """Record how an attempt ended: sent (no failure), to be repeated, or given up (no `retry_s`)."""
         args = {"p_id": message_id, "p_error": failure, "p_retry_s": retry_s}
-        await self._call("fleet_webhook_close", p_term=term, **args)
+        await self._call("fleet_message_close", p_term=term, **args)

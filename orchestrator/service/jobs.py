@@ -7,10 +7,10 @@ from zoneinfo import ZoneInfo
 import structlog
 
 from orchestrator import __version__
+from orchestrator.adapters.alert_sender import AlertSender
 from orchestrator.adapters.otlp import OtlpExporter
 from orchestrator.adapters.schedule_store import ScheduleStore
 from orchestrator.adapters.store import SqlStore
-from orchestrator.adapters.webhook import Webhook
 from orchestrator.adapters.webhook_sender import WebhookSender
 from orchestrator.adapters.webhook_store import WebhookStore
 from orchestrator.config.settings import Settings
@@ -19,13 +19,13 @@ from orchestrator.core.model import Policy
 from orchestrator.core.places import bucket_place
 from orchestrator.diagnostics.account import account, money
 from orchestrator.diagnostics.alerts import AlertPolicy, QuietHours
-from orchestrator.leader_jobs import alerts, conditions, pod_requests, schedules, traces, webhooks
+from orchestrator.leader_jobs import alerts, conditions, pod_requests, schedules, traces
 from orchestrator.leader_jobs.alerts import Alerts
 from orchestrator.leader_jobs.conditions import LeaderConditions, Sources
+from orchestrator.leader_jobs.outbox import Outbox
 from orchestrator.leader_jobs.pod_requests import PodRequests
 from orchestrator.leader_jobs.schedules import Schedules
 from orchestrator.leader_jobs.traces import Traces
-from orchestrator.leader_jobs.webhooks import Webhooks
 from orchestrator.loop.jobs import LeaderJob
 from orchestrator.loop.store_watch import StoreWatch
 from orchestrator.observability.metrics import Metrics
@@ -34,6 +34,8 @@ from orchestrator.service.adapters import Adapters
 from orchestrator.service.tokens import sealed_token_for
 from orchestrator.wiring import sending_rules
 
+MESSAGES_EVERY_S = 2.0  # while none about tasks is due
+PROGRESS_S = 10.0  # between two messages about the progress of a task
 log = structlog.get_logger()
 
 
@@ -42,7 +44,8 @@ def jobs_of(
 ) -> tuple[LeaderConditions, Sequence[LeaderJob]]:
     """Return the conditions of the fleet, which the ticks keep up to date, and the jobs of a leader."""
     db, store = adapters.background_db, adapters.background_store
-    alerting = _alerts(store, settings)
+    messages = WebhookStore(db, settings.fleet_id)
+    alerting = _alerts(store, messages, settings)
     place = bucket_place(settings.s3_endpoint_url, settings.aws_region)
     sources = Sources(store, policy.handled, partial(_balance, settings), lambda: watch.took_s, place)
     known = LeaderConditions(sources, metrics, alerting.note_conditions if alerting else None)
@@ -52,8 +55,12 @@ def jobs_of(
         LeaderJob("schedules", schedules.EVERY_S, due.step),
     ]
     if rules := sending_rules(settings):
-        sender = Webhooks(WebhookStore(db, settings.fleet_id), WebhookSender(rules))
-        jobs.append(LeaderJob("webhooks", webhooks.EVERY_S, sender.step))
+        sender = WebhookSender(rules)
+        outbox = Outbox(messages, lambda one: sender.send(one["id"], one["url"] or "", one["body"]))
+        jobs += [
+            LeaderJob("webhooks", MESSAGES_EVERY_S, outbox.step),
+            LeaderJob("webhooks_progress", PROGRESS_S, lambda term: messages.write_progress(term, PROGRESS_S)),
+        ]
     if tracing := _traces(db, settings, metrics):
         jobs.append(LeaderJob("traces", traces.EVERY_S, tracing.step))
     if alerting:
@@ -64,14 +71,15 @@ def jobs_of(
     return known, jobs
 
 
-def _alerts(store: SqlStore, settings: Settings) -> Alerts | None:
+def _alerts(store: SqlStore, messages: WebhookStore, settings: Settings) -> Alerts | None:
     if settings.alert_webhook_url is None:
         return None
     quiet = None
     if times := settings.alert_quiet_hours:
         quiet = QuietHours(times[0], times[1], ZoneInfo(times[2]))
     policy = AlertPolicy(settings.fleet_id, settings.alert_max_per_hour, quiet)
-    return Alerts(store, Webhook(settings.alert_webhook_url.get_secret_value()), policy)
+    sender = AlertSender(settings.alert_webhook_url.get_secret_value())
+    return Alerts(store, Outbox(messages, lambda one: sender.send(one["id"], one["body"]), of_fleet=True), policy)
 
 
 def _traces(db: Db, settings: Settings, metrics: Metrics) -> Traces | None:

@@ -24,7 +24,7 @@ def alerts() -> None:
 @runs
 async def test(output: Output) -> None:
     """Send one message now, and show the result. Exit 1 if it was not accepted."""
-    from orchestrator.adapters.webhook import Webhook
+    from orchestrator.adapters.alert_sender import AlertSender
     from orchestrator.leader_jobs.alerts import test_body
 
     settings = settings_for()
@@ -32,9 +32,8 @@ async def test(output: Output) -> None:
         raise Failure(SETTING, why="ALERT_WEBHOOK_URL is not set", fix="set it; docs/alerts.md has examples")
     began_s, message_id = time.monotonic(), str(uuid.uuid4())
     try:
-        status = await Webhook(settings.alert_webhook_url.get_secret_value()).send(
-            message_id, test_body(settings.fleet_id)
-        )
+        sender = AlertSender(settings.alert_webhook_url.get_secret_value())
+        status = await sender.send(message_id, test_body(settings.fleet_id))
     except PortError as error:
         raise Failure(NOT_SENT, why=str(error)) from None
     took_s = time.monotonic() - began_s

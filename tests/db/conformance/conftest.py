@@ -26,7 +26,6 @@ TABLES = (
     "worker_events",
     "worker_attempts",
     "alerts",
-    "outbox",
     "api_tokens",
     "api_submissions",
     "audit_log",

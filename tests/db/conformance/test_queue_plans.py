@@ -196,9 +196,9 @@ async def lived_with_more(fleet: Fleet, agent: Agent, idle: Agent) -> None:
         await agent.complete_and_claim(result(three))
         await agent.fail(four, code="OOM", message="no memory", retryable=False)
         await agent.release(five)
-        args = {"p_busy": {}, "p_per_host": 2, "p_limit": 2, "p_lease_s": 60, "p_after": None}
-        for message in (await fleet.fleet("webhooks_take", **args))["messages"]:
-            await fleet.fleet("webhook_close", p_id=message["id"], p_error=None, p_retry_s=None)
+        args = {"p_of_fleet": False, "p_busy": {}, "p_per_host": 2, "p_limit": 2, "p_lease_s": 60, "p_after": None}
+        for message in (await fleet.fleet("messages_take", **args))["messages"]:
+            await fleet.fleet("message_close", p_id=message["id"], p_error=None, p_retry_s=None)
         await fleet.fleet("rescue", p_worker_id=agent.id)
         await fleet.fleet("rescue_overdue", p_over_s=0)
         await idle.claim()

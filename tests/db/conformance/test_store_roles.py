@@ -106,7 +106,7 @@ async def test_without_claims_nothing_opens(fleet: Fleet, db: PostgresDb, functi
         await db.call_as_worker({}, function, args_of(function, agent))
 
 
-NAME_AN_ID = {"fleet_outbox_close", "fleet_webhook_close", "fleet_webhook_retry", "task_get_for", "task_act_for"}
+NAME_AN_ID = {"fleet_message_close", "fleet_webhook_retry", "task_get_for", "task_act_for"}
 
 
 @pytest.mark.parametrize("function", FOREIGN)

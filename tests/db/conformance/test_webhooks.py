@@ -241,10 +241,12 @@ async def test_the_cost_of_a_call_does_not_grow_with_the_messages(fleet: Fleet, 
         read = {}
         task_id = (await fleet.submit(webhook_url=URL))[0]
         arguments = f"p_fleet => '{FLEET}', p_term => {fleet.term}, "
-        limits = "p_per_host => 4, p_limit => 64,"
+        limits = "p_busy => '{}', p_per_host => 4, p_limit => 64, p_lease_s => 60, p_after => null"
         for call in (
-            f"fleet_webhooks_take({arguments} p_busy => '{{}}', {limits} p_lease_s => 60, p_after => null)",
-            f"fleet_webhook_close({arguments} p_id => gen_random_uuid(), p_error => null, p_retry_s => null)",
+            f"fleet_messages_take({arguments} p_of_fleet => false, {limits})",
+            f"fleet_messages_take({arguments} p_of_fleet => true, {limits})",
+            f"fleet_alerts('{FLEET}')",
+            f"fleet_message_close({arguments} p_id => gen_random_uuid(), p_error => null, p_retry_s => null)",
             f"fleet_webhooks_progress({arguments} p_every_s => 10)",
             f"task_cancel('{task_id}')",
             "internal_webhook_troubles(now() - interval '1 year')",
@@ -253,7 +255,7 @@ async def test_the_cost_of_a_call_does_not_grow_with_the_messages(fleet: Fleet, 
                 before = [await rows_read(hand, name) for name in ("webhook_messages", "tasks")]
                 await hand.execute(f"select {call}")
                 after = [await rows_read(hand, name) for name in ("webhook_messages", "tasks")]
-                read[call.partition("(")[0]] = max(late - early for early, late in zip(before, after, strict=True))
+                read[call] = max(late - early for early, late in zip(before, after, strict=True))
         return read
 
     for _ in range(8):
@@ -264,6 +266,10 @@ async def test_the_cost_of_a_call_does_not_grow_with_the_messages(fleet: Fleet, 
         " select 'task.failed', gen_random_uuid(), %s, 'h' || n %% 3, '{}', now(), now() + interval '1 day',"
         " case when n %% 2 = 0 then now() end, case when n %% 2 = 1 then now() end from generate_series(1, 60000) n",
         (URL,),
+    )
+    await hand.execute(
+        "insert into webhook_messages (fleet, event, dedup_key, host, body, created_at, give_up_at, next_at)"
+        " select 'fleet ' || n % 3, 'alert', n, 'U', '{}', now(), now(), now() from generate_series(1, 20000) n"
     )
     await hand.execute("insert into tasks (task_type, pool) select 't', 'elsewhere' from generate_series(1, 20000)")
     read = await calls()

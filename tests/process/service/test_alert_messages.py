@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from demo.scenario import submit
-from orchestrator.adapters.webhook import Webhook, WebhookRefused
+from orchestrator.adapters.alert_sender import AlertSender
+from orchestrator.adapters.posting import WebhookRefused
 from orchestrator.ports import Unavailable
 from testbed.shared_services import SharedServices
 from testbed.stack import Stack
@@ -20,7 +21,7 @@ OK = b"HTTP/1.1 204 No Content\r\n\r\n"
 BODY = {"event": "test", "fleet": "f", "severity": "LOW", "text": "a text"}
 OPENED_EARLIER = """update alerts set state = state || jsonb_build_object('since', now() - interval '10 minutes')
                      where kind = 'pool_unknown' returning 1"""
-DUE = "update outbox set next_at = now() where sent_at is null returning 1"
+DUE = "update webhook_messages set next_at = now() where sent_at is null returning 1"
 Write = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -87,7 +88,7 @@ async def test_every_receiver_is_bounded(answer: bytes | Write | None, error: ty
     async with Receiver().open() as receiver:
         receiver.answer = answer
         patience_s = 2 if answer is None else 30  # only one that never answers is waited for so long
-        sending = Webhook(receiver.url, timeout_s=patience_s).send("1", BODY)
+        sending = AlertSender(receiver.url, timeout_s=patience_s).send("1", BODY)
         if error is None:
             assert await sending in {200, 204}
         else:
@@ -116,7 +117,7 @@ async def test_a_message_survives_the_leader_that_wrote_it(shared: SharedService
         receiver.answer = OK
         await until(stack, DUE)
         second = await stack.start_orchestrator(where)
-        await until(stack, "select 1 from outbox where sent_at is not null and attempts = 2")
+        await until(stack, "select 1 from webhook_messages where sent_at is not null and attempts = 2")
         sent = [one for one in receiver.got if one["kind"] == "pool_unknown"]
         assert {(one["id"], one["event"], one["severity"]) for one in sent} == {(sent[0]["id"], "opened", "HIGH")}
         assert len(sent) == 2

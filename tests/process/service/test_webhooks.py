@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.adapters.webhook_sender import ReceiverFailed, SendingRules, WebhookAddressRefused, WebhookSender
+from orchestrator.adapters.posting import ReceiverFailed, WebhookRefused
+from orchestrator.adapters.webhook_sender import SendingRules, WebhookSender
 from orchestrator.adapters.webhook_signatures import receiver_key
 from orchestrator.ports import Unavailable
 from testbed.shared_services import SharedServices
@@ -103,7 +104,7 @@ async def reset(writer: asyncio.StreamWriter) -> None:
         (b"not http at all\r\n\r\n", Unavailable),
         (b"HTTP/1.1 500 Busy\r\nContent-Length: 0\r\n\r\n", ReceiverFailed),
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", ReceiverFailed),
-        (b"HTTP/1.1 410 Gone\r\nContent-Length: 0\r\n\r\n", WebhookAddressRefused),
+        (b"HTTP/1.1 410 Gone\r\nContent-Length: 0\r\n\r\n", WebhookRefused),
         (b"HTTP/1.1 307 Go\r\nLocation: http://169.254.169.254/latest\r\nContent-Length: 0\r\n\r\n", ReceiverFailed),
     ],
 )
@@ -127,10 +128,10 @@ async def test_a_private_address_is_refused_however_it_is_written(host: str) -> 
     """Nothing connects to it. A public address needs https."""
     async with Receiver().open() as receiver:
         for url in (receiver.url, receiver.url.replace("http:", "https:")):
-            with pytest.raises(WebhookAddressRefused, match="WEBHOOK_PRIVATE_NETWORKS"):
+            with pytest.raises(WebhookRefused, match="WEBHOOK_PRIVATE_NETWORKS"):
                 await WebhookSender(rules(private=())).send("1", url.replace("127.0.0.1", host), BODY)
         assert receiver.connected == 0
-    with pytest.raises(WebhookAddressRefused, match="https"):
+    with pytest.raises(WebhookRefused, match="https"):
         await WebhookSender(rules()).send("1", "http://93.184.216.34/", BODY)
     with pytest.raises(Unavailable, match="no address"):
         await WebhookSender(rules()).send("1", "https://name.invalid/", BODY)
@@ -139,7 +140,7 @@ async def test_a_private_address_is_refused_however_it_is_written(host: str) -> 
 @pytest.mark.parametrize("url", ["https://example.com:99999/", "https://example.com:-1/", "https://[::1", "https:///x"])
 async def test_a_url_that_names_no_address_is_given_up_at_once(url: str) -> None:
     """It would be tried for a day."""
-    with pytest.raises(WebhookAddressRefused, match="names no host"):
+    with pytest.raises(WebhookRefused, match="names no host"):
         await WebhookSender(rules()).send("1", url, BODY)
 
 
@@ -261,5 +262,5 @@ async def test_killed_leaders_lose_no_message(shared: SharedServices, tmp_path: 
         leader.process.terminate()
         await leader.process.wait()
         log = (stack.directory / "orchestrator.log").read_text()
-        assert "webhook_unsent" in log
+        assert "message_unsent" in log
         assert not [one for one in ("a-secret", SECRET) if one in log]

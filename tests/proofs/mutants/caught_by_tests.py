@@ -70,5 +70,5 @@ MUTANTS_WITH_TESTS = (
     Mutant("a tenant reads another tenant's output", f"{PROCESS}/web/test_api_access.py::test_an_output_is_one_of_a_task_that_the_token_sees",
            "orchestrator/web/api/outputs.py", " and call.holder.tenant is None", "", "_check"),
     Mutant("an alert that meets a 429 is given up", f"{PROCESS}/service/test_alert_messages.py::test_every_receiver_is_bounded",
-           "orchestrator/adapters/webhook.py", "{408, 425, 429}", "{408, 425}", "Webhook.send"),
+           "orchestrator/adapters/alert_sender.py", "{408, 425, 429}", "{408, 425}", "_is_final"),
 )  # fmt: skip

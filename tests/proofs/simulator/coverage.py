@@ -56,8 +56,6 @@ FUNCTIONS_ONLY_REAL = {
     "fleet_alerts": ALERTS,
     "fleet_task_troubles": ALERTS,
     "fleet_note_alerts": ALERTS,
-    "fleet_outbox_take": ALERTS,
-    "fleet_outbox_close": ALERTS,
     "fleet_token_create": API,
     "fleet_token_use": API,
     "fleet_token_revoke": API,
@@ -88,8 +86,8 @@ FUNCTIONS_ONLY_REAL = {
     **dict.fromkeys(
         (
             "fleet_webhooks_progress",
-            "fleet_webhooks_take",
-            "fleet_webhook_close",
+            "fleet_messages_take",
+            "fleet_message_close",
             "fleet_webhook_put",
             "fleet_webhook_remove",
             "fleet_webhook_retry",
@@ -148,7 +146,6 @@ TABLES_ONLY_REAL = {
     "task_refusals": "tasks that a user's trigger keeps from changing; nobody has triggers here",
     "task_floors": "guards numbers of attempts that a user deleted; nobody deletes an attempt here",
     "alerts": ALERTS,
-    "outbox": ALERTS,
     "api_tokens": API,
     "api_submissions": API,
     "audit_log": API,

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
-from orchestrator.adapters.webhook import Webhook
+from orchestrator.adapters.alert_sender import AlertSender
 from orchestrator.config.types import AlertUrl, QuietTimes
 from orchestrator.diagnostics.alerts import Alert, AlertPolicy, QuietHours, checked
 from orchestrator.diagnostics.conditions import Condition, ConditionKind, Impact
@@ -175,16 +175,17 @@ def test_the_url_decides_the_format() -> None:
     """Slack and Discord have their own; nobody is mentioned by what a pod printed."""
     body = {"event": "opened", "fleet": "f", "severity": "HIGH", "text": "<!channel> @everyone & more", "fix": "do"}
     body["evidence"] = "# [log in](https://example.com)"
-    slack = Webhook("https://hooks.slack.com/services/a/b/c").form("1", body)
+    slack = AlertSender("https://hooks.slack.com/services/a/b/c").form("1", body)
     assert slack == {
         "text": "ALERT [HIGH] fleet f (id 1)\n&lt;!channel&gt; @everyone &amp; more\n"
         "# [log in](https://example.com)\nfix: do",
     }
-    discord = Webhook("https://discord.com/api/webhooks/1/x").form("1", body)
+    discord = AlertSender("https://discord.com/api/webhooks/1/x").form("1", body)
     assert discord["allowed_mentions"] == {"parse": []}
     assert discord["content"].startswith(r"ALERT \[HIGH\]")
     assert r"\# \[log in\](https://example.com)" in discord["content"], "no link with a text of its own"
-    assert Webhook("https://alerts.example.com/slack.com").form("1", body) == {"schema_version": 1, "id": "1", **body}
+    other = AlertSender("https://alerts.example.com/slack.com").form("1", body)
+    assert other == {"schema_version": 1, "id": "1", **body}
 
 
 @pytest.mark.parametrize("url", ["https://a.example.com/x?token=y", "http://127.0.0.1:9/x", "http://localhost/x"])

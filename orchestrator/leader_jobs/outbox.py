@@ -1,42 +1,48 @@
-"""The leader's side of webhooks: it sends what is due, a few messages at once to each host.
+"""The leader's side of the outbox: it sends the messages that are due, a few at once to each host.
 
 A message stays a row until its receiver has taken it. If the leader dies while it sends, the next one sends again, with
-the same id. A host that does not answer rests for a while, so it costs neither time nor places of the others.
+the same id, so a receiver may get it twice. A host that does not answer rests for a while, so it costs neither time nor
+places of the others. Messages about tasks and about alerts have an outbox each, so that neither waits for the other.
 """
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import structlog
 
-from orchestrator.adapters.webhook_sender import ReceiverFailed, WebhookAddressRefused, WebhookSender
+from orchestrator.adapters.posting import ReceiverFailed, WebhookRefused
 from orchestrator.adapters.webhook_store import WebhookStore
 from orchestrator.ports import PortError
 
-EVERY_S = 2.0  # while nothing is due
 PER_HOST, AT_ONCE = 4, 64  # messages that are being sent
 ROUND = 8  # that begin within GAP_S: their encryption must not keep the loop from its ticks
 LEASE_S = 60.0  # of a message that is being sent; more than sending can take
-RETRY_S, RETRY_MOST_S = 5.0, 3_600.0
+RETRY_S, RETRY_MOST_S = 5.0, 900.0  # until the database gives the message up
 REST_S, REST_MOST_S = 2.0, 60.0  # of a host that does not answer
 REFUSED_REST_S = 1.0  # of one that answers, and did not take a message
 LOOK_S, GAP_S = 1.0, 0.05  # between two calls of the database, with and without something that has ended
-PROGRESS_S = 10.0  # between two messages about the progress of a task
 MAX_HOSTS = 1_000  # that are remembered as failing
 log = structlog.get_logger()
 
 
-class Webhooks:
-    """The messages of one database."""
+class Outbox:
+    """The messages about tasks or, with `of_fleet`, about the alerts of the fleet."""
 
-    def __init__(self, store: WebhookStore, sender: WebhookSender, clock: Callable[[], float] = time.monotonic) -> None:
-        self._store, self._sender, self._clock = store, sender, clock
+    def __init__(
+        self,
+        store: WebhookStore,
+        send: Callable[[Mapping[str, Any]], Awaitable[object]],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        of_fleet: bool = False,
+    ) -> None:
+        """`send` sends one message, or raises WebhookRefused, ReceiverFailed or Unavailable."""
+        self._store, self._send, self._clock, self._of_fleet = store, send, clock, of_fleet
         self._calls = asyncio.Lock()  # one connection of the leader's at most
         self._failing: dict[str, tuple[int, float]] = {}  # host -> failures in a row, when it is tried again
-        self._progress_s = -PROGRESS_S
 
     async def step(self, term: int) -> None:
         """Send until nothing is due. Raises PortError if the database does not answer, or another process leads."""
@@ -44,11 +50,10 @@ class Webhooks:
         after: str | None = None
         try:
             while True:
-                await self._write_progress(term)
                 room = min(ROUND, AT_ONCE - len(sending))
                 taken, after = await self._take(term, Counter(sending.values()), room, after)
                 for message in taken:
-                    task = asyncio.create_task(self._deliver(term, message), name="webhook")
+                    task = asyncio.create_task(self._deliver(term, message), name="message")
                     sending[task] = message["host"]
                 if not sending and after is None:
                     return
@@ -62,12 +67,6 @@ class Webhooks:
             for task in sending:
                 task.cancel()
             await asyncio.gather(*sending, return_exceptions=True)
-
-    async def _write_progress(self, term: int) -> None:
-        if self._clock() - self._progress_s >= PROGRESS_S:
-            self._progress_s = self._clock()
-            async with self._calls:
-                await self._store.write_progress(term, PROGRESS_S)
 
     async def _take(
         self, term: int, sending: Counter[str], room: int, after: str | None
@@ -83,24 +82,23 @@ class Webhooks:
                 busy[host] = max(busy.get(host, 0), PER_HOST - 1)
         async with self._calls:
             taken, after = await self._store.take(
-                term, busy, per_host=PER_HOST, limit=room, lease_s=LEASE_S, after=after
+                term, busy, per_host=PER_HOST, limit=room, lease_s=LEASE_S, after=after, of_fleet=self._of_fleet
             )
         return list(taken), after
 
     async def _deliver(self, term: int, message: Mapping[str, Any]) -> None:
         failure, retry_s, host = None, None, message["host"]
         try:
-            if message["url"] is None:
-                raise WebhookAddressRefused("its webhook was removed")
-            await self._sender.send(message["id"], message["url"], message["body"])
+            await self._send(message)
             self._failing.pop(host, None)
         except PortError as error:
             failure = str(error)
-            if not isinstance(error, WebhookAddressRefused):
+            if not isinstance(error, WebhookRefused):
                 self._rest(host, answers=isinstance(error, ReceiverFailed))
-            if not isinstance(error, WebhookAddressRefused) and message["event"] != "task.progress":
-                retry_s = min(RETRY_S * 2 ** min(message["attempts"] - 1, 10), RETRY_MOST_S)
-            log.info("webhook_unsent", id=message["id"], host=host, why=failure, retry_s=retry_s)
+                if message["event"] != "task.progress":
+                    retry_s = min(RETRY_S * 2 ** min(message["attempts"] - 1, 10), RETRY_MOST_S)
+            note = log.warning if self._of_fleet else log.info
+            note("message_unsent", id=message["id"], host=host, why=failure, retry_s=retry_s)
         async with self._calls:
             await self._store.close(term, message["id"], failure, retry_s)
 
