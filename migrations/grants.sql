@@ -32,8 +32,9 @@ declare
     c_views constant text[] := array['orchestrator_status', 'active_workers_health', 'recent_task_activity',
                                      'worker_performance', 'task_queue_analysis', 'recent_errors'];
     c_tables constant text[] := array[
-        'alerts', 'api_submissions', 'api_tokens', 'audit_log', 'concurrency_limits', 'concurrency_notes', 'costs', 'decisions', 'fleet_chores', 'fleet_lease',
-        'fleet_settings', 'hosts', 'log_objects', 'offers', 'outbox', 'releases', 'schedule_runs', 'schedules',
+        'alerts', 'api_submissions', 'api_tokens', 'audit_log', 'cluster_apps', 'cluster_events', 'cluster_members',
+        'cluster_transitions', 'concurrency_limits', 'concurrency_notes', 'costs', 'decisions', 'fleet_chores', 'fleet_lease',
+        'fleet_settings', 'hosts', 'log_objects', 'member_operations', 'node_tasks', 'offers', 'outbox', 'releases', 'schedule_runs', 'schedules',
         'schema_migrations', 'task_attempts', 'task_counts', 'task_marks', 'task_refusals', 'task_results', 'task_types',
         'tasks_unsettled', 'tenants', 'webhook_messages', 'webhooks', 'worker_asks', 'worker_attempts', 'worker_events',
         'worker_transitions'];

@@ -23,6 +23,8 @@ create or replace trigger workers_sick after update of exit_cause on public.work
     execute function public.internal_worker_sick();
 create or replace trigger worker_events_final before update on public.worker_events
     for each statement execute function public.internal_events_are_final();
+create or replace trigger cluster_events_final before update on public.cluster_events
+    for each statement execute function public.internal_events_are_final();
 create or replace trigger costs_booking before insert on public.costs
     for each row execute function public.internal_cost_booking();
 
@@ -44,6 +46,47 @@ create or replace trigger task_attempts_renumbered
     execute function public.internal_attempts_removed();
 create or replace trigger failure_code_checked before insert or update of failure_code on public.task_attempts
     for each row when (new.failure_code !~ '^[A-Z0-9_]{1,64}$') execute function public.internal_code_checked();
+
+create or replace trigger cluster_apps_new before insert on public.cluster_apps
+    for each row execute function public.internal_cluster_changing('cluster');
+create or replace trigger cluster_apps_added after insert on public.cluster_apps
+    for each row execute function public.internal_cluster_changed('cluster');
+create or replace trigger cluster_apps_changing before update on public.cluster_apps
+    for each row when (old.status is distinct from new.status)
+    execute function public.internal_cluster_changing('cluster');
+create or replace trigger cluster_apps_changed after update on public.cluster_apps
+    for each row when (old.status is distinct from new.status)
+    execute function public.internal_cluster_changed('cluster');
+create or replace trigger cluster_members_new before insert on public.cluster_members
+    for each row execute function public.internal_cluster_changing('member');
+create or replace trigger cluster_members_added after insert on public.cluster_members
+    for each row execute function public.internal_cluster_changed('member');
+create or replace trigger cluster_members_changing before update on public.cluster_members
+    for each row when (old.status is distinct from new.status)
+    execute function public.internal_cluster_changing('member');
+create or replace trigger cluster_members_changed after update on public.cluster_members
+    for each row when (old.status is distinct from new.status)
+    execute function public.internal_cluster_changed('member');
+create or replace trigger member_operations_new before insert on public.member_operations
+    for each row execute function public.internal_cluster_changing('operation');
+create or replace trigger member_operations_added after insert on public.member_operations
+    for each row execute function public.internal_cluster_changed('operation');
+create or replace trigger member_operations_changing before update on public.member_operations
+    for each row when (old.status is distinct from new.status)
+    execute function public.internal_cluster_changing('operation');
+create or replace trigger member_operations_changed after update on public.member_operations
+    for each row when (old.status is distinct from new.status)
+    execute function public.internal_cluster_changed('operation');
+create or replace trigger node_tasks_new before insert on public.node_tasks
+    for each row execute function public.internal_cluster_changing('node_task');
+create or replace trigger node_tasks_added after insert on public.node_tasks
+    for each row execute function public.internal_cluster_changed('node_task');
+create or replace trigger node_tasks_changing before update on public.node_tasks
+    for each row when (old.status is distinct from new.status)
+    execute function public.internal_cluster_changing('node_task');
+create or replace trigger node_tasks_changed after update on public.node_tasks
+    for each row when (old.status is distinct from new.status)
+    execute function public.internal_cluster_changed('node_task');
 
 -- A constraint trigger cannot be replaced in place.
 drop trigger if exists tasks_unsettled_at_commit on public.tasks_unsettled;

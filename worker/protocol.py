@@ -41,6 +41,9 @@ RELEASE = "worker_release"
 GRANTS = "worker_grants"
 # -> {outcome: ok|pending|fenced, sealed: [text]}: the next token, after half of a token's lifetime (worker/renewal.py)
 RENEW = "worker_renew"
+# p_id bigint, p_ok boolean, p_error text -> {outcome: ok|already|fenced}: the end of an entry of `node_tasks`
+# [{id, kind, payload}], which the answer to a heartbeat of a cluster's worker may have; they repeat it until then.
+NODE_TASK_DONE = "worker_node_task_done"
 
 # The keys of one claimed task (CLAIMED). `attempt` is the fencing token of every later call about the task.
 CLAIMED = (

@@ -1,8 +1,9 @@
 -- Actions of people and programs: each is done and noted in the audit log in one transaction.
 
 -- Does an action: worker.spawn, worker.terminate, pool.pause, pool.resume, task.cancel, task.retry, schedule.put,
--- schedule.pause, schedule.resume, schedule.remove, database.moved or database.copied. p_subject: the worker, pool ('*':
--- every pool), task, schedule or fleet.
+-- schedule.pause, schedule.resume, schedule.remove, cluster.create, cluster.scale, cluster.delete, cluster.drain,
+-- cluster.reconcile, cluster.bootstrap_ssh, database.moved or database.copied. p_subject: the worker, pool ('*': every
+-- pool), task, schedule, cluster or fleet.
 -- The answer is that of the function that does it; an action that changes nothing is not noted.
 create or replace function public.fleet_act(
     p_fleet text, p_actor text, p_action text, p_subject text, p_args jsonb, p_now timestamptz default null
@@ -34,12 +35,14 @@ begin
         v_answer := public.task_schedule_pause(p_subject, p_action = 'schedule.pause', p_now);
     elsif p_action = 'schedule.remove' then
         v_answer := public.task_schedule_remove(p_subject, p_now);
+    elsif p_action like 'cluster.%' then
+        v_answer := public.internal_cluster_act(p_fleet, p_actor, p_action, p_subject, p_args, v_now);
     elsif p_action in ('database.moved', 'database.copied') then
         v_answer := public.internal_confirm_database(p_action = 'database.copied');
     else
         perform public.internal_refuse('OR007', format('there is no action %L', left(p_action, 100)));
     end if;
-    if coalesce(v_answer->>'outcome', '') not in ('already', 'not_found', 'not_ended')
+    if coalesce(v_answer->>'outcome', '') not in ('already', 'not_found', 'not_ended', 'no_members')
        and coalesce((v_answer->>'found')::boolean, true)
        and (p_action <> 'worker.spawn' or (v_answer->>'created')::boolean) then
         perform public.internal_audit(p_fleet, p_actor, p_action, p_subject,

@@ -34,7 +34,8 @@ end
 $$;
 
 -- A claim that takes tasks does not write the worker's row unless the worker's state changes: its number is in
--- task_attempts. A repeated number that was spent before is answered at once.
+-- task_attempts. A repeated number that was spent before is answered at once. A worker that a cluster reserves gets no
+-- task, and `reserved`: the gateway must not wake it for tasks.
 create or replace function public.internal_claim(
     p_worker public.workers, p_nonce text, p_claim_no bigint, p_batch int, p_wait_s numeric, p_now timestamptz
 ) returns jsonb
@@ -46,6 +47,7 @@ declare
     v_status text := p_worker.status;
     v_claim_no bigint := p_worker.claim_no;
     v_spent boolean := false;
+    v_may boolean := public.internal_may_claim(p_worker);
 begin
     if p_worker.nonce is distinct from p_nonce then
         return jsonb_build_object('outcome', 'fenced', 'wanted', 'stop', 'tasks', '[]'::jsonb);
@@ -63,7 +65,7 @@ begin
         v_spent := v_tasks = '[]';
     else
         if p_worker.status <> 'spawning' and p_worker.held_back is null then
-            if not public.internal_is_store_away(p_worker.fleet, p_now) then
+            if v_may and not public.internal_is_store_away(p_worker.fleet, p_now) then
                 v_tasks := public.internal_take(p_worker, p_claim_no, p_batch, p_now);
             end if;
             if v_tasks is not null then
@@ -89,7 +91,8 @@ begin
         end if;
     end if;
     return jsonb_build_object('outcome', 'ok', 'wanted', v_wanted, 'pool', p_worker.pool, 'state', v_status,
-                              'tasks', coalesce(v_tasks, '[]'), 'spent', v_spent);
+                              'tasks', coalesce(v_tasks, '[]'), 'spent', v_spent)
+        || case when v_may then '{}' else '{"reserved": true}'::jsonb end;
 end
 $$;
 

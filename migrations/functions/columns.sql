@@ -23,5 +23,5 @@ language sql immutable security definer set search_path = '' as $$
         'nonce text', 'code_sha text', 'token_jti text', 'claim_no bigint', 'own_program boolean',
         'heartbeat_s numeric', 'lease_s numeric', 'agent jsonb', 'health jsonb', 'log_bytes jsonb', 'release text',
         'reserved_usd_per_hour numeric', 'bringup_ended_at timestamptz', 'promoted_at timestamptz',
-        'billing_until timestamptz', 'ending_since timestamptz', 'held_back jsonb'])
+        'billing_until timestamptz', 'ending_since timestamptz', 'held_back jsonb', 'cluster text'])
 $$;

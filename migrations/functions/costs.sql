@@ -33,7 +33,7 @@ begin
             select s.worker_id, s.kind, sum(s.seconds) as seconds, sum(s.usd) as usd
               from spent s group by s.worker_id, s.kind
         ), workers as (
-            select w.id, w.pool, w.gpu_type, w.gpu_count, w.pod_id, w.status, w.price_usd_per_hour,
+            select w.id, w.pool, w.cluster, w.gpu_type, w.gpu_count, w.pod_id, w.status, w.price_usd_per_hour,
                    sum(k.seconds) as seconds, sum(k.usd) as usd,
                    jsonb_object_agg(k.kind, jsonb_build_object('seconds', round(k.seconds, 3),
                                                                'usd', round(k.usd, 6))) as kinds
@@ -57,7 +57,7 @@ begin
                           from by_kind b group by b.kind) k), '{}'),
             'workers', coalesce((
                 select jsonb_agg(jsonb_build_object(
-                           'id', w.id, 'pool', w.pool, 'gpu_type', w.gpu_type, 'gpu_count', w.gpu_count,
+                           'id', w.id, 'pool', w.pool, 'cluster', w.cluster, 'gpu_type', w.gpu_type, 'gpu_count', w.gpu_count,
                            'pod_id', w.pod_id, 'status', w.status, 'price_usd_per_hour', w.price_usd_per_hour,
                            'seconds', round(w.seconds, 3), 'usd', round(w.usd, 6), 'kinds', w.kinds)
                            order by w.usd desc, w.id) from workers w), '[]'),

@@ -4,7 +4,7 @@
 -- owns its tasks until deadline_at. A spawning or terminating row keeps the times of its stage. The answer names the
 -- stuck tasks: those without a sign of life for the time that the leader declared. The agent ends these attempts. The
 -- answer also says whether an orchestrator leads the fleet: if none has led for DEADMAN_TIMEOUT_SEC, the agent ends its
--- tasks and has its pod stopped.
+-- tasks and has its pod stopped. `node_tasks`, if there are any: see functions/cluster_operations.sql.
 create or replace function public.worker_heartbeat(
     p_worker_id text, p_nonce text, p_tasks jsonb, p_health jsonb, p_logs jsonb, p_now timestamptz default null
 ) returns jsonb
@@ -77,7 +77,8 @@ begin
     return jsonb_build_object('outcome', 'ok', 'wanted', public.internal_wanted(v_worker), 'cancel', v_cancel,
                               'stuck', v_stuck, 'fenced', v_fenced, 'heartbeat_s', v_worker.heartbeat_s, 'lease_s', v_worker.lease_s,
                               'led', exists (select from public.fleet_lease l
-                                              where l.fleet = v_worker.fleet and l.expires_at > v_now));
+                                              where l.fleet = v_worker.fleet and l.expires_at > v_now))
+        || public.internal_node_tasks(v_worker, v_now);
 end
 $$;
 

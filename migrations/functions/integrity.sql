@@ -30,7 +30,8 @@ language sql stable security definer set search_path = '' as $$
      where a.attidentity <> '' and not a.attisdropped
        and a.attrelid = any (array(
                select to_regclass('public.' || n.name) from unnest(array[
-                   'audit_log', 'concurrency_notes', 'costs', 'decisions', 'task_marks', 'tasks_unsettled',
+                   'audit_log', 'cluster_events', 'concurrency_notes', 'costs', 'decisions', 'member_operations',
+                   'node_tasks', 'task_marks', 'tasks_unsettled',
                    'worker_asks', 'worker_attempts', 'worker_events']) n (name)))
 $$;
 
@@ -80,9 +81,9 @@ $$;
 create or replace function public.internal_tables() returns oid[]
 language sql stable security definer set search_path = '' as $$
     select array_agg(to_regclass('public.' || n.name)::oid) from unnest(array[
-        'alerts', 'api_submissions', 'api_tokens', 'audit_log', 'concurrency_limits', 'concurrency_notes', 'costs',
-        'database_identity', 'decisions', 'fleet_chores', 'fleet_lease', 'fleet_settings', 'hosts', 'log_objects',
-        'offers', 'outbox', 'releases', 'schedule_runs', 'schedules', 'schema_migrations', 'task_attempts',
+        'alerts', 'api_submissions', 'api_tokens', 'audit_log', 'cluster_apps', 'cluster_events', 'cluster_members',
+        'cluster_transitions', 'concurrency_limits', 'concurrency_notes', 'costs', 'database_identity', 'decisions', 'fleet_chores',
+        'fleet_lease', 'fleet_settings', 'hosts', 'log_objects', 'member_operations', 'node_tasks', 'offers', 'outbox', 'releases', 'schedule_runs', 'schedules', 'schema_migrations', 'task_attempts',
         'task_counts', 'task_floors', 'task_marks', 'task_refusals', 'task_results', 'task_types', 'tasks',
         'tasks_unsettled', 'tenants', 'webhook_messages', 'webhooks', 'worker_asks', 'worker_attempts',
         'worker_events', 'worker_transitions', 'workers']) n (name)
@@ -137,7 +138,14 @@ $$;
 
 create or replace function public.internal_triggers() returns text[]
 language sql immutable security definer set search_path = '' as $$
-    select array['costs costs_booking', 'schedules schedules_changed', 'task_attempts failure_code_checked',
+    select array['cluster_apps cluster_apps_added', 'cluster_apps cluster_apps_changed', 'cluster_apps cluster_apps_changing',
+                 'cluster_apps cluster_apps_new', 'cluster_events cluster_events_final',
+                 'cluster_members cluster_members_added', 'cluster_members cluster_members_changed',
+                 'cluster_members cluster_members_changing', 'cluster_members cluster_members_new',
+                 'costs costs_booking', 'member_operations member_operations_added',
+                 'member_operations member_operations_changed', 'member_operations member_operations_changing',
+                 'member_operations member_operations_new', 'node_tasks node_tasks_added', 'node_tasks node_tasks_changed',
+                 'node_tasks node_tasks_changing', 'node_tasks node_tasks_new', 'schedules schedules_changed', 'task_attempts failure_code_checked',
                  'task_attempts task_attempts_removed', 'task_attempts task_attempts_renumbered',
                  'task_attempts task_attempts_truncated', 'tasks failure_code_checked', 'tasks tasks_added',
                  'tasks tasks_bounded', 'tasks tasks_changed', 'tasks tasks_changing', 'tasks tasks_counted_added',

@@ -153,6 +153,7 @@ begin
             'spent', (select to_jsonb(s.*) from public.internal_spent(p_fleet, null, v_now) s),
             'avoid', v_avoid,
             'paused', v_paused,
+            'clusters', public.internal_cluster_needs(p_fleet),
             'database_id', (select i.id from public.database_identity i where i.is_this),
             'queued_total', (select coalesce(sum(q.total), 0) from queued q))
     );
@@ -204,15 +205,19 @@ begin
     ), fleet as (
         select w.id as key,
                md5(concat_ws('|', w.status, w.stage, w.drain_requested_at, w.stop_requested_at, w.agent->>'nonce',
-                             w.last_heartbeat is null, h.tasks)) as mark
+                             w.last_heartbeat is null, h.tasks, m.role, m.status, c.status)) as mark
           from public.workers w left join held h on h.worker_id = w.id
+          left join public.cluster_members m on m.cluster = w.cluster and m.worker_id = w.id
+          left join public.cluster_apps c on c.id = m.cluster
          where w.status <> 'terminated'
         union all
         select '', md5(concat_ws('|',
             (select string_agg(concat_ws('/', l.fleet, l.term, l.holder, l.expires_at <= v_now), ',' order by l.fleet)
                from public.fleet_lease l),
             (select string_agg(concat_ws('/', s.fleet, s.name, s.set_at), ',' order by s.fleet, s.name)
-               from public.fleet_settings s where s.name like 'paused%')))
+               from public.fleet_settings s where s.name like 'paused%'),
+            (select string_agg(concat_ws('/', c.id, c.status, c.nodes), ',' order by c.id)
+               from public.cluster_apps c where c.status not in ('deleted', 'failed'))))
     )
     select jsonb_build_object(
         'orchestrator_tasks', coalesce((select jsonb_object_agg(h.pool, h.mark) from heads h), '{}'),

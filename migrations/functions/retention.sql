@@ -113,6 +113,7 @@ begin
                                  where n.fleet = p_fleet and (n.action = 'task.submit') = v_submits
                                  order by n.id desc offset c_audit limit 1)) limit c_bite));
     end loop;
+    perform public.internal_cluster_retention(p_fleet, v_now, c_bite);
     perform public.internal_roll_up(true);
     return jsonb_build_object('decisions', v_decisions, 'worker_events', v_events, 'worker_attempts', v_attempts);
 end

@@ -71,7 +71,8 @@ begin
 end
 $$;
 
--- Records the intent and its reservation before the provider is called. A null term is an operator's request.
+-- Records the intent and its reservation before the provider is called. A null term is an operator's request. If the
+-- pool has a live cluster, the worker is reserved for it.
 create or replace function public.fleet_spawn(
     p_fleet text, p_term bigint, p_worker jsonb, p_now timestamptz default null
 ) returns jsonb
@@ -86,7 +87,7 @@ begin
     perform public.internal_check_id(p_fleet, 'p_fleet');
     perform public.internal_check_keys(p_worker, array['id', 'pool', 'gpu_type', 'gpu_count', 'data_center', 'release',
         'reserved_usd', 'reserved_usd_per_hour', 'budget', 'heartbeat_s', 'lease_s', 'own_program', 'deadline_s', 'actor',
-        'reason', 'metadata'], 'p_worker');
+        'reason', 'metadata', 'cluster'], 'p_worker');
     perform public.internal_check_id(p_worker->>'id', 'the worker id');
     perform public.internal_check_id(coalesce(p_worker->>'pool', 'default'), 'the pool');
     if p_term is not null then
@@ -101,7 +102,7 @@ begin
     insert into public.workers (
         id, fleet, pool, status, stage, waiting_on, deadline_at, next_attempt_at, instance_type, gpu_type, gpu_count,
         data_center, release, reserved_usd, reserved_usd_per_hour, heartbeat_s, lease_s, own_program, metadata,
-        created_at, last_heartbeat)
+        created_at, last_heartbeat, cluster)
     values (
         p_worker->>'id', p_fleet, coalesce(p_worker->>'pool', 'default'), 'spawning', 'intent', 'orchestrator',
         v_now + coalesce((p_worker->>'deadline_s')::numeric, 30) * interval '1 second', v_now,
@@ -109,7 +110,11 @@ begin
         coalesce((p_worker->>'gpu_count')::int, 1), p_worker->>'data_center', p_worker->>'release', v_usd, v_usd_per_hour,
         coalesce((p_worker->>'heartbeat_s')::numeric, 20), coalesce((p_worker->>'lease_s')::numeric, 60),
         coalesce((p_worker->>'own_program')::boolean, false),
-        coalesce(nullif(p_worker->'metadata', 'null'), '{}'), v_now, null)
+        coalesce(nullif(p_worker->'metadata', 'null'), '{}'), v_now, null,
+        coalesce(p_worker->>'cluster', (
+            select c.id from public.cluster_apps c
+             where c.fleet = p_fleet and c.pool = coalesce(p_worker->>'pool', 'default')
+               and c.status not in ('deleted', 'failed'))))
     on conflict (id) do nothing;
     get diagnostics v_created = row_count;
     return jsonb_build_object('created', v_created = 1);
@@ -443,7 +448,7 @@ create or replace function public.internal_events_are_final() returns trigger
 language plpgsql security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
 begin
-    perform public.internal_refuse('OR007', 'worker_events is append-only');
+    perform public.internal_refuse('OR007', format('%s is append-only', tg_table_name));
     return null;
 end
 $$;

@@ -10,6 +10,7 @@ from typing import Any
 
 from orchestrator.core.cluster_states import (
     ClusterStatus,
+    ClusterSubject,
     MemberRole,
     MemberStatus,
     NodeTaskKind,
@@ -17,7 +18,6 @@ from orchestrator.core.cluster_states import (
     NodeTaskVia,
     OperationKind,
     OperationStatus,
-    Subject,
 )
 from orchestrator.core.states import Stage, State
 
@@ -78,7 +78,7 @@ class ClusterDemand:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class MemberOperation:
     """A row of `member_operations`."""
 
     id: int
@@ -119,7 +119,7 @@ class Event:
     id: int
     cluster: str
     worker_id: str | None
-    subject: Subject
+    subject: ClusterSubject
     from_state: str | None  # None: the row was added
     to_state: str
     reason: str | None
@@ -149,10 +149,10 @@ class ClusterRow:
     demand: ClusterDemand
     members: tuple[MemberRow, ...]  # all live ones, and the newest of the others
     unjoined: tuple[MemberWorker, ...]  # live workers that the cluster reserves and that are not members yet
-    operations: tuple[Operation, ...]  # the newest first; open ones before ended ones
+    operations: tuple[MemberOperation, ...]  # the newest first; open ones before ended ones
     node_tasks: tuple[NodeTask, ...]  # the same
     events: tuple[Event, ...]  # the newest first
-    cost_usd: float  # of all its workers, without storage
+    cost_usd: float | None  # of all its workers, without storage; None: the report is about all clusters
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ class NodeTaskStatus(StrEnum):
     EXPIRED = "expired"
 
 
-class Subject(StrEnum):
+class ClusterSubject(StrEnum):
     """`cluster_events.subject`: what changed its state."""
 
     CLUSTER = "cluster"
@@ -138,12 +138,12 @@ NODE_TASK_TRANSITIONS: frozenset[tuple[NodeTaskStatus, NodeTaskStatus]] = _pairs
         _N.DISPATCHED: (_N.COMPLETED, _N.FAILED, _N.EXPIRED),
     }
 )
-TRANSITIONS: Mapping[Subject, frozenset[tuple[StrEnum, StrEnum]]] = MappingProxyType(
+TRANSITIONS: Mapping[ClusterSubject, frozenset[tuple[StrEnum, StrEnum]]] = MappingProxyType(
     {
-        Subject.CLUSTER: frozenset(CLUSTER_TRANSITIONS),
-        Subject.MEMBER: frozenset(MEMBER_TRANSITIONS),
-        Subject.OPERATION: frozenset(OPERATION_TRANSITIONS),
-        Subject.NODE_TASK: frozenset(NODE_TASK_TRANSITIONS),
+        ClusterSubject.CLUSTER: frozenset(CLUSTER_TRANSITIONS),
+        ClusterSubject.MEMBER: frozenset(MEMBER_TRANSITIONS),
+        ClusterSubject.OPERATION: frozenset(OPERATION_TRANSITIONS),
+        ClusterSubject.NODE_TASK: frozenset(NODE_TASK_TRANSITIONS),
     }
 )
 

@@ -1,4 +1,4 @@
-"""`cost`: the rows of fleet_cost() by worker, pool, kind, task type or task, compared with the provider's bill."""
+"""`cost`: the rows of fleet_cost() by worker, pool, cluster, task type, …, compared with the provider's bill."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ KINDS = ("booting", "busy", "idle", "draining")
 
 @dataclass(frozen=True, slots=True)
 class CostLine:
-    """The cost of one worker, pool, kind, task type or task."""
+    """The cost of one worker, pool, cluster, kind, task type or task."""
 
     name: str
     usd: float
@@ -57,13 +57,13 @@ class Reconciled:
 
 
 def lines(report: Row, by: str) -> tuple[CostLine, ...]:
-    """Return the report by worker, pool, kind, type (of task) or task, the most expensive first."""
+    """Return the report by worker, pool, cluster, kind, type (of task) or task, the most expensive first."""
     if by == "kind":
         found = [CostLine(kind, float(k["usd"]), float(k["seconds"]), {}) for kind, k in report["kinds"].items()]
     elif by in {"type", "task"}:
         found = [_of_tasks(row, by) for row in report["types" if by == "type" else "tasks"]]
-    elif by == "pool":
-        found = _pools(report["workers"])
+    elif by in {"pool", "cluster"}:
+        found = _groups(report["workers"], by)
     else:
         found = [_of_worker(row) for row in report["workers"]]
     return tuple(sorted(found, key=lambda line: (-line.usd, line.name)))
@@ -106,17 +106,17 @@ def _of_tasks(row: Row, by: str) -> CostLine:
     return CostLine(name, float(row["usd"]), float(row["seconds"]), {}, count, float(row["wasted_usd"]))
 
 
-def _pools(workers: Iterable[Row]) -> list[CostLine]:
+def _groups(workers: Iterable[Row], by: str) -> list[CostLine]:
     grouped: defaultdict[str, list[CostLine]] = defaultdict(list)
     for row in workers:
-        grouped[row["pool"]].append(_of_worker(row))
+        grouped[row[by] or f"(no {by})"].append(_of_worker(row))
     return [
         CostLine(
-            pool,
+            name,
             sum(line.usd for line in parts),
             sum(line.seconds for line in parts),
             {kind: sum(line.kinds.get(kind, 0.0) for line in parts) for kind in KINDS},
             len(parts),
         )
-        for pool, parts in grouped.items()
+        for name, parts in grouped.items()
     ]

@@ -1,10 +1,11 @@
-"""The interfaces of the loop to the outside world: four ports, each with its errors.
+"""The interfaces of the loop to the outside world: five ports, each with its errors.
 
 A port that cannot answer raises; it never returns an empty answer for "I don't know". `Unavailable` means that the
 other side may or may not have acted.
 
     database.py  the transport to the SQL functions
     store.py     the rows of the fleet, over the transport
+    clusters.py  the rows of Slurm clusters, over the transport
     cloud.py     the GPU provider
     shell.py     SSH to pods
     blobs.py     the bucket
@@ -28,6 +29,7 @@ from orchestrator.ports.cloud import (
     QuotaExceeded,
     RateLimited,
 )
+from orchestrator.ports.clusters import ClusterRows
 from orchestrator.ports.database import (
     ASKS_CHANNEL,
     FLEET_CHANNEL,
@@ -88,6 +90,7 @@ __all__ = [
     "BlobRefused",
     "Blobs",
     "Cloud",
+    "ClusterRows",
     "Completed",
     "ConnectionRefused",
     "DatabaseAuth",

@@ -49,6 +49,7 @@ SERVER_ERROR = 500  # HTTP statuses from here on are our side's
 
 _EVERY = frozenset({"p_worker_id", "p_nonce"})
 SCALARS = _EVERY | {"p_claim_no", "p_batch", "p_wait_s", "p_attempt", "p_task_id", "p_output_location", "p_reason"}
+SCALARS |= {"p_id", "p_ok", "p_error"}
 _TASK = _EVERY | {"p_task_id", "p_attempt"}
 # The open functions and the arguments they may be called with: the names are ours, no caller's text becomes SQL.
 FUNCTIONS: Mapping[str, frozenset[str]] = {
@@ -63,13 +64,14 @@ FUNCTIONS: Mapping[str, frozenset[str]] = {
     protocol.RELEASE: _TASK | {"p_reason"},
     protocol.GRANTS: _EVERY | {"p_items"},
     protocol.RENEW: _EVERY,
+    protocol.NODE_TASK_DONE: _EVERY | {"p_id", "p_ok", "p_error"},
 }
 
 log = structlog.get_logger()
 
 
 # Texts of a pod, which may quote secrets. A task's result is the user's data; only known secrets are removed from it.
-WORDS = frozenset({"p_agent", "p_tasks", "p_health", "p_failure", "p_reason"})
+WORDS = frozenset({"p_agent", "p_tasks", "p_health", "p_failure", "p_reason", "p_error"})
 RESULTS = frozenset({"p_result_data", "p_results"})
 
 

@@ -61,16 +61,17 @@ class LongPolls:
             if wait_s > 0:  # at 0 the database takes an answer without tasks for the last one under this number
                 arguments = {**arguments, "p_wait_s": json.dumps(max(0.0, left_s))}
             answer = await self._call(claims, protocol.CLAIM, arguments)
-            pool, spawning = answer.get("pool"), answer.get("state") == State.SPAWNING
+            # spawning, or of a cluster: it may not claim now, and hears when it may
+            pool, not_yet = answer.get("pool"), answer.get("state") == State.SPAWNING or bool(answer.get("reserved"))
             done = bool(answer.get("tasks")) or answer.get("wanted") != protocol.RUN or bool(answer.get("spent"))
             if woken and done:
                 self._signal.hand_on(pool)  # the wake-up may have been about more tasks than were claimed
             if done or left_s <= 0:
-                if pool and not (done or spawning):
+                if pool and not (done or not_yet):
                     self._remember(worker_id, _EmptyClaim(_asked(claims, arguments, later=1), pool, mark, now()))
                 return answer
             # a worker that may not claim yet must not use up a pool's wake-up
-            waits_for = None if spawning else pool or ANY
+            waits_for = None if not_yet else pool or ANY
             woken = await self._wait(request, worker_id, waits_for, max(0.0, until - now()), mark)
 
     async def _wait(self, request: Request, worker_id: str, pool: str | None, timeout_s: float, mark: int) -> bool:

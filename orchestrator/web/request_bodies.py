@@ -43,6 +43,7 @@ MAX_BYTES: Mapping[str, int] = {
     protocol.RELEASE: 16 << 10,
     protocol.GRANTS: 128 << 10,
     protocol.RENEW: 4 << 10,
+    protocol.NODE_TASK_DONE: 16 << 10,
 }
 _BRACKETS = b"[]{}"
 _NO_BRACKETS = bytes(set(range(256)) - set(_BRACKETS))

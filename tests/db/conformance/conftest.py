@@ -52,6 +52,7 @@ TABLES = (
     "tenants",
     "concurrency_limits",
     "concurrency_notes",
+    "cluster_apps",
 )
 
 

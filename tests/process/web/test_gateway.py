@@ -40,6 +40,7 @@ ARGS: dict[str, dict[str, Any]] = {
     protocol.RELEASE: {"p_task_id": TASK, "p_attempt": 1, "p_reason": "test"},
     protocol.GRANTS: {"p_items": []},
     protocol.RENEW: {},
+    protocol.NODE_TASK_DONE: {"p_id": 1, "p_ok": True, "p_error": None},
 }
 
 

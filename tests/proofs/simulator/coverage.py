@@ -22,6 +22,7 @@ ALERTS = "messages about conditions; nothing that a tick decides depends on them
 API = "the API's tokens and its audit log; nobody submits through it here"
 WEBHOOKS = "messages about tasks; nothing that a tick or an agent decides depends on them"
 TRACES = "spans of tasks that have ended; nothing depends on them"
+CLUSTERS = "Slurm on the workers of a pool; no simulation has a pool of that kind"
 SCHEDULES = "recurring tasks: to the fleet they are tasks that somebody submits"
 CARRIED = "the model's claim hands it over by its name, so that a new column of a task needs no line here"
 NO_GATEWAY = "agents here speak to the database itself, or to a gateway without long polls and signed URLs"
@@ -96,6 +97,23 @@ FUNCTIONS_ONLY_REAL = {
         ),
         WEBHOOKS,
     ),
+    **dict.fromkeys(
+        (
+            "worker_node_task_done",
+            "fleet_cluster_report",
+            "fleet_clusters",
+            "fleet_cluster_move",
+            "fleet_cluster_wait",
+            "fleet_cluster_join",
+            "fleet_cluster_member_move",
+            "fleet_cluster_operate",
+            "fleet_cluster_operation_move",
+            "fleet_node_task",
+            "fleet_node_task_move",
+            "fleet_cluster_sweep",
+        ),
+        CLUSTERS,
+    ),
     "fleet_ended_attempts": TRACES,
     "task_limits": SHOWN,
     "task_tenants": SHOWN,
@@ -139,6 +157,10 @@ TABLES_ONLY_REAL = {
     "schedule_runs": SCHEDULES,
     "webhooks": WEBHOOKS,
     "webhook_messages": WEBHOOKS,
+    **dict.fromkeys(
+        ("cluster_apps", "cluster_members", "member_operations", "node_tasks", "cluster_events", "cluster_transitions"),
+        CLUSTERS,
+    ),
 }
 COLUMNS_ONLY_REAL = {
     "tasks.uncounted": INDEX,

@@ -10,7 +10,7 @@ from tests.proofs.simulator.sql.tables import DATABASE, Row, check_id, check_key
 
 SPAWN_KEYS = ("id", "pool", "gpu_type", "gpu_count", "data_center", "release", "reserved_usd", "reserved_usd_per_hour",
               "budget", "heartbeat_s", "lease_s", "own_program", "deadline_s", "actor", "reason",
-              "metadata")  # fmt: skip
+              "metadata", "cluster")  # fmt: skip
 COLUMNS = ("pod_id", "ssh_host", "ssh_port", "host_key", "nonce", "code_sha", "token_jti", "price_usd_per_hour",
            "gpu_type", "data_center", "machine_id", "release", "reserved_usd", "reserved_usd_per_hour", "waiting_on",
            "waiting_for", "exit_cause", "failure_code")  # fmt: skip
@@ -156,6 +156,7 @@ class Database(Queue):
             "log_bytes": {},
             "release": said.get("release"),
             "reserved_usd_per_hour": per_hour,
+            "cluster": said.get("cluster"),
         }
         actor = said.get("actor", "operator" if p_term is None else "orchestrator")
         self.insert_worker(row, said.get("reason", "spawn requested"), actor, p_term)
@@ -367,6 +368,7 @@ class Database(Queue):
                 if f == p_fleet and h["avoid_until"] is not None and h["avoid_until"] > self.now
             },
             "paused": paused,
+            "clusters": [],  # no simulation has one
             "database_id": DATABASE,
             "queued_total": sum(t["status"] == "Queued" for t in self.tasks.values()),
         }
