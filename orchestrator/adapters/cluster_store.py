@@ -17,7 +17,7 @@ from orchestrator.core.cluster_states import (
     OperationStatus,
 )
 from orchestrator.observability.redaction import redact
-from orchestrator.ports import Db
+from orchestrator.ports import ApiCalls
 
 Row = Mapping[str, Any]
 
@@ -25,7 +25,7 @@ Row = Mapping[str, Any]
 class ClusterStore:
     """The port ClusterRows over the SQL functions."""
 
-    def __init__(self, db: Db, fleet: str) -> None:
+    def __init__(self, db: ApiCalls, fleet: str) -> None:
         self._db, self._fleet = db, fleet
 
     async def _call(self, function: str, /, **args: Any) -> Row:

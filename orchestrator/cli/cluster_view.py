@@ -10,13 +10,13 @@ from rich.text import Text
 from orchestrator.cli.fixes import GAP, with_fix
 from orchestrator.cli.output import Output, clock, gpu_name, one_line, relative, span, usd
 from orchestrator.cli.tables import fit, stack, usd_column
-from orchestrator.core.cluster_diagnoses import Diagnosis
 from orchestrator.core.cluster_rows import ClusterRow, Event, MemberOperation, MemberRow, NodeTask
 from orchestrator.core.cluster_states import ClusterStatus
 from orchestrator.core.meanings import NOBODY
 from orchestrator.core.plurals import counted
 from orchestrator.diagnostics.clusters import (
     ENDED,
+    ClusterProblem,
     ended_members,
     live_members,
     member_error,
@@ -32,6 +32,7 @@ STYLES = {
     "degraded": "red", "failed": "red", "expired": "red",
     "deleted": "dim", "removed": "dim",
 }  # fmt: skip
+LAST_CHANGES = 12
 NOTHING_WRONG = "nothing is known to be wrong"
 WHY, DETAILS = "waits for / why", "details / why"
 
@@ -87,7 +88,9 @@ def summary(row: ClusterRow, output: Output, now: datetime) -> Iterator[Renderab
     yield Text(GAP.join([_demand(row), _smoke(row, now), f"spent: {usd(row.cost_usd)}{price}"]))
 
 
-def cluster(row: ClusterRow, output: Output, now: datetime, found: Sequence[Diagnosis]) -> Iterator[RenderableType]:
+def cluster(
+    row: ClusterRow, output: Output, now: datetime, found: Sequence[ClusterProblem]
+) -> Iterator[RenderableType]:
     """Show a cluster: what it waits for and until when, its members, and what is wrong with the fix."""
     yield from summary(row, output, now)
     if rows := (*live_members(row), *ended_members(row)):
@@ -163,7 +166,7 @@ def history(rows: Sequence[Event], output: Output, now: datetime) -> RenderableT
     return made or stack(cells, notes, output, below=("worker",), title="why")
 
 
-def diagnoses(row: ClusterRow, found: Iterable[Diagnosis], columns: int) -> Iterator[RenderableType]:
+def diagnoses(row: ClusterRow, found: Iterable[ClusterProblem], columns: int) -> Iterator[RenderableType]:
     """Show each diagnosis: its code, where, the cause, the observation, and the fix on a line to copy."""
     names = {one.worker_id: one.node_name for one in row.members}
     for one in found:
@@ -173,14 +176,16 @@ def diagnoses(row: ClusterRow, found: Iterable[Diagnosis], columns: int) -> Iter
         yield from with_fix(f"evidence: {one_line(seen, WORDS) or 'none'}", one_line(one.fix, WORDS), columns)
 
 
-def explained(row: ClusterRow, output: Output, now: datetime, found: Sequence[Diagnosis]) -> Iterator[RenderableType]:
+def explained(
+    row: ClusterRow, output: Output, now: datetime, found: Sequence[ClusterProblem]
+) -> Iterator[RenderableType]:
     """Show what a cluster waits for, each diagnosis, and its last changes."""
     yield from summary(row, output, now)
     yield ""
     yield from diagnoses(row, found, output.out.width) if found else [Text(NOTHING_WRONG)]
-    if row.events:
+    if row.events:  # the newest ones; --json has all
         yield ""
-        yield history(row.events, output, now)
+        yield history(row.events[:LAST_CHANGES], output, now)
 
 
 def _waits(row: ClusterRow, now: datetime) -> str:

@@ -18,6 +18,7 @@ from orchestrator.diagnostics import causes
 ENDED = frozenset({ClusterStatus.DELETED, ClusterStatus.FAILED})
 SCALING = "python -m orchestrator explain scaling"
 INTERNAL = frozenset({"host_key", "nonce", "token_jti"})  # of a worker's launch: of no use to a person
+MAX_PROBLEMS = 8  # of one member
 REMEMBERED = 5  # members that ended whose reasons are shown
 
 
@@ -31,6 +32,17 @@ class ClusterStanding:
     then: str  # what happens next by itself
     fix: str
     code: str | None  # a failure code
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterProblem:
+    """Something that is wrong with a cluster, from one observation."""
+
+    code: str
+    worker_id: str | None  # the member; None: the whole cluster
+    cause: str
+    fix: str
+    evidence: Mapping[str, Any]
 
 
 def live_members(row: ClusterRow) -> tuple[MemberRow, ...]:
@@ -146,6 +158,38 @@ _STANDINGS = {
     ClusterStatus.DEGRADED: _degraded,
     ClusterStatus.DELETING: _deleting,
 }
+
+
+def problems(row: ClusterRow) -> tuple[ClusterProblem, ...]:
+    """Return what is wrong: what the leader found at its last probe of each member, and why members failed."""
+    stored = [one for member in live_members(row) for one in _stored(member)]
+    failed = [_failure(one) for one in ended_members(row) if one.status is MemberStatus.FAILED]
+    return (*stored, *(one for one in failed if one and row.status not in ENDED))
+
+
+def _stored(member: MemberRow) -> list[ClusterProblem]:
+    """Decode the diagnoses in a member's details. What is not readable is left out."""
+    found = member.adapter_detail.get("diagnoses")
+    made = []
+    for one in found[:MAX_PROBLEMS] if isinstance(found, list) else ():
+        code, cause, fix = (
+            (_text(one.get(name)) for name in ("code", "cause", "fix")) if isinstance(one, dict) else (None,) * 3
+        )
+        if code and cause and fix:
+            evidence = one.get("evidence")
+            made.append(
+                ClusterProblem(code, member.worker_id, cause, fix, evidence if isinstance(evidence, dict) else {})
+            )
+    return made
+
+
+def _failure(member: MemberRow) -> ClusterProblem | None:
+    code = _text(member.adapter_detail.get("failure_code"))
+    cause = causes.of(code) if code else None
+    if cause is None:
+        return None
+    about = cause.about(worker=member.worker_id)
+    return ClusterProblem(about.code, member.worker_id, about.means, about.fix, {"why": member.reason})
 
 
 def cluster_document(row: ClusterRow) -> dict[str, Any]:

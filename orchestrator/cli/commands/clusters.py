@@ -14,7 +14,6 @@ from orchestrator.cli.options import force_option
 from orchestrator.cli.output import Output, json_option
 from orchestrator.cli.session import actor, runs, settings_for
 from orchestrator.cli.worker_rows import leaderless
-from orchestrator.core.cluster_diagnoses import diagnose
 from orchestrator.core.plurals import counted
 from orchestrator.diagnostics import clusters as facts
 from orchestrator.errors import BAD_ARGUMENT, Failure
@@ -91,7 +90,7 @@ async def listed(output: Output, everyone: bool) -> None:
 async def status(output: Output, name: str) -> None:
     """Show what a cluster waits for and until when, its members, and what is wrong with the fix."""
     seen = await read(name)
-    row, found = seen.clusters[0], diagnose(seen.clusters[0], seen.now)
+    row, found = seen.clusters[0], facts.problems(seen.clusters[0])
     if output.json:
         made = [facts.member_document(one) for one in row.members]
         workers = [facts.worker_document(one) for one in row.unjoined]
@@ -112,7 +111,7 @@ async def status(output: Output, name: str) -> None:
 async def explain(output: Output, name: str) -> None:
     """Explain what is wrong with a cluster, each cause with its evidence and its fix; then its last changes."""
     seen = await read(name)
-    row, found = seen.clusters[0], diagnose(seen.clusters[0], seen.now)
+    row, found = seen.clusters[0], facts.problems(seen.clusters[0])
     if output.json:
         made = [asdict(one) for one in found]
         events = [asdict(one) for one in row.events]

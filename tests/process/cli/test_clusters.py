@@ -89,15 +89,20 @@ async def test_a_cluster_from_its_creation_to_its_end(trainer: Cli, fleet: Fleet
     members = (await trainer("cluster", "members", name, "--json")).json()["members"]
     assert [one["adapter_detail"]["host"] for one in members] == ["213.173.110.7"] * 2
     assert "boot-1" not in str(members), "the launch of an agent is shown to nobody"
+    for command in (("list", "--all"), *((one, name) for one in ("status", "operations", "explain"))):
+        assert (await trainer("cluster", *command, "--json")).code == 0, command
+    for more in (("reconcile", name), ("drain", name, controller), ("scale", name, "2")):
+        assert (await trainer("cluster", *more, "--json")).code == 0, more
     assert (await trainer("cluster", "delete", name)).code == 2, "without a terminal it needs --force"
     assert (await trainer("cluster", "delete", name, "--force")).out == f"{name}: its end is requested\n"
     assert "has ended already" in (await trainer("cluster", "delete", name, "--force")).out
+    assert (await trainer("cluster", "delete", name, "--force", "--json")).json()["outcome"] == "already"
     assert (await trainer("cluster", "list")).lines_with("the end of 2 nodes")
 
 
 async def test_a_task_of_a_cluster_is_a_script_and_its_nodes(trainer: Cli, fleet: Fleet, name: str) -> None:
     """In the pool of the cluster, with the type whose handler is slurm."""
-    await trainer("cluster", "create", name, "--pool", POOL, "--nodes", "2", "--min-nodes", "0")
+    await trainer("cluster", "create", name, "--pool", POOL, "--nodes", "2", "--min-nodes", "0", "--json")
     options = ("--nodes", "2", "--time-limit", "12h", "--gpus-per-node", "1", "--env", "A=b", "--output", "results/*")
     made = await trainer("cluster", "submit", name, "--script", "train.sh", *options, "--max-attempts", "2")
     assert made.code == 0, made.err
@@ -130,7 +135,9 @@ async def test_a_task_of_a_cluster_is_a_script_and_its_nodes(trainer: Cli, fleet
         (("scale", "NAME", "5"), "at most 2", 2),
     ],
 )
-async def test_what_cannot_be_is_refused(trainer: Cli, name: str, arguments: tuple[str, ...], why: str, code: int) -> None:
+async def test_what_cannot_be_is_refused(
+    trainer: Cli, name: str, arguments: tuple[str, ...], why: str, code: int
+) -> None:
     """With what, why and a fix."""
     if "NAME" in arguments:
         await trainer("cluster", "create", name, "--pool", POOL, "--nodes", "2", "--min-nodes", "0")

@@ -11,17 +11,17 @@ from rich.console import Console
 
 from orchestrator.cli import cluster_view as view
 from orchestrator.cli.output import Output
-from orchestrator.core.cluster_diagnoses import Diagnosis
 from orchestrator.core.cluster_rows import ClusterRow, Event
 from orchestrator.core.cluster_states import (
     ClusterStatus,
+    ClusterSubject,
     MemberRole,
     MemberStatus,
     NodeTaskStatus,
     OperationKind,
     OperationStatus,
-    ClusterSubject,
 )
+from orchestrator.diagnostics.clusters import ClusterProblem
 from tests.unit.core.cluster_rows import BORN, NOW, cluster, member, node_task, operation, worker
 
 WIDTHS = (80, 120, 200, None)
@@ -52,7 +52,9 @@ def no_wider(lines: Sequence[str], width: int | None) -> bool:
 
 BROKEN = member(3, status=MemberStatus.RECONCILING, adapter_detail={"slurmd_state": "down", "error": LONG})
 FIX = "python -m orchestrator cluster reconcile train"
-DIAGNOSIS = Diagnosis("NODE_DOWN", BROKEN.worker_id, "slurmd does not run.", FIX, {"slurmd_state": "down", "why": LONG})
+DIAGNOSIS = ClusterProblem(
+    "NODE_DOWN", BROKEN.worker_id, "slurmd does not run.", FIX, {"slurmd_state": "down", "why": LONG}
+)
 UNJOINED = {"members": (), "unjoined": (worker(1),)}
 MEMBERS = (member(1, role=MemberRole.CONTROLLER), member(2), BROKEN)
 

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from orchestrator.core.cluster_rows import ClusterDemand, ClusterRow, MemberRow, MemberOperation, MemberWorker, NodeTask
+from orchestrator.core.cluster_rows import ClusterDemand, ClusterRow, MemberOperation, MemberRow, MemberWorker, NodeTask
 from orchestrator.core.cluster_states import (
     ClusterStatus,
     MemberRole,

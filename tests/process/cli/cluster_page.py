@@ -1,0 +1,187 @@
+"""docs/slurm-runbook.md: what each command of the page prints, for one cluster whose troubles follow one another.
+
+`.venv/bin/python -m tests.process.cli.cluster_page` writes the outputs into the page, below each `$ orchestrator`. A
+comment `<!-- scene: NAME -->` in the page brings the cluster into a state of SCENES. A test makes the page again and
+compares everything but times, amounts and ids.
+"""
+
+import asyncio
+import os
+import re
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from orchestrator.adapters.cluster_store import ClusterStore
+from orchestrator.adapters.postgres import PostgresDb
+from orchestrator.adapters.store import SqlStore
+from orchestrator.core.cluster_states import (
+    ClusterStatus,
+    MemberRole,
+    MemberStatus,
+    NodeTaskKind,
+    NodeTaskStatus,
+    NodeTaskVia,
+    OperationKind,
+    OperationStatus,
+)
+from orchestrator.core.states import State
+from testbed.shared_services import SharedServices
+from tests.process.cli.builders import ROOT, Fleet
+from tests.process.cli.screens import shown
+
+PAGE = ROOT / "docs" / "slurm-runbook.md"
+FLEET_ID, NAME, COLUMNS = "default", "train", 80
+WORKERS = ("gpu-20261125_220001-3f1c9a52", "gpu-20261125_220002-b7d04e18")
+PROMPT, SCENE, INDENT = "    $ orchestrator ", re.compile(r"<!-- scene: (\w+) -->"), "    "
+READY = {
+    "phase": "slurm_ready",
+    "slurmctld_state": "up",
+    "slurmd_state": "idle",
+    "munge_ok": True,
+    "version": "22.05.8",
+}
+NO_SLURMCTLD = "slurmctld does not run on its controller"
+
+
+@dataclass
+class Story:
+    """The cluster of the page, changed as the leader changes it."""
+
+    fleet: Fleet
+    rows: ClusterStore
+    operation: int | None = None
+    node_tasks: list[int] = field(default_factory=list)
+
+    async def member(self, number: int, before: MemberStatus, after: MemberStatus | None, **detail: Any) -> None:
+        """Move a member, with these details."""
+        where = {"ssh_host": "213.173.110.7", "ssh_port": 12086 + number, "fabric_addr": f"10.65.0.{number + 3}"}
+        fields = {**where, "hostname": f"c0ffee{number}", "adapter_detail": detail}
+        worker, term = WORKERS[number], self.fleet.term
+        assert await self.rows.move_member(term, NAME, worker, [before], after, detail.get("error", "test"), **fields)
+
+    async def cluster(self, before: ClusterStatus, after: ClusterStatus, reason: str, **fields: Any) -> None:
+        """Move the cluster."""
+        assert await self.rows.move(self.fleet.term, NAME, [before], after, reason, **fields)
+
+
+async def stalled(story: Story) -> None:
+    """Both nodes are workers; slurmctld does not run; a task of the managed key waits for its agent."""
+    rows, term = story.rows, story.fleet.term
+    await rows.create(NAME, NAME, nodes=2, actor="cli:you")
+    await story.cluster(ClusterStatus.REQUESTED, ClusterStatus.ALLOCATING, "2 nodes are wanted", deadline_s=1_800)
+    for number, worker in enumerate(WORKERS):
+        await story.fleet.worker(upto=State.ACTIVE, worker_id=worker, cluster=NAME)
+        role = MemberRole.WORKER if number else MemberRole.CONTROLLER
+        await rows.join(term, NAME, worker, role, node_name=worker.replace("_", "-"))
+    down = {"phase": "configuring", "slurmctld_state": "down", "munge_ok": True, "error": NO_SLURMCTLD}
+    await story.member(0, MemberStatus.PENDING, MemberStatus.RECONCILING, **down)
+    await story.member(1, MemberStatus.PENDING, MemberStatus.RECONCILING, phase="configuring", munge_ok=True)
+    waits = {"waiting_for": f"slurmctld on {WORKERS[0].replace('_', '-')}", "deadline_s": 900}
+    await story.cluster(ClusterStatus.ALLOCATING, ClusterStatus.DEPLOYING, "all nodes are promoted", **waits)
+    failed = await rows.operate(term, NAME, WORKERS[0], OperationKind.RECONCILE, deadline_s=300)
+    assert failed is not None
+    steps = (OperationStatus.ACCEPTED, OperationStatus.DISPATCHED), (OperationStatus.DISPATCHED, OperationStatus.FAILED)
+    for before, after in steps:
+        error = NO_SLURMCTLD if after is OperationStatus.FAILED else None
+        assert await rows.move_operation(term, failed, [before], after, error=error)
+
+
+async def asked(story: Story) -> None:
+    """The key was asked for; the agents have not taken the node tasks."""
+    rows, term = story.rows, story.fleet.term
+    made = (await rows.bootstrap_ssh(NAME, actor="cli:you"))["operations"]
+    for one in made:
+        await rows.move_operation(term, one["id"], [OperationStatus.ACCEPTED], OperationStatus.DISPATCHED)
+        kind, via = NodeTaskKind.AUTHORIZED_KEY, NodeTaskVia.AGENT
+        queued = await rows.node_task(
+            term, NAME, one["worker_id"], operation_id=one["id"], kind=kind, payload={}, via=via, deadline_s=600
+        )
+        assert queued is not None
+        story.node_tasks.append(queued)
+
+
+async def applied(story: Story) -> None:
+    """The agents took the node tasks, and did them."""
+    rows, term = story.rows, story.fleet.term
+    for before, after in (
+        (NodeTaskStatus.QUEUED, NodeTaskStatus.DISPATCHED), (NodeTaskStatus.DISPATCHED, NodeTaskStatus.COMPLETED)
+    ):  # fmt: skip
+        for one in story.node_tasks:
+            assert await rows.move_node_task(term, one, [before], after)
+    for one in (await rows.report(NAME)).clusters[0].operations:
+        await rows.move_operation(term, one.id, [OperationStatus.DISPATCHED], OperationStatus.SUCCEEDED)
+
+
+async def running(story: Story) -> None:
+    """Both nodes are ready, and the smoke job succeeded."""
+    for number in range(2):
+        ready = READY if number == 0 else {key: one for key, one in READY.items() if key != "slurmctld_state"}
+        await story.member(number, MemberStatus.RECONCILING, MemberStatus.READY, **ready)
+    now = (await story.rows.report(NAME)).now
+    await story.cluster(
+        ClusterStatus.DEPLOYING, ClusterStatus.RUNNING, "the smoke job succeeded", smoke_at=now.isoformat()
+    )
+
+
+SCENES: Mapping[str, Callable[[Story], Awaitable[None]]] = {
+    "stalled": stalled, "asked": asked, "applied": applied, "running": running,
+}  # fmt: skip
+
+
+async def page(services: SharedServices, text: str) -> str:
+    """Return the page with what its commands print now."""
+    made: list[str] = []
+    lines = text.splitlines()
+    async with _story(services) as story:
+        while lines:
+            line = lines.pop(0)
+            made.append(line)
+            if scene := SCENE.fullmatch(line):
+                await SCENES[scene[1]](story)
+            elif line.startswith(PROMPT):
+                del lines[: _length(lines)]
+                output = await shown(COLUMNS, *line.removeprefix(PROMPT).split())
+                made += [f"{INDENT}{one}".rstrip() for one in output.rstrip().splitlines()]
+                if lines and lines[0]:
+                    made.append("")
+    return "\n".join(made) + "\n"
+
+
+def _length(lines: Sequence[str]) -> int:
+    """The number of lines that the output of a command takes on the page."""
+    count = 0
+    for number, line in enumerate(lines):
+        if line.startswith(PROMPT) or (line and not line.startswith(INDENT)):
+            break
+        if line:
+            count = number + 1
+    return count
+
+
+@asynccontextmanager
+async def _story(services: SharedServices) -> AsyncIterator[Story]:
+    database = await services.database()
+    db = await PostgresDb.open(database.url, pool_size=2)
+    store = SqlStore(db, FLEET_ID)
+    fleet = Fleet(store, db, None, (await store.lead("host-1:17", 3_600)).term)
+    empty = {name: value for name, value in os.environ.items() if name in {"PATH", "HOME", "LANG", "TMPDIR"}}
+    settings = {"DATABASE_URL": database.url, "FLEET_ID": FLEET_ID}
+    with mock.patch.dict(os.environ, {**empty, **settings}, clear=True):
+        yield Story(fleet, ClusterStore(db, FLEET_ID))
+    await db.close()
+
+
+async def main() -> None:
+    """Write the page."""
+    with tempfile.TemporaryDirectory() as directory:
+        async with SharedServices(Path(directory)) as services:
+            PAGE.write_text(await page(services, PAGE.read_text()))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
