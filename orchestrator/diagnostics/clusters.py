@@ -172,14 +172,12 @@ def _stored(member: MemberRow) -> list[ClusterProblem]:
     found = member.adapter_detail.get("diagnoses")
     made = []
     for one in found[:MAX_PROBLEMS] if isinstance(found, list) else ():
-        code, cause, fix = (
-            (_text(one.get(name)) for name in ("code", "cause", "fix")) if isinstance(one, dict) else (None,) * 3
-        )
+        given = one if isinstance(one, dict) else {}
+        code, cause, fix = (_text(given.get(name)) for name in ("code", "cause", "fix"))
+        evidence = given.get("evidence")
         if code and cause and fix:
-            evidence = one.get("evidence")
-            made.append(
-                ClusterProblem(code, member.worker_id, cause, fix, evidence if isinstance(evidence, dict) else {})
-            )
+            seen = evidence if isinstance(evidence, dict) else {}
+            made.append(ClusterProblem(code, member.worker_id, cause, fix, seen))
     return made
 
 
