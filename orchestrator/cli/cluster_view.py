@@ -26,13 +26,13 @@ from orchestrator.diagnostics.clusters import (
     usd_per_hour,
 )
 
+Problems = Sequence[ClusterProblem]
 WORDS = 1_000  # characters of a text that may come from a pod
 STYLES = {
     "running": "green", "ready": "green", "succeeded": "green", "completed": "green",
     "degraded": "red", "failed": "red", "expired": "red",
     "deleted": "dim", "removed": "dim",
 }  # fmt: skip
-LAST_CHANGES = 12
 NOTHING_WRONG = "nothing is known to be wrong"
 WHY, DETAILS = "waits for / why", "details / why"
 
@@ -172,20 +172,14 @@ def diagnoses(row: ClusterRow, found: Iterable[ClusterProblem], columns: int) ->
     for one in found:
         where = f"  {names.get(one.worker_id, one.worker_id)}" if one.worker_id else ""
         yield Text.assemble((one.code, "bold red"), f"{where}: {one_line(one.cause, WORDS)}")
-        seen = ", ".join(f"{name} {one_line(value)}" for name, value in one.evidence.items() if value is not None)
-        yield from with_fix(f"evidence: {one_line(seen, WORDS) or 'none'}", one_line(one.fix, WORDS), columns)
+        yield from with_fix(f"evidence: {one_line(one.evidence, WORDS) or 'none'}", one_line(one.fix, WORDS), columns)
 
 
-def explained(
-    row: ClusterRow, output: Output, now: datetime, found: Sequence[ClusterProblem]
-) -> Iterator[RenderableType]:
-    """Show what a cluster waits for, each diagnosis, and its last changes."""
+def explained(row: ClusterRow, output: Output, now: datetime, found: Problems) -> Iterator[RenderableType]:
+    """Show what a cluster waits for, and each diagnosis."""
     yield from summary(row, output, now)
     yield ""
     yield from diagnoses(row, found, output.out.width) if found else [Text(NOTHING_WRONG)]
-    if row.events:  # the newest ones; --json has all
-        yield ""
-        yield history(row.events[:LAST_CHANGES], output, now)
 
 
 def _waits(row: ClusterRow, now: datetime) -> str:

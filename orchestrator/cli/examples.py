@@ -121,7 +121,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("train --script - --nodes 2 --output 'results/*.pt' --wait", "from stdin; followed to its end"),
     ),
     "cluster drain": (("train 18865e9b", "its jobs end first, then its worker"),),
-    "cluster explain": (("train", "each cause with its evidence and its fix"),),
+    "cluster explain": (
+        ("train", "each cause with its evidence and its fix"),
+        ("train --history", "also its last changes of state, and why"),
+    ),
     "cluster delete": (("train", "asks first"), ("train --reason done --yes", "without asking")),
     "tasks submit": (
         ("--type travel_segment --params '{\"frames\": 48}'", "one task"),

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
+from orchestrator.core.cluster_diagnoses import diagnose
 from orchestrator.core.cluster_rows import ClusterRow, MemberRow, MemberWorker
 from orchestrator.core.cluster_states import LIVE_MEMBER, ClusterStatus, MemberRole, MemberStatus
 from orchestrator.core.meanings import NOBODY, OPERATOR, ORCHESTRATOR, PROVIDER
@@ -18,7 +19,6 @@ from orchestrator.diagnostics import causes
 ENDED = frozenset({ClusterStatus.DELETED, ClusterStatus.FAILED})
 SCALING = "python -m orchestrator explain scaling"
 INTERNAL = frozenset({"host_key", "nonce", "token_jti"})  # of a worker's launch: of no use to a person
-MAX_PROBLEMS = 8  # of one member
 REMEMBERED = 5  # members that ended whose reasons are shown
 
 
@@ -42,7 +42,7 @@ class ClusterProblem:
     worker_id: str | None  # the member; None: the whole cluster
     cause: str
     fix: str
-    evidence: Mapping[str, Any]
+    evidence: str
 
 
 def live_members(row: ClusterRow) -> tuple[MemberRow, ...]:
@@ -160,25 +160,11 @@ _STANDINGS = {
 }
 
 
-def problems(row: ClusterRow) -> tuple[ClusterProblem, ...]:
-    """Return what is wrong: what the leader found at its last probe of each member, and why members failed."""
-    stored = [one for member in live_members(row) for one in _stored(member)]
+def problems(row: ClusterRow, now: datetime) -> tuple[ClusterProblem, ...]:
+    """Return what is wrong: the diagnoses of core/cluster_diagnoses.py, and why the last members failed."""
+    found = [ClusterProblem(one.code, one.worker_id, one.cause, one.fix, one.evidence) for one in diagnose(row, now)]
     failed = [_failure(one) for one in ended_members(row) if one.status is MemberStatus.FAILED]
-    return (*stored, *(one for one in failed if one and row.status not in ENDED))
-
-
-def _stored(member: MemberRow) -> list[ClusterProblem]:
-    """Decode the diagnoses in a member's details. What is not readable is left out."""
-    found = member.adapter_detail.get("diagnoses")
-    made = []
-    for one in found[:MAX_PROBLEMS] if isinstance(found, list) else ():
-        given = one if isinstance(one, dict) else {}
-        code, cause, fix = (_text(given.get(name)) for name in ("code", "cause", "fix"))
-        evidence = given.get("evidence")
-        if code and cause and fix:
-            seen = evidence if isinstance(evidence, dict) else {}
-            made.append(ClusterProblem(code, member.worker_id, cause, fix, seen))
-    return made
+    return (*found, *(one for one in failed if one and row.status not in ENDED))
 
 
 def _failure(member: MemberRow) -> ClusterProblem | None:
@@ -187,7 +173,7 @@ def _failure(member: MemberRow) -> ClusterProblem | None:
     if cause is None:
         return None
     about = cause.about(worker=member.worker_id)
-    return ClusterProblem(about.code, member.worker_id, about.means, about.fix, {"why": member.reason})
+    return ClusterProblem(about.code, member.worker_id, about.means, about.fix, member.reason or "")
 
 
 def cluster_document(row: ClusterRow) -> dict[str, Any]:

@@ -90,7 +90,7 @@ async def listed(output: Output, everyone: bool) -> None:
 async def status(output: Output, name: str) -> None:
     """Show what a cluster waits for and until when, its members, and what is wrong with the fix."""
     seen = await read(name)
-    row, found = seen.clusters[0], facts.problems(seen.clusters[0])
+    row, found = seen.clusters[0], facts.problems(seen.clusters[0], seen.now)
     if output.json:
         made = [facts.member_document(one) for one in row.members]
         workers = [facts.worker_document(one) for one in row.unjoined]
@@ -105,19 +105,22 @@ async def status(output: Output, name: str) -> None:
 
 @cluster.command()
 @click.argument("name")
+@click.option("--history", is_flag=True, help="Also the last 100 changes of state, each with its reason.")
 @json_option
 @click.pass_obj
 @runs
-async def explain(output: Output, name: str) -> None:
-    """Explain what is wrong with a cluster, each cause with its evidence and its fix; then its last changes."""
+async def explain(output: Output, name: str, history: bool) -> None:
+    """Explain what is wrong with a cluster: each cause with its evidence and its fix."""
     seen = await read(name)
-    row, found = seen.clusters[0], facts.problems(seen.clusters[0])
+    row, found = seen.clusters[0], facts.problems(seen.clusters[0], seen.now)
     if output.json:
         made = [asdict(one) for one in found]
         events = [asdict(one) for one in row.events]
         output.document(now=seen.now, cluster=facts.cluster_document(row), diagnoses=made, events=events)
         return
     output.show(*view.explained(row, output, seen.now, found))
+    if history and row.events:
+        output.show("", view.history(row.events, output, seen.now))
     _warn(output, seen)
 
 

@@ -46,6 +46,16 @@ class DemandShown(AnswerModel):
     largest: int
 
 
+class DiagnosisShown(AnswerModel):
+    """Something that is wrong, from one observation."""
+
+    code: str
+    worker_id: str | None = Field(description="Null: the whole cluster")
+    cause: str
+    evidence: str
+    fix: str
+
+
 class AppInstanceShown(AnswerModel):
     """A cluster."""
 
@@ -59,6 +69,7 @@ class AppInstanceShown(AnswerModel):
     max_nodes: int
     ready_nodes: int
     waits: WaitsShown
+    diagnoses: list[DiagnosisShown]
     demand: DemandShown
     reason: str | None
     failure_code: str | None

@@ -1,13 +1,22 @@
 """Clusters over HTTP, at the addresses of app instances: the project is the fleet."""
 
 import re
+from dataclasses import asdict
+from datetime import datetime
 from typing import Any
 
 from starlette.responses import Response
 
 from orchestrator.core.cluster_rows import ClusterRow
 from orchestrator.core.cluster_states import OperationKind
-from orchestrator.diagnostics.clusters import cluster_document, detail, ended_members, live_members, member_document
+from orchestrator.diagnostics.clusters import (
+    cluster_document,
+    detail,
+    ended_members,
+    live_members,
+    member_document,
+    problems,
+)
 from orchestrator.errors import NO_CLUSTER, NO_WORKER, WRONG_STATE
 from orchestrator.web.api.cluster_models import (
     AppInstanceShown,
@@ -27,13 +36,14 @@ async def instances(api: Api, call: ApiCall) -> Response:
     """The clusters that the token sees."""
     _check_project(api, call)
     found = await api.rows.clusters.report()
-    seen = [row for row in found.clusters if call.holder.sees(row.pool)]
-    return shown(AppInstancesShown.model_validate({"app_instances": [_instance(api, row) for row in seen]}))
+    seen = [_instance(api, row, found.now) for row in found.clusters if call.holder.sees(row.pool)]
+    return shown(AppInstancesShown.model_validate({"app_instances": seen}))
 
 
 async def instance(api: Api, call: ApiCall) -> Response:
     """One cluster."""
-    return shown(AppInstanceShown.model_validate(_instance(api, await _visible(api, call))))
+    row, now = await _found(api, call)
+    return shown(AppInstanceShown.model_validate(_instance(api, row, now)))
 
 
 async def members(api: Api, call: ApiCall) -> Response:
@@ -85,14 +95,20 @@ def _check_project(api: Api, call: ApiCall) -> None:
 
 async def _visible(api: Api, call: ApiCall) -> ClusterRow:
     """The cluster in the path. Raises Problem."""
+    return (await _found(api, call))[0]
+
+
+async def _found(api: Api, call: ApiCall) -> tuple[ClusterRow, datetime]:
+    """The cluster in the path, and the time of the database. Raises Problem."""
     _check_project(api, call)
     name = call.path["app_instance_id"]
-    found = (await api.rows.clusters.report(name)).clusters if CLUSTER_ID.fullmatch(name) else ()
-    if not found or not call.holder.sees(found[0].pool):
+    found = await api.rows.clusters.report(name) if CLUSTER_ID.fullmatch(name) else None
+    if found is None or not found.clusters or not call.holder.sees(found.clusters[0].pool):
         fix = f"GET /api/v1/projects/{api.rows.fleet}/app-instances"
         raise Problem(404, NO_CLUSTER, "there is no cluster with this id, or not for this token", fix=fix)
-    return found[0]
+    return found.clusters[0], found.now
 
 
-def _instance(api: Api, row: ClusterRow) -> dict[str, Any]:
-    return {**cluster_document(row), "project_id": api.rows.fleet, "app_slug": APP}
+def _instance(api: Api, row: ClusterRow, now: datetime) -> dict[str, Any]:
+    own = {"project_id": api.rows.fleet, "app_slug": APP, "diagnoses": [asdict(one) for one in problems(row, now)]}
+    return cluster_document(row) | own

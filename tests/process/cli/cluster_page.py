@@ -113,8 +113,8 @@ async def applied(story: Story) -> None:
     ):  # fmt: skip
         for one in story.node_tasks:
             assert await rows.move_node_task(term, one, [before], after)
-    for one in (await rows.report(NAME)).clusters[0].operations:
-        await rows.move_operation(term, one.id, [OperationStatus.DISPATCHED], OperationStatus.SUCCEEDED)
+    for operation in (await rows.report(NAME)).clusters[0].operations:
+        await rows.move_operation(term, operation.id, [OperationStatus.DISPATCHED], OperationStatus.SUCCEEDED)
 
 
 async def running(story: Story) -> None:

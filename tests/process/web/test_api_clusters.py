@@ -35,6 +35,8 @@ async def test_an_instance_says_its_state_and_what_it_waits_for(rig: ApiRig) -> 
     assert (read["project_id"], read["nodes"], read["ready_nodes"]) == (rig.rows.fleet, 1, 0)
     assert (read["waits"]["who"], read["waits"]["what"]) == ("orchestrator", "slurmctld")
     assert read["waits"]["until"] == read["deadline_at"] is not None
+    codes = [one["code"] for one in read["diagnoses"]]
+    assert codes == [one["code"] for one in listed["diagnoses"]] == ["NO_APP_CONTROLLER", "CONTROLLER_DOWN"]
     assert (listed["cost_usd"], read["cost_usd"] is None) == (None, False)
 
 
