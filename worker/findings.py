@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from .disk import Disk
-    from .readings import Reading
+    from .readings import MachineReading
     from .window import SmiSample
 
-    Sample = TypeVar("Sample", Reading, SmiSample)
+    Sample = TypeVar("Sample", MachineReading, SmiSample)
 
 SEVERITIES = "CHMI"  # worst first
 BLOCKING = "CH"  # the agent claims nothing while it has such a finding

@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .readings import Reading
+    from .readings import MachineReading
     from .window import ReadingWindow, SmiSample
 
 MEMORY_SHARE, MEMORY_S = 0.85, 60.0
@@ -41,14 +41,14 @@ def of_host(window: ReadingWindow) -> list[Found]:
     return [one for one in found if one]
 
 
-def volume_full(reading: Reading) -> Found | None:
+def volume_full(reading: MachineReading) -> Found | None:
     """U6 and U7: another full volume is only a warning. It may hold data that no task writes to."""
     full = [volume for volume in reading.volumes if volume.is_full or volume.inodes_are_full]
     evidence = "; ".join(f"{one.path}: {one.space if one.is_full else one.files}" for one in full)
     return Found("VOLUME_FULL", reading.at_s, evidence) if full else None
 
 
-def memory_tight(readings: Sequence[Reading]) -> Found | None:
+def memory_tight(readings: Sequence[MachineReading]) -> Found | None:
     """U9: more than 85 % of the cgroup's limit is in use, without page cache. Often each loader process has a copy."""
     run = trailing(readings, lambda one: one.memory_share is not None and one.memory_share > MEMORY_SHARE)
     if not lasts(run, MEMORY_S):
@@ -60,7 +60,7 @@ def memory_tight(readings: Sequence[Reading]) -> Found | None:
     return Found("MEMORY_TIGHT", run[0].at_s, evidence)
 
 
-def oom_killed(readings: Sequence[Reading]) -> Found | None:
+def oom_killed(readings: Sequence[MachineReading]) -> Found | None:
     """U9: the kernel has ended a process of this pod because of the memory limit."""
     known = [one for one in readings if one.oom_kills is not None]
     for before, after in zip(known[-2::-1], known[:0:-1]):
@@ -72,7 +72,7 @@ def oom_killed(readings: Sequence[Reading]) -> Found | None:
     return None
 
 
-def cpu_throttled(readings: Sequence[Reading], smi: Sequence[SmiSample]) -> Found | None:
+def cpu_throttled(readings: Sequence[MachineReading], smi: Sequence[SmiSample]) -> Found | None:
     """U40: the slice's quota stops the threads of a task whose GPU waits."""
     run = trailing(readings, lambda one: one.task is not None and one.periods is not None and one.throttled is not None)
     if not lasts(run, THROTTLED_S) or not gpus_stay_below(smi, THROTTLED_UTIL, THROTTLED_S):
@@ -89,10 +89,10 @@ def cpu_throttled(readings: Sequence[Reading], smi: Sequence[SmiSample]) -> Foun
     return Found("CPU_THROTTLED", first.at_s, evidence)
 
 
-def noisy_neighbour(readings: Sequence[Reading]) -> Found | None:
+def noisy_neighbour(readings: Sequence[MachineReading]) -> Found | None:
     """U41: the host's load is high and the pod's slice has room, but its threads wait for a processor."""
 
-    def is_noisy(one: Reading) -> bool:
+    def is_noisy(one: MachineReading) -> bool:
         if one.load is None or one.host_cpus is None or one.pressure is None:
             return False
         return one.load > NOISY_LOAD * one.host_cpus and one.pressure >= PRESSURE_PERCENT
@@ -109,7 +109,7 @@ def noisy_neighbour(readings: Sequence[Reading]) -> Found | None:
     return Found("NOISY_NEIGHBOUR", first.at_s, evidence)
 
 
-def cpu_bound(readings: Sequence[Reading], smi: Sequence[SmiSample]) -> Found | None:
+def cpu_bound(readings: Sequence[MachineReading], smi: Sequence[SmiSample]) -> Found | None:
     """U38: the GPU idles while the task progresses on the processors."""
     run = _same_task(readings)
     if not lasts(run, BOUND_S) or not gpus_stay_below(smi, IDLE_UTIL, BOUND_S):
@@ -123,7 +123,7 @@ def cpu_bound(readings: Sequence[Reading], smi: Sequence[SmiSample]) -> Found | 
     return Found("CPU_BOUND", first.at_s, evidence)
 
 
-def task_stalled(readings: Sequence[Reading], smi: Sequence[SmiSample]) -> Found | None:
+def task_stalled(readings: Sequence[MachineReading], smi: Sequence[SmiSample]) -> Found | None:
     """U38: no report, output, processor time or GPU time for ten minutes. Only the stuck rule ends a task."""
     run = _same_task(readings)
     run = trailing(run, lambda one: one.progress is run[-1].progress and one.log_bytes == run[-1].log_bytes)
@@ -145,12 +145,12 @@ def gpus_stay_below(smi: Sequence[SmiSample], util: float, seconds: float) -> bo
     return lasts(trailing(smi, is_below), seconds - SMI_SLACK_S)
 
 
-def _same_task(readings: Sequence[Reading]) -> list[Reading]:
+def _same_task(readings: Sequence[MachineReading]) -> list[MachineReading]:
     task = readings[-1].task
     return trailing(readings, lambda one: one.task == task and task is not None and one.log_bytes is not None)
 
 
-def _cores(first: Reading, last: Reading) -> float | None:
+def _cores(first: MachineReading, last: MachineReading) -> float | None:
     """Return the processors that the pod used on average."""
     if first.cpu_s is None or last.cpu_s is None or last.at_s <= first.at_s:
         return None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .config import Config, RunDir
     from .finding_list import FindingList
     from .journal import Journal
-    from .readings import Reading
+    from .readings import MachineReading
 
 SMI_EVERY = 4  # rounds between two questions to nvidia-smi
 UNKNOWN_AFTER = 3  # failures of a signal in a row, after which it is shown as unknown
@@ -82,7 +82,7 @@ class Inspection:
             self._name_directories(code)
         self._show_unknown(reading)
 
-    def _read(self) -> Reading:
+    def _read(self) -> MachineReading:
         reading, running = self._readings.read(), self._state.running
         reading.hosts = self._hosts()
         try:
@@ -93,7 +93,7 @@ class Inspection:
             reading.task, reading.progress = f"{running.id} {running.attempt}", running.progress
         return reading
 
-    def _ask_smi(self, reading: Reading) -> None:
+    def _ask_smi(self, reading: MachineReading) -> None:
         answer = self._smi.read()
         used_mib = max((gpu.used_mib or 0.0 for gpu in answer.gpus or ()), default=0.0)
         if answer.gpus and reading.task is None and reading.hosts == 0 and used_mib > HELD_FROM_MIB:
@@ -123,7 +123,7 @@ class Inspection:
     def _count(self, signal: str, *, is_known: bool) -> None:
         self._failures[signal] = 0 if is_known else self._failures.get(signal, 0) + 1
 
-    def _show_unknown(self, reading: Reading) -> None:
+    def _show_unknown(self, reading: MachineReading) -> None:
         """Show the signals that could not be read several times in a row. An unknown value is not a finding."""
         for signal, value in reading.signals().items():
             self._count(signal, is_known=value is not None)

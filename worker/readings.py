@@ -31,7 +31,7 @@ RESIDENT = re.compile(r"\d{1,15} (\d{1,15}) ")  # the second number of /proc/<pi
 PRESSURE = re.compile(r"some avg10=\d{1,3}\.\d\d avg60=(\d{1,3}\.\d\d)")
 
 
-class Reading:
+class MachineReading:
     """The state of the pod at one time (monotonic seconds). The monitor adds the agent's own state."""
 
     def __init__(self, at_s: float) -> None:
@@ -68,8 +68,8 @@ class Readings:
         self._root, self._run_dir = root, run_dir
         self._cgroup, self._network = Cgroup(root), NetworkVolumes(root)
 
-    def read(self) -> Reading:
-        found = Reading(time.monotonic())
+    def read(self) -> MachineReading:
+        found = MachineReading(time.monotonic())
         found.disk = read_disk(self._run_dir)
         found.volumes = [*self._volumes(), *self._network.latest()]
         found.memory_share = self._memory_share()
@@ -103,7 +103,7 @@ class Readings:
         pages = [int(found[1]) for text in statm if (found := RESIDENT.match(text or ""))]
         return (len(pages), max(pages) * os.sysconf("SC_PAGE_SIZE")) if pages else None
 
-    def _read_cpu(self, found: Reading) -> None:
+    def _read_cpu(self, found: MachineReading) -> None:
         stat = pairs(self._cgroup.read("cpu.stat", "cpu", "cpu.stat"))
         found.periods, found.throttled = stat.get("nr_periods"), stat.get("nr_throttled")
         if "usage_usec" in stat:

@@ -9,7 +9,7 @@ from .xids import XidLog
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .nvidia_smi import GpuState, SmiReading
-    from .readings import Reading
+    from .readings import MachineReading
 
 MAX_READINGS = 64  # 15 s apart: 16 minutes
 MAX_SMI = 32  # 60 s apart
@@ -37,7 +37,7 @@ class ReadingWindow:
     """Belongs to the monitor's thread."""
 
     def __init__(self) -> None:
-        self.readings: deque[Reading] = deque(maxlen=MAX_READINGS)
+        self.readings: deque[MachineReading] = deque(maxlen=MAX_READINGS)
         self.smi: deque[SmiSample] = deque(maxlen=MAX_SMI)
         self.xids = XidLog()
         self.gpu_count = 0  # the largest number of GPUs that nvidia-smi has shown
@@ -48,7 +48,7 @@ class ReadingWindow:
         self.best_rate = 0.0  # progress of the running task per second
         self.rate: float | None = None
 
-    def add(self, reading: Reading) -> None:
+    def add(self, reading: MachineReading) -> None:
         if self.readings and reading.at_s - self.readings[-1].at_s > MAX_GAP_S:
             self.readings.clear()
         if not self.readings or self.readings[-1].task != reading.task:

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from orchestrator.core.cluster_states import ClusterStatus, MemberStatus
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.findings import findings_of
-from orchestrator.core.model import Demand, EndedBringUp, FaultedWorker, HeldBack, OfferState, Worker
+from orchestrator.core.model import ClusterNeed, Demand, EndedBringUp, FaultedWorker, HeldBack, OfferState, Worker
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.core.store_outage import waiting_since
 from orchestrator.core.worker_metadata import WorkerMetadata
@@ -66,6 +67,7 @@ def worker_of(row: Row) -> Worker:
         store_wait_since=waiting_since(row.get("health"), moment(row["state_since"])),
         findings=findings_of(row.get("health")),
         claim_no=int(row.get("claim_no") or 0),
+        cluster=row.get("cluster"),
     )
 
 
@@ -113,6 +115,12 @@ def ended_bringup_of(row: Row) -> EndedBringUp:
 def fault_of(row: Row) -> FaultedWorker:
     """Decode a worker that ended because of its machine."""
     return FaultedWorker(row["worker_id"], _code_of(row["failure_code"]), moment(row["at"]))
+
+
+def need_of(row: Row) -> ClusterNeed:
+    """Decode what a live cluster wants."""
+    members = {member["worker_id"]: MemberStatus(member["status"]) for member in row["members"]}
+    return ClusterNeed(row["id"], row["pool"], ClusterStatus(row["status"]), int(row["nodes"]), members)
 
 
 def arguments_of(piece: LogRange) -> dict[str, Any]:

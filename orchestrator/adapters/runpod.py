@@ -275,6 +275,8 @@ def _body(spec: PodSpec) -> dict[str, Any]:
         "startSsh": True,
         "env": {**spec.env, "PUBLIC_KEY": spec.public_key, **ownership},
     }
+    if spec.global_networking:
+        body["globalNetworking"] = True
     if spec.data_center:
         body["dataCenterIds"] = [spec.data_center]
     if spec.volume_id:

@@ -77,6 +77,9 @@ def pod(record: object) -> Pod | None:
     """
     fields = an_object(record, "pod")
     env = fields.get("env")
+    if known(text, inner(fields, "cluster"), "id") is not None:  # of a cluster that RunPod itself runs: never ours
+        member_id = known(text, fields, "id")
+        return None if member_id is None else _opaque(member_id, fields)
     if isinstance(env, dict) and FLEET_VARIABLE not in env:
         foreign_id = known(text, fields, "id")
         return None if foreign_id is None else _opaque(foreign_id, fields)

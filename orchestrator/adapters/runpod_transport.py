@@ -1,8 +1,8 @@
 """The transport of the SDK's calls: it limits the size and time of replies, and exposes their headers.
 
 The SDK does not limit its replies, does not expose their headers, and has no hook for either: it calls
-`requests.request` through the name `requests` of its module `runpod.api.rest`. `install` puts a Transport under that
-name.
+`requests.request` through the name `requests` of its module `runpod.api.rest`. `install` puts a RunPodTransport under
+that name.
 """
 
 import json
@@ -54,7 +54,7 @@ class Reply:
             raise requests.exceptions.InvalidJSONError(type(error).__name__) from error
 
 
-class Transport:
+class RunPodTransport:
     """Replaces the module `requests` in the SDK."""
 
     def request(self, method: str, url: str, **options: Any) -> Reply:
@@ -110,10 +110,10 @@ def _body(response: requests.Response) -> bytes:
 
 def install() -> None:
     """Install the transport in the SDK, which is otherwise unmodified."""
-    if not isinstance(vars(rest).get("requests"), Transport):
+    if not isinstance(vars(rest).get("requests"), RunPodTransport):
         if vars(rest).get("requests") is not requests:
             raise RuntimeError("this version of the runpod SDK makes its calls in another way: pin runpod 2.0")
-        vars(rest)["requests"] = Transport()
+        vars(rest)["requests"] = RunPodTransport()
 
 
 def observed_call(observer: ReplyObserver, request: Callable[[], Result]) -> Result:

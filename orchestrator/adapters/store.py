@@ -12,6 +12,7 @@ from orchestrator.adapters.rows import (
     fault_of,
     maybe_moment,
     moment,
+    need_of,
     offer_of,
     worker_of,
 )
@@ -251,6 +252,7 @@ def _half(row: Row) -> DatabaseHalf:
         ended=tuple(ended_bringup_of(bring_up) for bring_up in row["ended"]),
         promoted_releases=frozenset(row["promoted_releases"]),
         faults=tuple(fault_of(fault) for fault in row.get("faults", ())),
+        clusters=tuple(need_of(cluster) for cluster in row.get("clusters") or ()),
         spent=Spent(**{name: float(usd) for name, usd in row["spent"].items()}),
         avoid={key: moment(until) for key, until in row["avoid"].items()},
         database_id=row.get("database_id"),

@@ -8,6 +8,11 @@
     worker_handlers = ["finetune"]         # its workers get these handlers of WORKER_HANDLERS only
     worker_env = ["HF_TOKEN"]              # and these variables of WORKER_ENV only; [] for none
 
+    [pools.slurm]
+    kind = "cluster"                       # its workers are the nodes of a Slurm cluster (docs/clusters.md)
+    data_centers = ["EU-RO-1"]             # exactly one, with a global network; cloud must be SECURE
+    install_slurm = true                   # if the image has no Slurm; the default is false
+
     [task_types.finetune]
     timeout_s = 7200                       # at most 2592000, 30 days
     max_attempts = 2                       # 1 to 100
@@ -22,14 +27,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from orchestrator.config.cluster_pools import cluster_problems
 from orchestrator.config.errors import LIBRARY_WORDS, PATH_CHARS, SettingProblem, SettingsError, shown
 from orchestrator.config.fleet_settings import Machines, Scaling, WorkerPrograms
 from orchestrator.config.setting import settings_of
-from orchestrator.core.model import ID_PATTERN, Offer, Pool, TaskType
+from orchestrator.core.model import ID_PATTERN, Offer, Pool, PoolKind, TaskType
 
 EXAMPLE = "orchestrator/config/pools.py has an example"
 Names = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(min_length=1)]
@@ -40,6 +46,7 @@ FIELDS = {str(one.pool_key): one.pool_field for one in OVERRIDES if one.pool_fie
     "gpu_count": "gpu_count",
     "worker_handlers": "handlers",
     "worker_env": "env",
+    "install_slurm": "install_slurm",
 }  # key -> field of Pool
 
 
@@ -52,12 +59,16 @@ class PoolKeys(BaseModel):
     gpu_count: Annotated[int, Field(ge=1, le=8)] | None = None
     worker_handlers: tuple[str, ...] | None = None  # task types: a part of WORKER_HANDLERS
     worker_env: tuple[str, ...] | None = None  # names: a part of WORKER_ENV; [] for none
+    kind: Literal["queue", "cluster"] = "queue"
+    install_slurm: bool | None = None  # only for a cluster: on pods whose image has no Slurm
 
     def pool(self, name: str, base: Pool) -> Pool:
-        """The base pool with what is said here."""
+        """The base pool with what is said here. A cluster pool has only the workers that its cluster wants."""
         given = {key: value for key, value in self if value is not None}
-        same = {FIELDS[key]: value for key, value in given.items() if key in FIELDS}
-        return replace(base, name=name, offers=_offers(given, base), **same)
+        kind = PoolKind(self.kind)
+        alone = {"min_active": 0, "keep_idle": 0} if kind is PoolKind.CLUSTER else {}
+        same = alone | {FIELDS[key]: value for key, value in given.items() if key in FIELDS}
+        return replace(base, name=name, kind=kind, offers=_offers(given, base), **same)
 
 
 def _offers(given: Mapping[str, Any], base: Pool) -> tuple[Offer, ...]:
@@ -138,6 +149,7 @@ def _contradictions(pools: Iterable[Pool]) -> Iterable[SettingProblem]:
         if pool.max_active and pool.min_active > pool.max_active:
             why = f"min_active_gpus {pool.min_active} is more than max_active_gpus {pool.max_active}"
             yield SettingProblem(f"{where} contradicts itself", why, "lower min_active_gpus")
+        yield from cluster_problems(pool, where)
 
 
 def _claimed_twice(file: PoolsFile) -> Iterable[SettingProblem]:

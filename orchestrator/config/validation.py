@@ -8,6 +8,7 @@ from orchestrator.config.handler_check import handler_problems
 from orchestrator.config.setting import settings_of
 from orchestrator.config.settings import Settings
 from orchestrator.config.weak_secrets import is_readable_on_the_way, weakness
+from orchestrator.core.model import PoolKind
 
 MIN_BYTES = {one.variables[0]: one.min_bytes for one in settings_of(Settings) if one.min_bytes}
 ENCRYPTED = ("WORKER_API_URL", "SUPABASE_URL", "S3_ENDPOINT_URL", "RUNPOD_API_BASE_URL")
@@ -35,10 +36,21 @@ def contradictions(settings: Settings) -> list[SettingProblem]:
         why = "WORKER_START_COMMAND replaces the agent that would call WORKER_HANDLERS"
         problems.append(SettingProblem("two kinds of worker are set", why, "unset one of the two"))
     try:
+        problems += _clusters_without_agent(settings)
         problems += _beyond(settings)
     except SettingsError as error:
         problems += error.problems
     return problems
+
+
+def _clusters_without_agent(settings: Settings) -> list[SettingProblem]:
+    """Return the cluster pools whose tasks nobody would submit to Slurm. Raises SettingsError as `_beyond`."""
+    names = [pool.name for pool in settings.policy().pools if pool.kind is PoolKind.CLUSTER]
+    if not names or not settings.worker_start_command:
+        return []
+    why = "WORKER_START_COMMAND replaces the agent, which submits a cluster's tasks to Slurm"
+    what = f"POOLS_FILE [pools.{names[0]}] cannot be a cluster"
+    return [SettingProblem(what, why, "unset WORKER_START_COMMAND and set WORKER_HANDLERS, or remove the pool")]
 
 
 def _beyond(settings: Settings) -> list[SettingProblem]:

@@ -24,6 +24,7 @@ class Spawn:
     offer: Offer
     reason: str
     usd_per_hour: float | None = None  # the offer's price, if known: the amount that is reserved
+    cluster: str | None = None  # the Slurm cluster that reserves the worker
 
 
 @dataclass(frozen=True, slots=True)

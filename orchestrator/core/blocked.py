@@ -37,6 +37,14 @@ DAY = (
     "${spent_usd:.2f} are spent today, ${committed_usd:.2f} are committed and {gpu_type} needs ${needed_usd:.2f}: "
     "more than DAILY_BUDGET_USD={limit_usd:g}"
 )
+ROOM_PER_HOUR = (
+    "with them, the workers would cost more than ${running_usd:.2f}/h + ${rate_usd:.2f}/h, "
+    "and MAX_HOURLY_COST_USD={limit_usd:g}"
+)
+ROOM_PER_DAY = (
+    "${spent_usd:.2f} are spent today, ${committed_usd:.2f} would be committed and the next node needs "
+    "${needed_usd:.2f}: more than DAILY_BUDGET_USD={limit_usd:g}"
+)
 LIST_FIX = "see RUNPOD_API_KEY and RunPod's status; the list is requested again at each tick"
 
 
@@ -89,6 +97,12 @@ class BlockedReason(Explained):
     DAILY_BUDGET = "daily_budget", BlockedRow(
         "Another worker would cost more per day than allowed.", BUDGET, ROOM, MORE_MONEY,
         words=(DAY,))
+    CLUSTER_BUDGET = "cluster_budget", BlockedRow(
+        "All missing nodes of a cluster together would cost more than allowed.", BUDGET,
+        "all of them are started once there is room, or none; a day's begins at 00:00 UTC",
+        MORE_MONEY + "; or create the cluster with fewer nodes",
+        words=("its {nodes} missing nodes start together or not at all", ROOM_PER_HOUR, ROOM_PER_DAY,
+               "the price of {gpu_type} ({cloud}) is not known"))
     PRICE_UNKNOWN = "price_unknown", BlockedRow(
         "A budget is set, and the price of the GPU is not known.", BUDGET, ROOM, MORE_MONEY,
         words=("a budget is set, and the price of {gpu_type} ({cloud}) is not known",))

@@ -59,6 +59,8 @@ def _why(inputs: Mapping[str, Any], wanted: int) -> str:
     claimable, running, busy = (_number(inputs, name) for name in ("claimable", "running", "busy"))
     demand = f"{counted(claimable, 'task') if claimable else 'no tasks'} ready"
     demand += f" and {running} running" if running else ""
+    if "cluster" in inputs:
+        return f"{demand}, cluster {inputs['cluster']}" if inputs["cluster"] else f"{demand}, no cluster"
     per_gpu, keep_idle, least = (_number(inputs, name) for name in ("tasks_per_gpu", "keep_idle", "min_active"))
     if not per_gpu or not wanted or ceil((claimable + running) / per_gpu) >= wanted:
         return demand + (f", {per_gpu} per GPU" if per_gpu and (claimable or running) else "")

@@ -332,6 +332,29 @@ class FailureCode(Explained):
         "A GPU had uncorrected memory errors while the worker ran.",
         PROVIDER, AVOIDED, MORE,
         Blames.FAULT)
+    MEMBER_LOST = "MEMBER_LOST", FailureRow(
+        "A node of a Slurm cluster was lost: neither SSH nor slurmctld reaches it.",
+        PROVIDER, REPLACED, MORE,
+        Blames.NOTHING)
+    MEMBER_UNUSABLE = "MEMBER_UNUSABLE", FailureRow(
+        "A node of a Slurm cluster could not be configured, or left its cluster because the cluster failed.",
+        OPERATOR, REPLACED, MORE,
+        Blames.NOTHING)
+    SLURM_MISSING = "SLURM_MISSING", FailureRow(
+        "The image of a cluster pool has no Slurm, and the pool does not allow its installation.",
+        OPERATOR, "the cluster fails, and its workers end",
+        IMAGE + "has slurmctld, slurmd and munged, or set install_slurm = true for the pool",
+        Blames.NOTHING)
+    ALLOCATION_TIMEOUT = "ALLOCATION_TIMEOUT", FailureRow(
+        "Not every node of a cluster was promoted before its deadline.",
+        CAPACITY, "the cluster fails, and all its workers end: it gets all of its nodes or none",
+        "python -m orchestrator explain scaling; create it again with fewer nodes, or with more GPU types in its pool",
+        Blames.NOTHING)
+    DEPLOY_TIMEOUT = "DEPLOY_TIMEOUT", FailureRow(
+        "Slurm did not run on every node of a cluster before the deadline.",
+        OPERATOR, "the cluster fails, and all its workers end",
+        "correct what cluster explain names: the pool in POOLS_FILE, or RUNPOD_WORKER_IMAGE",
+        Blames.NOTHING)
     CONNECTION_LOST = "CONNECTION_LOST", FailureRow(
         "The SSH connection broke again and again in the middle of a stage.",
         PROVIDER, "bring-up begins again until the stage's deadline, then: terminate, respawn", MORE,

@@ -59,6 +59,8 @@ def _end_of_unclaiming(worker: Worker, snapshot: Snapshot) -> Terminate | None:
 def _claims_nothing(worker: Worker, snapshot: Snapshot) -> bool:
     if snapshot.store_outage or worker.own_program or worker.state is not State.IDLE or not worker.is_fit:
         return False
+    if worker.cluster is not None:  # only the controller of a running cluster claims
+        return False
     demand = next((one for one in snapshot.demand if one.pool == worker.pool), None)
     observed_since = snapshot.window.back(UNCLAIMED_S, snapshot.now)
     asked_at = snapshot.claim_seen_at.get(worker.id)

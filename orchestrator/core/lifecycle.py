@@ -167,8 +167,8 @@ def _stuck(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | No
 
     It must have been heard lately: the task that its last heartbeat named may have ended, and another one begun.
     """
-    if worker.progress_at is None or not worker.tasks_running:
-        return None
+    if worker.progress_at is None or not worker.tasks_running or worker.cluster is not None:
+        return None  # a job on a cluster may wait for nodes, and Slurm ends it by its time limit
     observed_since = snapshot.window.back(policy.task_stuck_s + policy.heartbeat_timeout_s, snapshot.now)
     if observed_since is None or worker.progress_at > observed_since:
         return None

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from orchestrator.core.cluster_states import ClusterStatus, MemberStatus
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.findings import GuardFinding
@@ -109,6 +110,7 @@ class PodSpec:
     volume_mount_path: str
     database_id: str | None = None  # the owner
     min_cuda: str | None = None  # "12.4": the lowest CUDA version that the machine's driver must support
+    global_networking: bool = False  # a private address that other pods of the account reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,7 @@ class Worker:
     store_wait_since: datetime | None = None  # since when a result has waited for the object store, as it last reported
     findings: tuple[GuardFinding, ...] = ()  # of its last heartbeat
     claim_no: int = 0  # the number of its last claim without a task; it grows with each of them
+    cluster: str | None = None  # the Slurm cluster that reserves it
 
     @property
     def is_fit(self) -> bool:
@@ -192,6 +195,13 @@ class Worker:
         if self.held_back is not None or self.disk_full_since is not None:
             return False
         return not any(finding.severity.blocks for finding in self.findings)
+
+
+class PoolKind(StrEnum):
+    """What the size of a pool follows."""
+
+    QUEUE = "queue"  # its tasks
+    CLUSTER = "cluster"  # the nodes that its Slurm cluster wants; core/clusters.py lets these follow the tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +227,8 @@ class Pool:
     handlers: tuple[str, ...] | None = None  # task types for which its workers get handlers; None: all
     env: tuple[str, ...] | None = None  # names of WORKER_ENV that its workers get; None: all
     min_cuda: str | None = None  # "12.4": of the machine's driver; None: the version in the image's name
+    kind: PoolKind = PoolKind.QUEUE
+    install_slurm: bool = False  # a cluster pool: whether Slurm may be installed on pods whose image has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +374,17 @@ class PodAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterNeed:
+    """A live Slurm cluster: what it wants of its pool."""
+
+    id: str
+    pool: str
+    status: ClusterStatus
+    nodes: int
+    members: Mapping[str, MemberStatus]  # worker -> status, also of removed and failed ones whose worker is live
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """One observation: the provider's complete list, then the database's half."""
 
@@ -399,6 +422,7 @@ class Snapshot:
     database_s: float = 0  # how long the database took for its half
     foreign_pods: tuple[Pod, ...] = ()  # of a fleet of this name in another database; not in `pods`
     exited: Mapping[str, Absence] = field(default_factory=dict)  # pod id -> for how long lists have shown it as ended
+    clusters: tuple[ClusterNeed, ...] = ()  # live ones, one of a pool
 
     def last_contact(self, worker: Worker) -> datetime:
         """Return when this orchestrator last heard of a worker: its heartbeat, or a call that got no answer."""

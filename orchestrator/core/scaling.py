@@ -9,61 +9,35 @@ does not. It shrinks by idle workers, and by spawning workers that exceed the li
 boot costs more than it can still save. It never shrinks below the target. Workers beyond the target end after the
 overcapacity timeout, but one worker stays warm until the idle timeout. If tasks wait for a handler that only the
 present release has, the first worker of that release is started beyond the target (rollout.py).
+
+The size of a cluster pool is the number of nodes that its Slurm cluster wants (cluster_scaling.py).
 """
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from math import ceil
 from statistics import median
 
-from orchestrator.core import breaker, rollout, store_outage
+from orchestrator.core import breaker, cluster_scaling, rollout, store_outage
 from orchestrator.core.actions import Action, PoolDecision, Spawn, Terminate
 from orchestrator.core.blocked import INTENTS, SPAWNS, TASKS, WORKERS, Blocked, BlockedReason
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.meanings import BUDGET
-from orchestrator.core.model import Demand, Offer, Pause, Policy, Pool, Snapshot, Worker
+from orchestrator.core.model import Demand, Offer, Pause, Policy, Pool, PoolKind, Snapshot, Worker
 from orchestrator.core.offers import OfferSelector
+from orchestrator.core.pool_size import Size
 from orchestrator.core.states import READY, Stage, State
 
 SPAWNS_PER_TICK = 100  # bounds the plan; plan.ROWS_PER_TICK bounds the execution
 BOOTS = 20  # of the last promoted workers: their median is the usual boot
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """The present and wanted size of a pool."""
-
-    demand: Demand
-    ready: list[Worker]
-    spawning: list[Worker]
-    going: list[Worker]  # terminating, or ended in this tick
-    busy: int
-    running: int  # running tasks that count as demand: those of workers that stay
-    wanted: int  # before MAX_ACTIVE_GPUS
-    target: int
-    awaited: str | None  # what waits for a first worker of the present release
-    replacement: Worker | None  # this worker, while it spawns
-
-    @property
-    def live(self) -> int:
-        """Return the number of workers that are, or will be, capacity."""
-        return len(self.ready) + len(self.spawning)
-
-    @property
-    def missing(self) -> int:
-        """Return the number of missing workers; negative if there are too many."""
-        return self.target - self.live
-
-    @property
-    def asked(self) -> int:
-        """Return the number of wanted spawns."""
-        return max(self.missing, 1 if self.awaited and self.replacement is None else 0)
-
-
 def size(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozenset[str]) -> Size:
     """Calculate the size of a pool. The workers `leaving` end in this tick."""
+    if pool.kind is PoolKind.CLUSTER:
+        return cluster_scaling.size(pool, snapshot, policy, leaving=leaving)
     demand = next((d for d in snapshot.demand if d.pool == pool.name), Demand(pool.name, 0, 0, {}, None))
     if snapshot.store_outage:  # queued tasks are no demand while no worker may claim: idle workers end as usual
         demand = replace(demand, claimable=0, blocked={**demand.blocked, "store": demand.claimable})
@@ -83,7 +57,7 @@ def size(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozenset[s
 
 def allowed(pool: Pool, mine: Size, snapshot: Snapshot, policy: Policy) -> int:
     """Return how many wanted spawns a pause, an outage of the store and the breaker allow."""
-    if mine.asked <= 0 or snapshot.pause_of(pool.name) or snapshot.store_outage:
+    if mine.asked <= 0 or mine.refused or snapshot.pause_of(pool.name) or snapshot.store_outage:
         return 0
     limit = breaker.spawn_limit(pool, snapshot, policy, len(mine.spawning))
     return min(mine.asked, SPAWNS_PER_TICK, limit.spawns if limit else SPAWNS_PER_TICK)
@@ -103,6 +77,8 @@ def plan(
 
     `offers` is the pool's share of the offers in this tick. Ending workers in `lost` complete no more tasks.
     """
+    if pool.kind is PoolKind.CLUSTER:
+        return _of_cluster(pool, mine, snapshot, policy, selector, offers)
     demand, target, going = mine.demand, mine.target, mine.going
     rule = (
         f"min(max(ceil(({demand.claimable} ready + {mine.running} running) / {pool.tasks_per_gpu}), "
@@ -139,6 +115,15 @@ def plan(
         "max_active": pool.max_active,
     } | ({"awaited": mine.awaited} if mine.awaited else {})
     return actions, PoolDecision(pool.name, rule, target, inputs, tuple(reasons))
+
+
+def _of_cluster(
+    pool: Pool, mine: Size, snapshot: Snapshot, policy: Policy, selector: OfferSelector, offers: Sequence[Offer]
+) -> tuple[list[Action], PoolDecision]:
+    ends, decision = cluster_scaling.plan(pool, mine, snapshot)
+    reasons = list(decision.blocked)
+    spawns = _spawns(pool, mine, snapshot, policy, selector, offers, reasons) if mine.asked > 0 else []
+    return [*spawns, *ends], replace(decision, blocked=tuple(reasons))
 
 
 def _blocked(pool: Pool, mine: Size, snapshot: Snapshot) -> list[Blocked]:
@@ -204,6 +189,8 @@ def _spawns(
     if snapshot.store_outage:
         reasons.append(store_outage.reason(snapshot.store_outage, mine.asked, SPAWNS))
         return []
+    if mine.refused is not None:  # the decision has this reason already
+        return []
     limit = breaker.spawn_limit(pool, snapshot, policy, len(mine.spawning))
     if limit and limit.spawns < mine.asked:
         reasons.append(replace(limit.reason, count=mine.asked - limit.spawns))
@@ -217,6 +204,7 @@ def _spawns(
             offer,
             f"{mine.asked} below target",
             selector.room.price(pool, offer),
+            mine.cluster.id if mine.cluster else None,
         )
         for index, offer in enumerate(offers)
     ]

@@ -10,7 +10,7 @@ from datetime import datetime
 from orchestrator.core import scaling
 from orchestrator.core.model import Offer, Policy, Pool, Snapshot
 from orchestrator.core.offers import OfferSelector
-from orchestrator.core.scaling import Size
+from orchestrator.core.pool_size import Size
 
 
 def offers(

@@ -51,12 +51,19 @@ class Silences:
         self._most_are_silent = 2 * sum(snapshot.last_contact(one) >= heard_since for one in voices) < len(voices)
 
     def is_silent(self, worker: Worker) -> bool:
-        """Whether the worker could have been heard for HEARTBEAT_TIMEOUT_SEC, and was not."""
-        return self._silent_since is not None and self._snapshot.last_contact(worker) < self._silent_since
+        """Whether the worker could have been heard for HEARTBEAT_TIMEOUT_SEC, and was not.
+
+        A node of a cluster is never silent: its cluster decides by SSH and by Slurm whether it is lost.
+        """
+        if _is_node(worker) or self._silent_since is None:
+            return False
+        return self._snapshot.last_contact(worker) < self._silent_since
 
     def is_quiet(self, worker: Worker) -> bool:
         """Whether the worker has had no contact for so long that its pod is asked."""
-        return self._quiet_since is not None and self._snapshot.last_contact(worker) < self._quiet_since
+        if _is_node(worker) or self._quiet_since is None:
+            return False
+        return self._snapshot.last_contact(worker) < self._quiet_since
 
     def next_step(self, worker: Worker) -> Terminate | AskPod | Wait | None:
         """Return what follows for a worker without a recent contact. None: nothing yet, or it has had one."""
@@ -138,6 +145,10 @@ class Silences:
         if (worker.waiting_on, worker.waiting_for) == (WaitingOn.OPERATOR, waits_for):
             return None
         return Wait(worker.id, worker.state, WaitingOn.OPERATOR, waits_for, 0, left_s)
+
+
+def _is_node(worker: Worker) -> bool:
+    return worker.cluster is not None and worker.state in READY
 
 
 def _finishes_tasks(worker: Worker) -> bool:

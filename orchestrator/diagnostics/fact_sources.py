@@ -133,6 +133,7 @@ def worker_of(row: Row, seen: Row | None = None) -> WorkerFacts:
         WorkerMetadata.of(row.get("metadata")), (seen or {}).get("explanation", {}), ssh.get("connection_status", ""),
         (ssh.get("processes") or {}).get("exit_class"), _moment(row.get("stage_since")),
         _moment(row.get("deadline_at")), row.get("data_center"), waiting_since(row.get("health"), since),
+        cluster=row.get("cluster"),
     )  # fmt: skip
 
 
@@ -147,7 +148,7 @@ def _of_worker(worker: Worker) -> WorkerFacts:
         worker.tasks_running, why, worker.findings, waiting_on=worker.waiting_on, waiting_for=worker.waiting_for or "",
         metadata=worker.metadata, explanation=explanation | {"subcause": None, "then": "", "fix": ""},
         stage_since=worker.stage_since, deadline_at=worker.deadline_at, data_center=worker.data_center,
-        store_wait_since=worker.store_wait_since, empty_since=worker.empty_since,
+        store_wait_since=worker.store_wait_since, empty_since=worker.empty_since, cluster=worker.cluster,
     )  # fmt: skip
 
 

@@ -50,6 +50,7 @@ class WorkerFacts:
     data_center: str | None = None
     store_wait_since: datetime | None = None  # since when a result of it has waited for the object store
     empty_since: datetime | None = None  # since when an active worker has held no task; None: not known
+    cluster: str | None = None  # the Slurm cluster that reserves it
 
     @property
     def is_ready(self) -> bool:

@@ -132,7 +132,7 @@ def _ready(facts: Facts) -> Iterator[Condition]:
         seen = f"SSH: {worker.connection}" if worker.connection else ""
         if worker.connection == CONNECTED and worker.agent in {"ended", "killed"}:
             yield Condition(ConditionKind.PROCESS_ENDED, worker.id, detail, f"logs {worker.id} says why", impact)
-        elif worker.waiting_on != WaitingOn.OPERATOR and (late or _is_quiet(worker, facts)):
+        elif worker.cluster is None and worker.waiting_on != WaitingOn.OPERATOR and (late or _is_quiet(worker, facts)):
             silent_s = facts.ago_s(worker.last_heartbeat_at)
             detail["silent"] = minutes(silent_s) if late else f"{silent_s:.0f} s"
             impact = impact if late else Impact.NONE
@@ -161,6 +161,8 @@ def _claims(worker: WorkerFacts, facts: Facts, detail: Mapping[str, Any], seen: 
         evidence = f"by itself: {worker.explanation['then']}"
         yield Condition(ConditionKind.WORKER_UNFIT, worker.id, detail, evidence, impact)
     if worker.unfit or worker.tasks_running or not waiting or not facts.is_led or facts.store_away:
+        return
+    if worker.cluster is not None:  # only the controller of a running cluster claims
         return
     since = max(worker.empty_since or worker.state_since, facts.oldest_ready_at(worker.pool) or worker.state_since)
     if facts.ago_s(since) > UNCLAIMED_S:

@@ -161,6 +161,7 @@ class Observer:
             ended=half.ended,
             promoted_releases=half.promoted_releases,
             faults=half.faults,
+            clusters=half.clusters,
             spent=half.spent,
             avoid=half.avoid,
             prices=self._catalog.prices,

@@ -71,6 +71,7 @@ class RowWriter:
             "actor": "orchestrator",
             "reason": action.reason,
             "metadata": metadata(offer=action.offer.key),
+            **({"cluster": action.cluster} if action.cluster else {}),
         } | budget.reservation(action.usd_per_hour, self._policy)
         if not await self._store.spawn(term, intent):
             raise LostRace(f"worker {action.worker_id} exists already")

@@ -13,7 +13,7 @@ import structlog
 from orchestrator.core import budget
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.images import cuda_of
-from orchestrator.core.model import Offer, Pod, PodSpec, Policy, Pool
+from orchestrator.core.model import Offer, Pod, PodSpec, Policy, Pool, PoolKind
 from orchestrator.core.stages import STAGE_SPECS
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.core.worker_metadata import metadata
@@ -180,6 +180,7 @@ class PodCreator:
             volume_mount_path=pool.volume_mount_path,
             database_id=self.database_id,
             min_cuda=pool.min_cuda or _cuda(pool.image),
+            global_networking=pool.kind is PoolKind.CLUSTER,
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.host_strikes import Strike
 from orchestrator.core.model import (
+    ClusterNeed,
     Demand,
     EndedBringUp,
     FaultedWorker,
@@ -52,6 +53,7 @@ class DatabaseHalf:
     avoid: Mapping[str, datetime]
     database_id: str | None  # made once for each database; None: its schema is older than that
     faults: tuple[FaultedWorker, ...] = ()  # none in an older schema
+    clusters: tuple[ClusterNeed, ...] = ()  # the same
 
 
 @dataclass(frozen=True, slots=True)

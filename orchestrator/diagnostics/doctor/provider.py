@@ -11,6 +11,7 @@ from orchestrator.config.validation import lacks, require
 from orchestrator.core.model import Offer
 from orchestrator.core.plurals import dollars
 from orchestrator.diagnostics.account import account, answer, money
+from orchestrator.diagnostics.doctor.clusters import clusters
 from orchestrator.diagnostics.doctor.findings import Section
 from orchestrator.diagnostics.drift import drift
 from orchestrator.diagnostics.facts import Facts
@@ -46,6 +47,7 @@ async def runpod(settings: Settings, section: Section) -> None:
     async with account(settings.runpod_api_base_url, key.get_secret_value()) as client:
         await _balance(client, section)
         await _stock(client, settings, section)
+        await clusters(client, settings, section)
 
 
 async def pods(settings: Settings, section: Section) -> None:

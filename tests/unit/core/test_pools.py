@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.config.errors import SettingProblem, SettingsError
 from orchestrator.config.pools import read_pools
-from orchestrator.core.model import Offer, TaskType
+from orchestrator.core.model import Offer, PoolKind, TaskType
 from tests.unit.core.build import A40, L4, pool
 
 WHOLE = """
@@ -31,6 +31,9 @@ max_attempts = 2
 [task_types.draw]
 timeout_s = 60
 """
+
+
+CLUSTER = "[pools.a]\nkind = 'cluster'\ndata_centers = ['EU-RO-1']\n"
 
 
 def refused(path: Path, text: str) -> tuple[SettingProblem, ...]:
@@ -109,6 +112,13 @@ def test_each_key_of_the_market_counts_alone(
         ("[pools.'a b']\n", "POOLS_FILE [pools.a b] cannot be used", "letters"),
         ("[pools.a]\nmin_active_gpus = 9\n", "POOLS_FILE [pools.a] contradicts itself", "lower"),
         ("[task_types.t]\nmax_attempts = 0\n", "POOLS_FILE: task_types.t.max_attempts cannot be used", "example"),
+        ("[pools.a]\nkind = 'slurm'\n", "POOLS_FILE: pools.a.kind cannot be used", "example"),
+        ("[pools.a]\ninstall_slurm = true\n", "POOLS_FILE [pools.a] contradicts itself", 'kind = "cluster"'),
+        ("[pools.a]\nkind = 'cluster'\n", "POOLS_FILE [pools.a] cannot be a cluster", "data_centers"),
+        (CLUSTER + "cloud = 'COMMUNITY'\n", "POOLS_FILE [pools.a] cannot be a cluster", "SECURE"),
+        (CLUSTER + "min_active_gpus = 1\n", "POOLS_FILE [pools.a] cannot be a cluster", "min-nodes"),
+        (CLUSTER + "machines_to_keep_idle = 1\n", "POOLS_FILE [pools.a] cannot be a cluster", "min-nodes"),
+        (CLUSTER.replace("pools.a", "pools.default"), "POOLS_FILE [pools.default] cannot be a cluster", "another name"),
         (
             "[pools.a]\ntask_types = ['t']\n[pools.b]\ntask_types = ['t']\n",
             "POOLS_FILE: task type 't' has no single pool",
@@ -124,6 +134,18 @@ def test_a_file_that_cannot_be_used_says_what_why_and_how_to_mend_it(
     assert said == what
     assert why
     assert fix in mended
+
+
+def test_a_cluster_pool_has_only_the_workers_that_its_cluster_wants(tmp_path: Path) -> None:
+    """Whatever the environment keeps warm in other pools; and no other pool becomes a cluster by it."""
+    (tmp_path / "pools.toml").write_text(CLUSTER + "install_slurm = true\n[pools.b]\n")
+    base = pool(min_active=1, keep_idle=2)
+    default, cluster, other = read_pools(tmp_path / "pools.toml", base)[0]
+    assert (cluster.kind, cluster.min_active, cluster.keep_idle) == (PoolKind.CLUSTER, 0, 0)
+    assert cluster.install_slurm
+    assert {offer.data_center for offer in cluster.offers} == {"EU-RO-1"}
+    assert default == base
+    assert (other.kind, other.min_active) == (PoolKind.QUEUE, 1)
 
 
 def test_all_problems_are_told_at_once(tmp_path: Path) -> None:

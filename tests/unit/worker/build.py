@@ -8,7 +8,7 @@ from worker.findings import Found, of_disk
 from worker.gpu_findings import of_gpus
 from worker.host_findings import of_host
 from worker.nvidia_smi import GpuState, SmiReading
-from worker.readings import Reading
+from worker.readings import MachineReading
 from worker.window import ReadingWindow, SmiSample
 
 READ_S, SMI_S = 15.0, 60.0
@@ -88,8 +88,8 @@ class Pod:
         self.window.xids.add(line, self.now_s, self.window.buses)
         return self
 
-    def _reading(self) -> Reading:
-        reading = Reading(self.now_s)
+    def _reading(self) -> MachineReading:
+        reading = MachineReading(self.now_s)
         counters = {name: int(value) if name != "cpu_s" else value for name, value in self._counters.items()}
         for name, value in {**counters, **self.fields}.items():
             setattr(reading, name, value)

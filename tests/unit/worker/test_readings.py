@@ -12,7 +12,7 @@ from worker.disk import Disk
 from worker.host_findings import volume_full
 from worker.kernel_log import KernelLog
 from worker.network_volumes import NetworkVolumes
-from worker.readings import Reading, Readings
+from worker.readings import MachineReading, Readings
 
 V2 = {
     "proc/self/cgroup": "0::/pod/x\n",
@@ -38,7 +38,7 @@ V1 = {
 HOST = {"proc/loadavg": "490.12 480.00 470.00 9/999 4711\n", "sys/devices/system/cpu/online": "0-63,128-191\n"}
 
 
-def read(root: Path, files: dict[str, str]) -> Reading:
+def read(root: Path, files: dict[str, str]) -> MachineReading:
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -179,7 +179,7 @@ def test_a_full_network_volume_is_a_warning(
     tmp_path: Path, free_gib: float, inodes_free: int, said: str | None
 ) -> None:
     """Tasks write their checkpoints there. A share of a file system of many pods says nothing (guards U6, U7)."""
-    reading = Reading(0.0)
+    reading = MachineReading(0.0)
     reading.volumes = asked(NetworkVolumes(str(network_root(tmp_path)), volume(free_gib, inodes_free)))
     assert len(reading.volumes) == 1
     found = volume_full(reading)

@@ -1,0 +1,84 @@
+"""What a probe changes in a member's row: its addresses, and the details that people see."""
+
+from typing import Any
+
+from orchestrator.core.cluster_actions import UpdateMember
+from orchestrator.core.cluster_facts import ClusterFacts
+from orchestrator.core.cluster_readings import DaemonState, Reading
+from orchestrator.core.cluster_rows import MemberRow
+
+CODES = 5  # of the agent's log, the newest last
+STEP_S = 10  # of a shown difference of clocks
+
+
+def addresses(member: MemberRow, reading: Reading) -> dict[str, Any]:
+    """Return the fields of a member's row that have its addresses. A name of the pod is shown only."""
+    fields: dict[str, Any] = {}
+    if reading.fabric_addr is not None:
+        fields["fabric_addr"] = reading.fabric_addr.ip
+    if reading.hostname is not None:
+        fields["hostname"] = reading.hostname
+    if member.worker is not None and member.worker.ssh_host is not None:
+        fields |= {"ssh_host": member.worker.ssh_host, "ssh_port": member.worker.ssh_port}
+    return fields
+
+
+def moved_address(member: MemberRow, reading: Reading) -> UpdateMember | None:
+    """Return the update of an address that has changed, as after the restart of a pod."""
+    known = {"fabric_addr": member.fabric_addr, "ssh_host": member.ssh_host, "ssh_port": member.ssh_port}
+    found = {name: value for name, value in addresses(member, reading).items() if name in known}
+    if all(known[name] == value for name, value in found.items()):
+        return None
+    return UpdateMember(member.worker_id, member.status, "its address has changed", found)
+
+
+def detail_of(member: MemberRow, reading: Reading, facts: ClusterFacts) -> dict[str, Any]:
+    """Return what people see of a member, and what its diagnoses follow from. An unknown answer changes nothing.
+
+    The machine's numbers stay as they were first: the configuration is made from them.
+    """
+    state = facts.state_of(member)
+    cut = None if reading.peers is None else sorted(name for name, reached in reading.peers.items() if not reached)
+    seen: dict[str, Any] = {
+        "slurmd_state": reading.slurmd_state if reading.slurmd_state is DaemonState.DOWN or state is None else state,
+        "slurm_installed": reading.slurm_installed,
+        "version": reading.version,
+        "munge_ok": reading.munge_ok,
+        "munge_matches": reading.munge_matches,
+        "conf_sha": reading.conf_sha,
+        "clock_skew_s": _rounded(reading.clock_skew_s),
+        "cut_peers": cut,
+        "api_reachable": reading.api_reachable,
+        "agent_codes": None if reading.agent_log_tail is None else list(reading.agent_log_tail[-CODES:]),
+    }
+    known = {name: value for name, value in seen.items() if value is not None}
+    of_controller = _of_controller(member, reading) if member is facts.controller else {}
+    return {**member.adapter_detail, **known, **of_controller, "error": reading.error}
+
+
+def _of_controller(member: MemberRow, reading: Reading) -> dict[str, Any]:
+    """Return the details of slurmctld. Its start is computed from its age, so it stays while the process does."""
+    if reading.slurmctld_state is None:
+        return {}
+    before, started = member.adapter_detail, reading.slurmctld_started_at
+    started_at = started.isoformat() if started else None
+    if reading.slurmctld_pid is not None and reading.slurmctld_pid == before.get("slurmctld_pid"):
+        started_at = before.get("slurmctld_started_at", started_at)
+    return {
+        "slurmctld_state": reading.slurmctld_state,
+        "slurmctld_pid": reading.slurmctld_pid,
+        "slurmctld_started_at": started_at,
+    }
+
+
+def _rounded(skew_s: float | None) -> int | None:
+    """Return a difference of clocks in steps that do not change with each probe."""
+    return None if skew_s is None else STEP_S * round(skew_s / STEP_S)
+
+
+def detail_update(member: MemberRow, reading: Reading, facts: ClusterFacts) -> UpdateMember | None:
+    """Return the update of a member's details, if they have changed."""
+    detail = detail_of(member, reading, facts)
+    if detail == dict(member.adapter_detail):
+        return None
+    return UpdateMember(member.worker_id, member.status, "its probe shows a change", {"adapter_detail": detail})

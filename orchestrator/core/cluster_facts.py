@@ -1,0 +1,163 @@
+"""What the rows and the fresh readings of one cluster say together. None means unknown."""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from functools import cached_property
+
+from orchestrator.core.cluster_addresses import FabricAddress, NodeName
+from orchestrator.core.cluster_readings import DaemonState, Reading, is_busy, is_silent
+from orchestrator.core.cluster_rows import MemberRow
+from orchestrator.core.cluster_states import LIVE_MEMBER, MemberRole, MemberStatus
+from orchestrator.core.cluster_view import ClusterPolicy, ClusterView, Configuration, Node
+from orchestrator.core.failures import FailureCode
+from orchestrator.core.states import State
+
+CONFIGURED = LIVE_MEMBER - {MemberStatus.PENDING}  # these are nodes of the configuration
+KEPT = LIVE_MEMBER - {MemberStatus.DRAINING}  # these count as nodes of the wanted size
+
+
+class ClusterFacts:
+    """The facts of one view."""
+
+    def __init__(self, view: ClusterView, policy: ClusterPolicy) -> None:
+        self.view, self.policy, self.row, self.now = view, policy, view.row, view.now
+        self.live = sorted((m for m in view.row.members if m.status in LIVE_MEMBER), key=lambda m: m.worker_id)
+        self.kept = [m for m in self.live if m.status in KEPT]
+        self.ready = [m for m in self.live if m.status is MemberStatus.READY]
+        self.controller = next((m for m in self.live if m.role is MemberRole.CONTROLLER), None)
+
+    def is_free(self, name: str) -> bool:
+        """Whether a worker, or the cluster itself by its id, has no running action and no backoff."""
+        retry_at = self.view.retry_at.get(name)
+        return name not in self.view.in_flight and (retry_at is None or retry_at <= self.now)
+
+    def reading(self, worker_id: str) -> Reading | None:
+        """Return the fresh reading of a member that SSH reached."""
+        seen = self.view.observed.get(worker_id)
+        if seen is None or seen.reading.reached is not True or worker_id in self.view.in_flight:
+            return None
+        return seen.reading if self.is_fresh(seen.at) else None
+
+    def is_fresh(self, at: datetime) -> bool:
+        """Whether a reading of this time still says something."""
+        return self.now - at <= timedelta(seconds=self.policy.fresh_s)
+
+    def unreached_s(self, worker_id: str) -> float:
+        """Return for how long probes have failed to reach a member; 0 if the newest one is not such a probe."""
+        seen = self.view.observed.get(worker_id)
+        if seen is None or seen.unreached_since is None or not self.is_fresh(seen.at):
+            return 0.0
+        return (seen.at - seen.unreached_since).total_seconds()
+
+    @cached_property
+    def slurmctld(self) -> DaemonState | None:
+        """Whether slurmctld answers: to the controller's own pod, or else to any other member."""
+        if self.controller is None:
+            return DaemonState.DOWN if self.live else None
+        own = self.reading(self.controller.worker_id)
+        if own is not None:
+            return own.slurmctld_state
+        told = {r.slurmctld_state for m in self.live if (r := self.reading(m.worker_id)) is not None} - {None}
+        return DaemonState.UP if DaemonState.UP in told else next(iter(told), None)
+
+    @cached_property
+    def node_states(self) -> Mapping[str, str] | None:
+        """Return the states of all nodes as slurmctld shows them."""
+        first = [self.controller] if self.controller else []
+        for member in [*first, *self.live]:
+            reading = self.reading(member.worker_id)
+            if reading is not None and reading.slurmctld_state is DaemonState.UP and reading.node_states is not None:
+                return reading.node_states
+        return None
+
+    def state_of(self, member: MemberRow) -> str | None:
+        """Return what slurmctld says about a member's node."""
+        states = self.node_states
+        return None if states is None else Reading(node_states=states).state_of(member.node_name)
+
+    @cached_property
+    def busy(self) -> int | None:
+        """Return the number of nodes with a running job. 0 if slurmctld is known to be down."""
+        if self.slurmctld is DaemonState.DOWN:
+            return 0
+        if self.node_states is None:
+            return None
+        return sum(is_busy(self.state_of(member)) for member in self.kept)
+
+    @cached_property
+    def for_tasks(self) -> int:
+        """Return the number of nodes that the tasks need, within the cluster's limits."""
+        row = self.row
+        wanted = max(row.demand.nodes, row.demand.largest, row.min_nodes)
+        return max(0, min(wanted, row.max_nodes, self.policy.max_nodes))
+
+    @cached_property
+    def configuration(self) -> Configuration | None:
+        """Return the configuration that all members should have; None while it is not complete."""
+        nodes = {member.worker_id: node for member in self.live if (node := node_of(member)) is not None}
+        if self.controller is None or self.controller.worker_id not in nodes:
+            return None
+        first = nodes[self.controller.worker_id].name
+        return Configuration(self.row.id, first, tuple(sorted(nodes.values(), key=lambda node: node.index)))
+
+    @cached_property
+    def conf_sha(self) -> str | None:
+        """Return the identity of the configuration."""
+        return None if self.configuration is None else self.policy.conf_sha(self.configuration)
+
+    @property
+    def is_smoked(self) -> bool:
+        """Whether the present controller has run a smoke job with success."""
+        evidence = self.row.smoke_evidence or {}
+        return self.controller is not None and evidence.get("controller") == self.controller.worker_id
+
+    def lost(self, member: MemberRow) -> tuple[FailureCode, str] | None:
+        """Return why a member is lost. An unknown reading is never a reason."""
+        worker, lost_s, cut_s = member.worker, self.policy.lost_s, self.policy.cut_off_s
+        if worker is None or worker.status in (State.TERMINATING, State.TERMINATED):
+            return FailureCode.MEMBER_LOST, "its worker ends" if worker else "its worker is gone"
+        heard_at = worker.last_heartbeat
+        is_dumb = heard_at is not None and (self.now - heard_at).total_seconds() >= cut_s
+        if member.role is MemberRole.CONTROLLER and is_dumb:
+            return FailureCode.MEMBER_LOST, f"its agent, which claims the tasks, was last heard at {heard_at:%H:%M:%S}"
+        unreached_s = self.unreached_s(member.worker_id)
+        if unreached_s < lost_s:
+            return None
+        told = self._told_by_others(member)
+        if told is not None:
+            return FailureCode.MEMBER_LOST, f"SSH has not reached it for {unreached_s:.0f} s, and {told}"
+        if unreached_s >= cut_s and is_dumb:
+            return FailureCode.MEMBER_LOST, f"neither SSH nor its agent has answered for {cut_s:.0f} s"
+        return None
+
+    def _told_by_others(self, member: MemberRow) -> str | None:
+        """Return what Slurm says about a member that SSH does not reach; None if it says nothing bad."""
+        state = self.state_of(member)
+        if state is not None:
+            return f"slurmctld shows its node as {state}" if is_silent(state) else None
+        if member is self.controller and self.slurmctld is DaemonState.DOWN:
+            return "its slurmctld answers to no other member"
+        return None
+
+
+def node_of(member: MemberRow) -> Node | None:
+    """Return a member as a node of the configuration; None while it is no node, or its address is not known."""
+    address, name = FabricAddress.of(member.fabric_addr), NodeName.of(member.node_name)
+    if member.status not in CONFIGURED or address is None or name is None:
+        return None
+    detail, worker = member.adapter_detail, member.worker
+    return Node(
+        member.worker_id,
+        name,
+        address,
+        member.index_no,
+        cpus=whole(detail.get("cpus")) or 1,
+        memory_mb=whole(detail.get("memory_mb")),
+        gpus=worker.gpu_count if worker else 0,
+        gpu_files=whole(detail.get("gpu_files")) or 0,
+    )
+
+
+def whole(value: object) -> int | None:
+    """Return a positive integer of a row's JSON, or None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -1,0 +1,225 @@
+"""The next action of each member of a cluster, by its status and its fresh reading.
+
+    pending       its private address is known: it becomes a node of the configuration
+    reconciling   the configuration and the key are written, then the daemons are started; ready once Slurm hears it
+    ready         a daemon that is down moves it back to reconciling; another configuration is written in place
+    draining      removed once no job runs on its node, or after a bound
+
+Each member gets at most one action. Nothing follows from an unknown reading, and nothing is done to a member with a
+running action. A member that stays reconciling although it is reached is replaced after `reconcile_s`.
+"""
+
+from orchestrator.core.cluster_actions import (
+    Configure,
+    Join,
+    MoveMember,
+    OnMember,
+    Reconfigure,
+    RemoveNode,
+    StartController,
+    StartNode,
+    UpdateMember,
+)
+from orchestrator.core.cluster_addresses import NodeName
+from orchestrator.core.cluster_details import addresses, detail_of, detail_update, moved_address
+from orchestrator.core.cluster_facts import ClusterFacts
+from orchestrator.core.cluster_readings import NO_CONFIGURATION, DaemonState, Reading, is_drained, is_silent, is_up
+from orchestrator.core.cluster_rows import MemberRow
+from orchestrator.core.cluster_states import ClusterStatus, MemberRole, MemberStatus
+from orchestrator.core.cluster_view import Configuration
+from orchestrator.core.failures import FailureCode
+from orchestrator.core.states import READY
+
+SLURM_READY, CONFIGURING = "slurm_ready", "configuring"  # `phase` of adapter_detail
+NO_SLURM = "its image has no Slurm, and install_slurm is not set"
+SETTLED = frozenset({ClusterStatus.RUNNING, ClusterStatus.DEGRADED})
+
+
+def joins(facts: ClusterFacts) -> list[Join]:
+    """Return the promoted workers that become members, up to the wanted number of nodes. Each gets a free index."""
+    taken = {member.index_no for member in facts.live}
+    free = (index for index in range(len(taken) + len(facts.row.unjoined)) if index not in taken)
+    room = facts.row.nodes - len(facts.kept)
+    promoted = sorted(w.id for w in facts.row.unjoined if w.status in READY and w.drain_requested_at is None)
+    return [
+        Join(worker_id, MemberRole.WORKER, index, NodeName.of_worker(worker_id))
+        for worker_id, index in zip(promoted[: max(0, room)], free, strict=False)
+    ]
+
+
+def controller_choice(facts: ClusterFacts) -> UpdateMember | None:
+    """Return the member that becomes the controller if there is none: one that SSH reaches, the lowest id first."""
+    if facts.controller is not None or (facts.row.status is ClusterStatus.DEPLOYING and _some_unread(facts)):
+        return None
+    able = [m for m in facts.kept if facts.reading(m.worker_id) is not None and facts.is_free(m.worker_id)]
+    able.sort(key=lambda m: (m.status is not MemberStatus.READY, m.status is MemberStatus.PENDING, m.worker_id))
+    if not able:
+        return None
+    chosen = able[0]
+    fields = {"role": MemberRole.CONTROLLER}
+    return UpdateMember(chosen.worker_id, chosen.status, "it becomes the controller: there is none", fields)
+
+
+def _some_unread(facts: ClusterFacts) -> bool:
+    """Whether a first reading is still on its way. Then the choice would depend on the order of the answers."""
+    return any(m.worker_id not in facts.view.observed for m in facts.kept)
+
+
+def step(member: MemberRow, facts: ClusterFacts) -> OnMember | None:
+    """Return the next action of one live member."""
+    if member.worker_id in facts.view.in_flight:
+        return None
+    lost, reading = facts.lost(member), facts.reading(member.worker_id)
+    if lost is not None:
+        return _fail(member, *lost)
+    if member.status is MemberStatus.DRAINING:
+        return _draining(member, facts, facts.policy.drain_s)
+    if reading is None:
+        return None
+    return _overdue(member, reading, facts) or (
+        _progress(member, reading, facts) if facts.is_free(member.worker_id) else None
+    )
+
+
+def _progress(member: MemberRow, reading: Reading, facts: ClusterFacts) -> OnMember | None:
+    if reading.slurm_installed is False and not facts.policy.install_slurm:
+        return _fail(member, FailureCode.SLURM_MISSING, NO_SLURM)
+    if member.status is MemberStatus.PENDING:
+        return _pending(member, reading) or detail_update(member, reading, facts)
+    return (
+        moved_address(member, reading) or _configured(member, reading, facts) or detail_update(member, reading, facts)
+    )
+
+
+def _fail(member: MemberRow, code: FailureCode, why: str) -> MoveMember:
+    detail = {**member.adapter_detail, "phase": "failed", "failure_code": str(code), "error": why}
+    return MoveMember(member.worker_id, member.status, MemberStatus.FAILED, why, {"adapter_detail": detail})
+
+
+def _pending(member: MemberRow, reading: Reading) -> MoveMember | None:
+    if reading.fabric_addr is None:
+        return None
+    machine = {"cpus": reading.cpus, "memory_mb": reading.memory_mb, "gpu_files": reading.gpu_files}
+    fields = addresses(member, reading) | {"adapter_detail": machine | {"phase": CONFIGURING}}
+    why = f"reached; its private address is {reading.fabric_addr.ip}"
+    return MoveMember(member.worker_id, MemberStatus.PENDING, MemberStatus.RECONCILING, why, fields)
+
+
+def _configured(member: MemberRow, reading: Reading, facts: ClusterFacts) -> OnMember | None:
+    """Bring a member to the wanted configuration with running daemons. None: it is there, or waits for others."""
+    configuration = facts.configuration
+    if configuration is None or facts.row.status is ClusterStatus.ALLOCATING or not _is_complete(facts):
+        return None
+    if reading.slurm_installed is False or _needs_all(reading):
+        return Configure(member.worker_id, configuration, install=reading.slurm_installed is False)
+    if reading.conf_sha not in (None, facts.conf_sha):
+        return Reconfigure(member.worker_id, configuration)
+    trouble = _trouble(member, reading, facts)
+    if trouble is None:
+        return _promotion(member, reading, facts)
+    return _repair(member, reading, facts, configuration, trouble)
+
+
+def _needs_all(reading: Reading) -> bool:
+    """Whether the configuration and the key are missing, or the key is not the cluster's."""
+    return reading.conf_sha == NO_CONFIGURATION or reading.munge_ok is False or reading.munge_matches is False
+
+
+def _repair(
+    member: MemberRow, reading: Reading, facts: ClusterFacts, configuration: Configuration, trouble: str
+) -> OnMember | None:
+    if member.status is MemberStatus.READY:
+        fields = {"adapter_detail": detail_of(member, reading, facts) | {"phase": CONFIGURING, "error": trouble}}
+        return MoveMember(member.worker_id, MemberStatus.READY, MemberStatus.RECONCILING, trouble, fields)
+    if member is facts.controller and reading.slurmctld_state is DaemonState.DOWN:
+        return StartController(member.worker_id, configuration)
+    return StartNode(member.worker_id, configuration) if facts.slurmctld is DaemonState.UP else None
+
+
+def _is_complete(facts: ClusterFacts) -> bool:
+    """Whether the first configuration has all nodes. Later, nodes come and go one by one."""
+    if facts.row.status is not ClusterStatus.DEPLOYING:
+        return True
+    return len(facts.kept) >= facts.row.nodes and all(m.status is not MemberStatus.PENDING for m in facts.kept)
+
+
+def _trouble(member: MemberRow, reading: Reading, facts: ClusterFacts) -> str | None:
+    """Return what is wrong with a member's daemons. An unknown answer is not wrong.
+
+    Slurm may show a node as idle a second after its slurmd was killed, so the pod's own word counts first.
+    """
+    if member is facts.controller and reading.slurmctld_state is DaemonState.DOWN:
+        return "slurmctld does not answer"
+    if reading.slurmd_state is DaemonState.DOWN:
+        return "slurmd does not run"
+    state = facts.state_of(member)
+    if is_silent(state):
+        return f"slurmctld shows its node as {state}"
+    if member.status is MemberStatus.RECONCILING and is_drained(state):
+        return f"slurmctld shows its node as {state}"
+    return None
+
+
+def _promotion(member: MemberRow, reading: Reading, facts: ClusterFacts) -> MoveMember | None:
+    """Return the move to ready of a member that is configured, and that slurmctld hears."""
+    if member.status is not MemberStatus.RECONCILING or reading.conf_sha is None or reading.munge_ok is None:
+        return None
+    state = facts.state_of(member)
+    if not is_up(state) or (member is facts.controller and reading.slurmctld_state is not DaemonState.UP):
+        return None
+    fields = {"adapter_detail": detail_of(member, reading, facts) | {"phase": SLURM_READY}}
+    return MoveMember(member.worker_id, MemberStatus.RECONCILING, MemberStatus.READY, f"its node is {state}", fields)
+
+
+def _overdue(member: MemberRow, reading: Reading, facts: ClusterFacts) -> MoveMember | None:
+    """Return the end of a member of a deployed cluster that is reached, and does not become ready in time."""
+    waits = facts.row.status in SETTLED and member.status in (MemberStatus.PENDING, MemberStatus.RECONCILING)
+    waited_s = (facts.now - member.status_since).total_seconds()
+    if not waits or waited_s < facts.policy.reconcile_s:
+        return None
+    if member is not facts.controller and facts.slurmctld is not DaemonState.UP:
+        return None  # it waits for the controller
+    if member.status is MemberStatus.PENDING:
+        trouble = "its pod has no private address" if reading.fabric_addr is None else None
+    else:
+        trouble = _trouble(member, reading, facts) or _unfit(reading, facts)
+    return (
+        None
+        if trouble is None
+        else _fail(member, FailureCode.MEMBER_UNUSABLE, f"not ready after {waited_s:.0f} s: {trouble}")
+    )
+
+
+def _unfit(reading: Reading, facts: ClusterFacts) -> str | None:
+    if reading.slurm_installed is False:
+        return "Slurm could not be installed"
+    if reading.munge_ok is False:
+        return "munge makes no credential that it can read"
+    return "it does not have the configuration" if reading.conf_sha not in (None, facts.conf_sha) else None
+
+
+def _draining(member: MemberRow, facts: ClusterFacts, bound_s: float) -> OnMember | None:
+    """Remove a drained member. Its bound ends the wait for its jobs, and another one the wait for its pod."""
+    name, waited_s = member.worker_id, (facts.now - member.status_since).total_seconds()
+    is_over = waited_s >= bound_s
+    if waited_s >= bound_s + facts.policy.remove_s or (is_over and facts.reading(name) is None):
+        why = f"still draining after {waited_s:.0f} s"
+        return MoveMember(name, MemberStatus.DRAINING, MemberStatus.REMOVED, why)
+    if not facts.is_free(name):
+        return None
+    if is_drained(facts.state_of(member)):
+        return RemoveNode(name, "no job runs on its node")
+    return RemoveNode(name, f"still busy after {waited_s:.0f} s") if is_over else None
+
+
+def leave(member: MemberRow, facts: ClusterFacts, bound_s: float) -> OnMember | None:
+    """Return the next step of a member whose cluster needs none: `bound_s` is the time for its jobs."""
+    if member.worker_id in facts.view.in_flight:
+        return None
+    lost = facts.lost(member)
+    if lost is not None:
+        return _fail(member, *lost)
+    if member.status is MemberStatus.DRAINING:
+        return _draining(member, facts, bound_s)
+    to_status = MemberStatus.DRAINING if member.status is MemberStatus.READY else MemberStatus.REMOVED
+    return MoveMember(member.worker_id, member.status, to_status, f"the cluster is {facts.row.status}")

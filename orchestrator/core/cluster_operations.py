@@ -1,0 +1,76 @@
+"""What operators asked for: the actions of operations that the leader has not taken yet.
+
+An operation on a whole cluster waits until none of its members has a running action, and then acts on all of them. One
+that cannot be done now waits until its deadline; one that never can be done is refused.
+"""
+
+from orchestrator.core.cluster_actions import (
+    Configure,
+    DrainNode,
+    OnMember,
+    ReconcileAuthorizedKey,
+    Reconfigure,
+    RefuseOperation,
+)
+from orchestrator.core.cluster_facts import CONFIGURED, ClusterFacts
+from orchestrator.core.cluster_readings import NO_CONFIGURATION
+from orchestrator.core.cluster_rows import MemberOperation, MemberRow
+from orchestrator.core.cluster_states import MemberStatus, OperationKind, OperationStatus
+
+DRAINS = frozenset({OperationKind.DRAIN, OperationKind.REMOVE})
+
+
+def plan(facts: ClusterFacts) -> tuple[list[OnMember], list[RefuseOperation]]:
+    """Return the actions of accepted operations, the oldest first, and the refusals."""
+    actions: list[OnMember] = []
+    refused: list[RefuseOperation] = []
+    taken: set[str] = set()
+    accepted = [one for one in facts.row.operations if one.status is OperationStatus.ACCEPTED]
+    for operation in sorted(accepted, key=lambda one: one.id):
+        if operation.kind is OperationKind.ADD:  # it describes a join
+            continue
+        members = [m for m in facts.live if operation.worker_id in (None, m.worker_id)]
+        why = _refusal(operation, members, facts)
+        if why is not None:
+            refused.append(RefuseOperation(operation.id, why))
+            continue
+        names = {member.worker_id for member in members}
+        if names & (taken | facts.view.in_flight):
+            continue
+        wanted = [_action(operation, member, facts) for member in members]
+        if all(one is not None for one in wanted):
+            actions += [one for one in wanted if one is not None]
+            taken |= names
+    return actions, refused
+
+
+def _refusal(operation: MemberOperation, members: list[MemberRow], facts: ClusterFacts) -> str | None:
+    if not members:
+        return "the cluster has no such live member"
+    if operation.kind not in DRAINS:
+        return None
+    if operation.worker_id is None:
+        return "name one worker"
+    member = members[0]
+    if member.status is MemberStatus.DRAINING:
+        return "it is draining already"
+    if member is facts.controller:
+        return "it is the controller, whose state would be lost; drain another node, or delete the cluster"
+    return None
+
+
+def _action(operation: MemberOperation, member: MemberRow, facts: ClusterFacts) -> OnMember | None:
+    """Return the action of an operation on one member; None if it must wait."""
+    if operation.kind is OperationKind.BOOTSTRAP_SSH:
+        return ReconcileAuthorizedKey(member.worker_id, operation.id)
+    if operation.kind in DRAINS:
+        if member.status is not MemberStatus.READY or facts.controller is None:
+            return None
+        return DrainNode(member.worker_id, facts.controller.worker_id, f"{operation.actor} asked for it", operation.id)
+    reading, configuration = facts.reading(member.worker_id), facts.configuration
+    if reading is None or configuration is None or member.status not in CONFIGURED:
+        return None
+    if reading.conf_sha == NO_CONFIGURATION or reading.slurm_installed is False:
+        install = facts.policy.install_slurm and reading.slurm_installed is False
+        return Configure(member.worker_id, configuration, install, operation.id)
+    return Reconfigure(member.worker_id, configuration, operation.id)

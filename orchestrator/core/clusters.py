@@ -1,0 +1,217 @@
+"""The plan of one cluster. Pure: the same view and policy give the same actions.
+
+    requested    it wants no node, until tasks wait (or an operator asked for nodes): allocating
+    allocating   its pool gets the wanted workers, which join; fails at the deadline unless all of them are there
+    deploying    the members get one configuration, the daemons start, the smoke job runs; fails at the deadline
+    running      nodes follow the tasks: more at once, fewer after `idle_s`; with none needed, all of them are released
+    degraded     as running, while a lost member is replaced or slurmctld is down
+    deleting     the members drain and go; then deleted
+
+Everything is derived from the rows and the readings, so another leader continues where the last one stopped. A surplus
+of nodes is recorded (`waiting_for` and `deadline_at` of a running cluster), so its time does not begin again either.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+
+from orchestrator.core import cluster_members, cluster_operations, cluster_size, cluster_smoke
+from orchestrator.core.cluster_actions import (
+    Allocate,
+    ClusterAction,
+    Dissolve,
+    DrainNode,
+    Fail,
+    MoveCluster,
+    MoveMember,
+    OnCluster,
+    OnMember,
+    RecordConfiguration,
+)
+from orchestrator.core.cluster_facts import ClusterFacts
+from orchestrator.core.cluster_members import NO_SLURM
+from orchestrator.core.cluster_readings import DaemonState
+from orchestrator.core.cluster_rows import MemberRow
+from orchestrator.core.cluster_size import NOTHING, is_overdue
+from orchestrator.core.cluster_states import LIVE_MEMBER, ClusterStatus, MemberStatus
+from orchestrator.core.cluster_view import ClusterPolicy, ClusterView
+from orchestrator.core.failures import FailureCode
+from orchestrator.core.plurals import counted
+from orchestrator.core.states import State
+
+BACKOFF_S, MAX_BACKOFF_S = 5.0, 120.0  # after a failed action; it doubles with each failure in a row
+
+
+def backoff_s(failures: int) -> float:
+    """Return the pause after so many failed actions in a row, at least 1."""
+    return float(min(BACKOFF_S * 2 ** min(failures - 1, 10), MAX_BACKOFF_S))
+
+
+def plan(view: ClusterView, policy: ClusterPolicy) -> tuple[ClusterAction, ...]:
+    """Return at most one action for the cluster and one for each member, and the refused operations."""
+    facts = ClusterFacts(view, policy)
+    row = view.row
+    if row.status in ENDED:
+        return tuple(_last_moves(facts))
+    if row.delete_requested_at is not None and row.status is not ClusterStatus.DELETING:
+        return (MoveCluster(row.status, ClusterStatus.DELETING, "an operator deletes it", NOTHING),)
+    if row.status in BEGINNING and any(_lacks_slurm(facts, member) for member in facts.kept):
+        return (Fail(row.status, FailureCode.SLURM_MISSING, NO_SLURM),)
+    on_cluster, on_members = STEPS[row.status](facts)
+    asked, refused = cluster_operations.plan(facts)
+    return (*([on_cluster] if on_cluster else []), *refused, *_one_each(facts, asked, on_members))
+
+
+def is_moving(view: ClusterView) -> bool:
+    """Whether the next step should come soon: the cluster or a member changes its state."""
+    if view.row.status in ENDED:
+        return any(member.status in LIVE_MEMBER for member in view.row.members)
+    steady = (ClusterStatus.RUNNING, ClusterStatus.REQUESTED)
+    still = (MemberStatus.READY, MemberStatus.REMOVED, MemberStatus.FAILED)
+    return view.row.status not in steady or any(member.status not in still for member in view.row.members)
+
+
+Step = tuple[OnCluster | None, list[OnMember]]
+
+
+def _one_each(facts: ClusterFacts, asked: Iterable[OnMember], others: Iterable[OnMember]) -> list[OnMember]:
+    """Return the first action of each worker without a running one. The end of a member precedes a request."""
+    rest = list(others)
+    ends = [one for one in rest if isinstance(one, MoveMember) and one.to_status is MemberStatus.FAILED]
+    chosen: dict[str, OnMember] = {}
+    for action in (*ends, *asked, *rest):
+        if action.worker_id not in facts.view.in_flight:
+            chosen.setdefault(action.worker_id, action)
+    return list(chosen.values())
+
+
+def _last_moves(facts: ClusterFacts) -> list[OnMember]:
+    """Let the members of an ended cluster end too."""
+    ended = MemberStatus.FAILED if facts.row.status is ClusterStatus.FAILED else None
+    moves: list[OnMember] = []
+    for member in (one for one in facts.live if one.worker_id not in facts.view.in_flight):
+        to_status = ended or (MemberStatus.FAILED if member.status is MemberStatus.READY else MemberStatus.REMOVED)
+        moves.append(MoveMember(member.worker_id, member.status, to_status, f"the cluster is {facts.row.status}"))
+    return moves
+
+
+def _member_steps(facts: ClusterFacts) -> list[OnMember]:
+    return [action for member in facts.live if (action := cluster_members.step(member, facts)) is not None]
+
+
+def _requested(facts: ClusterFacts) -> Step:
+    row, policy = facts.row, facts.policy
+    leaving = [one for member in facts.live if (one := cluster_members.leave(member, facts, 0)) is not None]
+    wanted = row.nodes or facts.for_tasks
+    if leaving or facts.live or not wanted:
+        return None, leaving
+    why = f"for {counted(row.demand.tasks, 'task')}" if row.demand.tasks else "nodes were asked for"
+    return Allocate(wanted, policy.allocate_s, why), []
+
+
+def _allocating(facts: ClusterFacts) -> Step:
+    row = facts.row
+    steps: list[OnMember] = [*cluster_members.joins(facts), *_member_steps(facts)]
+    if len(facts.kept) >= row.nodes:
+        fields = {"waiting_for": "Slurm on all nodes", "deadline_s": facts.policy.deploy_s}
+        return MoveCluster(row.status, ClusterStatus.DEPLOYING, "every node is promoted", fields), steps
+    if row.smoke_at is not None and not row.min_nodes and not row.demand.tasks:  # it had been released before
+        fields = {"nodes": 0, **NOTHING}
+        return MoveCluster(row.status, ClusterStatus.REQUESTED, "its tasks have gone", fields), steps
+    if is_overdue(facts):
+        why = f"{len(facts.kept)} of {counted(row.nodes, 'node')} were promoted in time"
+        return Fail(row.status, FailureCode.ALLOCATION_TIMEOUT, why), steps
+    return None, steps
+
+
+def _deploying(facts: ClusterFacts) -> Step:
+    row = facts.row
+    choice = cluster_members.controller_choice(facts)
+    steps: list[OnMember] = [*cluster_members.joins(facts), *([choice] if choice else []), *_member_steps(facts)]
+    if cluster_smoke.is_deployed(facts) and facts.is_smoked:
+        fields = {**NOTHING, "conf_sha": facts.conf_sha}
+        return MoveCluster(row.status, ClusterStatus.RUNNING, "the smoke job succeeded", fields), steps
+    if is_overdue(facts):
+        ready = f"{len(facts.ready)} of {counted(row.nodes, 'node')} are ready"
+        why = f"{ready}, and the smoke job has not succeeded" if cluster_smoke.is_deployed(facts) else f"only {ready}"
+        return Fail(row.status, FailureCode.DEPLOY_TIMEOUT, why), steps
+    return None, [*cluster_smoke.plan(facts), *steps]
+
+
+def _lacks_slurm(facts: ClusterFacts, member: MemberRow) -> bool:
+    reading = facts.reading(member.worker_id)
+    return reading is not None and reading.slurm_installed is False and not facts.policy.install_slurm
+
+
+def _settled(facts: ClusterFacts) -> Step:
+    """The step of a running or degraded cluster."""
+    row = facts.row
+    choice = cluster_members.controller_choice(facts)
+    steps: list[OnMember] = [*cluster_members.joins(facts), *([choice] if choice else []), *_member_steps(facts)]
+    trouble = _trouble(facts)
+    if row.status is ClusterStatus.RUNNING and trouble is not None:
+        return MoveCluster(row.status, ClusterStatus.DEGRADED, trouble, NOTHING), steps
+    if row.status is ClusterStatus.DEGRADED and cluster_smoke.is_deployed(facts):
+        if facts.is_smoked:
+            fields = {**NOTHING, "conf_sha": facts.conf_sha}
+            return MoveCluster(row.status, ClusterStatus.RUNNING, "every node is ready", fields), steps
+        steps = [*cluster_smoke.plan(facts), *steps]
+    size = cluster_size.plan(facts)
+    if size is None and facts.conf_sha is not None and facts.conf_sha != row.conf_sha:
+        size = RecordConfiguration(facts.conf_sha)
+    return size, [*steps, *cluster_size.drains(facts)]
+
+
+def _trouble(facts: ClusterFacts) -> str | None:
+    """Return why a running cluster is degraded: its controller, or a member that it has lost since it runs."""
+    if facts.controller is None:
+        return "its controller is lost"
+    if facts.controller.status is not MemberStatus.READY:
+        return f"its controller is {facts.controller.status}: {facts.controller.reason or 'not ready'}"
+    if facts.slurmctld is DaemonState.DOWN:
+        return "slurmctld does not answer"
+    if len(facts.ready) >= facts.row.nodes:
+        return None
+    lost = [
+        m for m in facts.row.members if m.status is MemberStatus.FAILED and m.status_since >= facts.row.status_since
+    ]
+    down = [m for m in facts.live if m.status is MemberStatus.RECONCILING and m.adapter_detail.get("error")]
+    return next((f"{m.node_name} is {m.status}: {m.reason}" for m in (*lost, *down)), None)
+
+
+def _deleting(facts: ClusterFacts) -> Step:
+    """Drain all members, the controller last, then wait until all their workers are gone."""
+    if facts.live:
+        return None, _departures(facts)
+    open_workers = [m.worker for m in facts.row.members if m.worker and m.worker.status is not State.TERMINATED]
+    if open_workers or facts.row.unjoined:
+        return None, []
+    return Dissolve("all its workers are gone"), []
+
+
+def _departures(facts: ClusterFacts) -> list[OnMember]:
+    """Let running jobs end within `delete_s`. Without slurmctld, no node drains, and the bound ends the wait."""
+    controller, bound_s = facts.controller, facts.policy.delete_s
+    steps: list[OnMember | None] = []
+    is_up = facts.slurmctld is DaemonState.UP
+    for member in facts.live:
+        is_able = is_up and member.status is MemberStatus.READY and facts.lost(member) is None
+        if controller is not None and is_able:
+            drain = DrainNode(member.worker_id, controller.worker_id, "the cluster is deleted")
+            steps.append(drain if facts.is_free(member.worker_id) else None)
+        elif member is not controller or len(facts.live) == 1:
+            steps.append(cluster_members.leave(member, facts, bound_s))
+    return [one for one in steps if one is not None]
+
+
+BEGINNING = frozenset({ClusterStatus.ALLOCATING, ClusterStatus.DEPLOYING})
+ENDED = frozenset({ClusterStatus.DELETED, ClusterStatus.FAILED})
+STEPS: Mapping[ClusterStatus, Callable[[ClusterFacts], Step]] = MappingProxyType(
+    {
+        ClusterStatus.REQUESTED: _requested,
+        ClusterStatus.ALLOCATING: _allocating,
+        ClusterStatus.DEPLOYING: _deploying,
+        ClusterStatus.RUNNING: _settled,
+        ClusterStatus.DEGRADED: _settled,
+        ClusterStatus.DELETING: _deleting,
+    }
+)

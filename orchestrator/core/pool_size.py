@@ -1,0 +1,40 @@
+"""The present and wanted size of a pool."""
+
+from dataclasses import dataclass
+
+from orchestrator.core.blocked import Blocked
+from orchestrator.core.model import ClusterNeed, Demand, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The present and wanted size of a pool."""
+
+    demand: Demand
+    ready: list[Worker]
+    spawning: list[Worker]
+    going: list[Worker]  # terminating, or ended in this tick
+    busy: int
+    running: int  # running tasks that count as demand: those of workers that stay
+    wanted: int  # before MAX_ACTIVE_GPUS
+    target: int
+    awaited: str | None = None  # what waits for a first worker of the present release
+    replacement: Worker | None = None  # this worker, while it spawns
+    cluster: ClusterNeed | None = None  # of a cluster pool, while it has a live cluster
+    unwanted: tuple[Worker, ...] = ()  # of a cluster pool: workers that its cluster does not keep
+    refused: Blocked | None = None  # of a cluster pool: why not all of the missing workers can be paid
+
+    @property
+    def live(self) -> int:
+        """Return the number of workers that are, or will be, capacity."""
+        return len(self.ready) + len(self.spawning)
+
+    @property
+    def missing(self) -> int:
+        """Return the number of missing workers; negative if there are too many."""
+        return self.target - self.live
+
+    @property
+    def asked(self) -> int:
+        """Return the number of wanted spawns."""
+        return max(self.missing, 1 if self.awaited and self.replacement is None else 0)

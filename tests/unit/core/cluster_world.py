@@ -1,0 +1,393 @@
+"""A small world for the plan of a cluster: pods with Slurm, a fleet that follows core/plan.py, and a leader.
+
+The leader's probes may be slow, may fail and may say nothing; its actions take time. The world checks every action
+against the promises that hold always, and carries it out.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from orchestrator.core import cluster_actions as act
+from orchestrator.core import plan as fleet_plan
+from orchestrator.core.actions import SetActivity, Spawn, Terminate
+from orchestrator.core.cluster_addresses import FabricAddress
+from orchestrator.core.cluster_readings import UNREACHED, DaemonState, Observed, Reading, observe
+from orchestrator.core.cluster_rows import ClusterDemand, ClusterRow, MemberOperation, MemberRow, MemberWorker
+from orchestrator.core.cluster_states import (
+    CLUSTER_TRANSITIONS,
+    LIVE_CLUSTER,
+    LIVE_MEMBER,
+    MEMBER_TRANSITIONS,
+    ClusterStatus,
+    MemberRole,
+    MemberStatus,
+    OperationStatus,
+)
+from orchestrator.core.cluster_view import ClusterPolicy, ClusterView, Configuration
+from orchestrator.core.clusters import backoff_s, plan
+from orchestrator.core.model import ClusterNeed, Offer, PoolKind, Worker
+from orchestrator.core.states import READY, Stage, State
+from tests.unit.core import build
+
+H100 = Offer("NVIDIA H100", "EU-RO-1", "SECURE")
+NONE = ClusterDemand(0, 0, 0)
+ACTIONS_ON_A_POD = (
+    act.Configure, act.Reconfigure, act.StartController, act.StartNode, act.Smoke, act.DrainNode, act.RemoveNode,
+    act.ReconcileAuthorizedKey,
+)  # fmt: skip
+
+
+def sha_of(configuration: Configuration) -> str:
+    return f"sha-{hash(configuration):x}"
+
+
+def tasks(*nodes: int) -> ClusterDemand:
+    return ClusterDemand(len(nodes), sum(nodes), max(nodes, default=0))
+
+
+@dataclass
+class Pod:
+    """A pod with what Slurm has on it."""
+
+    ip: str
+    alive: bool = True  # a dead one answers nothing, and RunPod still lists it
+    reachable: bool = True  # over SSH; a pod that is cut off from us only works on
+    installed: bool = True
+    configuration: Configuration | None = None
+    slurmctld: bool = False
+    slurmd: bool = False
+    busy: bool = False
+    drained: set[str] = field(default_factory=set)  # node names, on the controller
+
+
+@dataclass
+class Leader:
+    """The memory of one leader."""
+
+    observed: dict[str, Observed] = field(default_factory=dict)
+    running: dict[str, tuple[act.OnMember, datetime]] = field(default_factory=dict)  # worker or cluster id
+    probes: dict[str, datetime] = field(default_factory=dict)  # worker -> when its answer comes
+    retry_at: dict[str, datetime] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=dict)
+
+
+class World:
+    """One cluster, its pool, and all that happens to them."""
+
+    def __init__(self, nodes: int, *, min_nodes: int = 0, max_nodes: int = 64, seed: int = 1, **policy: Any) -> None:
+        self.now, self.random = build.NOW, random.Random(seed)
+        self.row = ClusterRow(
+            "train", "train", ClusterStatus.REQUESTED, nodes, min_nodes, max_nodes, None, None, None, None, None,
+            self.now, self.now, None, None, None, NONE, (), (), (), (), (), 0,
+        )  # fmt: skip
+        self.members: dict[str, MemberRow] = {}
+        self.workers: dict[str, Worker] = {}
+        self.ready_at: dict[str, datetime] = {}
+        self.gone_at: dict[str, datetime] = {}
+        self.pods: dict[str, Pod] = {}
+        self.leader = Leader()
+        self.capacity = 1_000
+        self.statuses = [self.row.status]
+        self.told: list[act.ClusterAction] = []
+        self.lost: set[str] = set()  # that something really happened to
+        self.installed = True
+        self.reads: Callable[[Reading], Reading] = lambda reading: reading
+        self.slow_s = 0.0
+        self.steps = 0
+        self._states: dict[str, str] = {}
+        self._states_at: datetime | None = None
+        self.policy = replace(ClusterPolicy(sha_of), **policy)
+        pool = {"name": "train", "kind": PoolKind.CLUSTER, "offers": (H100,), "max_active": 80, "idle_timeout_s": 5}
+        self.fleet = build.policy(pool=pool, max_failure_rate=1.0)
+
+    def run(self, seconds: float, step_s: float = 5) -> None:
+        for _ in range(int(seconds / step_s)):
+            self.now += timedelta(seconds=step_s)
+            self.steps += 1
+            if self.steps % 3 == 0:
+                self._fleet()
+            self._probe()
+            self._finish()
+            self._plan()
+
+    def until(self, status: ClusterStatus, within_s: float = 3_600) -> None:
+        left_s = within_s
+        while self.row.status is not status:
+            assert left_s > 0, f"still {self.row.status} ({self.row.reason}): {self.counts()}"
+            self.run(5)
+            left_s -= 5
+
+    def counts(self) -> dict[str, int]:
+        found = [str(m.status) for m in self.members.values()]
+        return {status: found.count(status) for status in sorted(set(found))}
+
+    def of(self, status: MemberStatus) -> list[str]:
+        return sorted(name for name, m in self.members.items() if m.status is status)
+
+    @property
+    def controller(self) -> str:
+        live = [m for m in self.members.values() if m.status in LIVE_MEMBER]
+        return next(m.worker_id for m in live if m.role is MemberRole.CONTROLLER)
+
+    @property
+    def live_workers(self) -> list[str]:
+        return sorted(name for name, w in self.workers.items() if w.state is not State.TERMINATED)
+
+    def change(self, **changes: Any) -> None:
+        self.row = replace(self.row, **changes)
+
+    def kill(self, worker_id: str) -> None:
+        self.pods[worker_id].alive = False
+        self.lost.add(worker_id)
+
+    def another_leader(self) -> None:
+        self.leader = Leader()
+
+    def ask(self, operation: MemberOperation) -> None:
+        self.change(operations=(operation, *self.row.operations))
+
+    def _fleet(self) -> None:
+        for name, worker in list(self.workers.items()):
+            if worker.state is State.SPAWNING and self.ready_at[name] <= self.now:
+                self.workers[name] = replace(worker, state=State.ACTIVE, stage=Stage.PROMOTED, state_since=self.now)
+            if worker.state is State.TERMINATING and self.gone_at[name] <= self.now:
+                self.workers[name] = replace(worker, state=State.TERMINATED)
+                self.pods[name].alive = False
+            if self.pods[name].alive:
+                self.workers[name] = replace(self.workers[name], last_heartbeat=self.now)
+        live = [w for w in self.workers.values() if w.state is not State.TERMINATED]
+        need = ClusterNeed(
+            "train", "train", self.row.status, self.row.nodes, {n: m.status for n, m in self.members.items()}
+        )
+        seen = build.snapshot(*live, clusters=(need,) if self.row.status in LIVE_CLUSTER else ())
+        pods = tuple(build.pod_of(w, ssh_host=w.ssh_host, ssh_port=w.ssh_port) for w in live)
+        seen = replace(seen, now=self.now, pods=pods)
+        for action in fleet_plan.plan(seen, self.fleet).actions:
+            if isinstance(action, Spawn) and len(live) < self.capacity:
+                self._spawn(action)
+                live.append(self.workers[action.worker_id])
+            if isinstance(action, Terminate):
+                self._terminate(action)
+            if isinstance(action, SetActivity):  # agents of members that claim nothing
+                name = action.worker_id
+                self.workers[name] = replace(self.workers[name], state=action.to_state, state_since=self.now)
+
+    def _spawn(self, action: Spawn) -> None:
+        assert action.cluster == "train"
+        name, number = action.worker_id, len(self.workers) + 1
+        self.workers[name] = build.spawning(
+            name, pool="train", cluster="train", created_at=self.now, state_since=self.now, stage_since=self.now,
+            deadline_at=self.now + timedelta(hours=1), ssh_host="203.0.113.9", ssh_port=10_000 + number,
+        )  # fmt: skip
+        self.ready_at[name] = self.now + timedelta(seconds=self.random.uniform(30, 120))
+        self.pods[name] = Pod(f"10.0.{number // 250}.{number % 250 + 1}", installed=self.installed)
+
+    def _terminate(self, action: Terminate) -> None:
+        name = action.worker_id
+        member = self.members.get(name)
+        kept = member is not None and member.status in LIVE_MEMBER and self.row.status in LIVE_CLUSTER
+        assert not kept, f"the fleet ends a live member: {action}"
+        self.workers[name] = replace(self.workers[name], state=State.TERMINATING, state_since=self.now)
+        self.gone_at[name] = self.now + timedelta(seconds=20)
+
+    def _probe(self) -> None:
+        leader = self.leader
+        for name, member in self.members.items():
+            if member.status not in LIVE_MEMBER or name in leader.running:
+                leader.probes.pop(name, None)
+                continue
+            due = leader.probes.setdefault(name, self.now + timedelta(seconds=self.random.uniform(0, self.slow_s)))
+            if due <= self.now:
+                del leader.probes[name]
+                leader.observed[name] = observe(leader.observed.get(name), self.reads(self._reading(name)), self.now)
+
+    def _reading(self, name: str) -> Reading:
+        pod = self.pods[name]
+        if not pod.alive or not pod.reachable:
+            return UNREACHED
+        heads = [self.pods[n] for n in self._controllers()]
+        up = next((head for head in heads if head.alive and head.slurmctld), None)
+        if up and self._states_at != self.now:  # once for all members
+            self._states, self._states_at = self.node_states(up), self.now
+        return Reading(
+            reached=True,
+            slurmctld_state=DaemonState.UP if up else DaemonState.DOWN,
+            slurmd_state=DaemonState.UP if pod.slurmd else DaemonState.DOWN,
+            munge_ok=pod.configuration is not None,
+            node_states=self._states if up else None,
+            conf_sha=sha_of(pod.configuration) if pod.configuration else "",
+            slurmctld_pid=4_711 if name in self._controllers() and pod.slurmctld else None,
+            fabric_addr=FabricAddress(pod.ip),
+            hostname="c0ffee",
+            slurm_installed=pod.installed,
+            cpus=8,
+            memory_mb=64_000,
+            gpu_files=1,
+            clock_skew_s=0.0,
+            api_reachable=True,
+        )
+
+    def _controllers(self) -> list[str]:
+        live = (m for m in self.members.values() if m.status in LIVE_MEMBER)
+        return [m.worker_id for m in live if m.role is MemberRole.CONTROLLER]
+
+    def node_states(self, head: Pod) -> dict[str, str]:
+        assert head.configuration is not None
+        states = {}
+        for node in head.configuration.nodes:
+            pod = self.pods[node.worker_id]
+            if not (pod.alive and pod.slurmd and pod.configuration):
+                states[node.name.text] = "down*"
+            elif node.name.text in head.drained:
+                states[node.name.text] = "draining" if pod.busy else "drained"
+            else:
+                states[node.name.text] = "allocated" if pod.busy else "idle"
+        return states
+
+    def view(self) -> ClusterView:
+        members = tuple(replace(m, worker=self._worker(m.worker_id)) for m in self.members.values())
+        unjoined = [w for w in self.workers.values() if w.id not in self.members and w.state is not State.TERMINATED]
+        row = replace(self.row, members=members, unjoined=tuple(self._worker(w.id) for w in unjoined))
+        return ClusterView(
+            row, self.now, dict(self.leader.observed), frozenset(self.leader.running), dict(self.leader.retry_at)
+        )
+
+    def _worker(self, name: str) -> MemberWorker:
+        w = self.workers[name]
+        return MemberWorker(
+            w.id, w.state, w.stage, 1, w.gpu_type, w.data_center, w.price_usd_per_hour, w.created_at, w.state_since,
+            w.last_heartbeat, None, w.pod_id, w.ssh_host, w.ssh_port, None, w.nonce, None, None, w.cluster,
+        )  # fmt: skip
+
+    def _plan(self) -> None:
+        view = self.view()
+        made = plan(view, self.policy)
+        assert self.random.random() > 0.05 or made == plan(view, self.policy)
+        named = [one.worker_id for one in made if isinstance(one, act.OnMember)]
+        assert len(named) == len(set(named)), "two actions on one member"
+        assert not set(named) & view.in_flight, "an action on a member with a running one"
+        assert sum(isinstance(one, act.OnCluster) for one in made) <= 1
+        self.told += made
+        for action in made:
+            self._take(action)
+
+    def _take(self, action: act.ClusterAction) -> None:
+        match action:
+            case act.Allocate():
+                self._status(ClusterStatus.ALLOCATING, action.why, nodes=action.nodes, deadline_s=action.deadline_s)
+            case act.MoveCluster():
+                assert self.row.status is action.from_status
+                self._status(action.to_status, action.why, **action.fields)
+            case act.Fail():
+                self._status(ClusterStatus.FAILED, action.why)
+                self.change(failure_code=str(action.code))
+            case act.Dissolve():
+                assert not self.live_workers
+                self._status(ClusterStatus.DELETED, action.why)
+            case act.Scale():
+                self.change(nodes=action.nodes, deadline_at=None, waiting_for=None)
+            case act.Remark():
+                self._remark(waiting_for=action.waiting_for, deadline_s=action.deadline_s)
+            case act.RecordConfiguration():
+                self.change(conf_sha=action.conf_sha)
+            case act.Join():
+                assert self.workers[action.worker_id].state in READY
+                taken = {m.index_no for m in self.members.values() if m.status in LIVE_MEMBER}
+                assert action.index not in taken
+                assert len(taken) < 64
+                self.members[action.worker_id] = MemberRow(
+                    "train", action.worker_id, action.role, MemberStatus.PENDING, action.node_name.text, action.index,
+                    None, None, None, None, {}, self.now, self.now, None, None,
+                )  # fmt: skip
+            case act.MoveMember():
+                assert self.members[action.worker_id].status is action.from_status
+                self._member(action.worker_id, action.to_status, action.why, **action.fields)
+            case act.UpdateMember():
+                assert self.members[action.worker_id].status is action.status
+                self.members[action.worker_id] = replace(self.members[action.worker_id], **action.fields)
+                assert len(self._controllers()) <= 1
+            case act.RefuseOperation():
+                self._operation(action.operation_id, OperationStatus.FAILED, action.why)
+            case _:
+                self._start(action)
+
+    def _start(self, action: Any) -> None:
+        assert isinstance(action, ACTIONS_ON_A_POD)
+        key = "train" if isinstance(action, act.Smoke) else action.worker_id
+        self.leader.observed.pop(action.worker_id, None)
+        self.leader.running[key] = (action, self.now + timedelta(seconds=self.random.uniform(1, 15)))
+        number = getattr(action, "operation_id", None)
+        if number is not None:
+            self._operation(number, OperationStatus.RUNNING, None)
+
+    def _finish(self) -> None:
+        for key, (action, at) in list(self.leader.running.items()):
+            if at > self.now:
+                continue
+            del self.leader.running[key]
+            if self._carry_out(action):
+                self.leader.failures.pop(key, None)
+            else:
+                self.leader.failures[key] = self.leader.failures.get(key, 0) + 1
+                self.leader.retry_at[key] = self.now + timedelta(seconds=backoff_s(self.leader.failures[key]))
+
+    def _carry_out(self, action: Any) -> bool:
+        name, pod = action.worker_id, self.pods[action.worker_id]
+        works = pod.alive and pod.reachable
+        head = next((self.pods[n] for n in self._controllers()), None)
+        match action:
+            case act.Configure() | act.Reconfigure() if works:
+                pod.installed = pod.installed or getattr(action, "install", False)
+                pod.configuration = action.configuration
+            case act.StartController() if works:
+                pod.slurmctld = True
+            case act.StartNode() if works:
+                pod.slurmd = True
+            case act.DrainNode() if works and head is not None and head.alive and head.slurmctld:
+                if self.members[name].status is MemberStatus.READY:
+                    head.drained.add(self.members[name].node_name)
+                    self._member(name, MemberStatus.DRAINING, action.why)
+            case act.RemoveNode() if works:
+                assert not pod.busy
+                if self.members[name].status is MemberStatus.DRAINING:
+                    self._member(name, MemberStatus.REMOVED, action.why)
+            case act.Smoke() if works and head is pod:
+                idle = [s for s in self.node_states(pod).values() if s == "idle"] if pod.slurmctld else []
+                if len(idle) >= action.nodes:
+                    self.change(smoke_at=self.now, smoke_evidence={"controller": name})
+                works = len(idle) >= action.nodes
+            case act.ReconcileAuthorizedKey():
+                pass
+            case _:
+                works = False
+        if getattr(action, "operation_id", None) is not None:
+            self._operation(action.operation_id, OperationStatus.SUCCEEDED if works else OperationStatus.FAILED, None)
+        return works
+
+    def _status(self, status: ClusterStatus, why: str, **fields: Any) -> None:
+        assert (self.row.status, status) in CLUSTER_TRANSITIONS, (self.row.status, status)
+        self.statuses.append(status)
+        self.change(status=status, reason=why, status_since=self.now)
+        self._remark(**fields)
+
+    def _remark(self, **fields: Any) -> None:
+        if "deadline_s" in fields:
+            seconds = fields.pop("deadline_s")
+            fields["deadline_at"] = None if seconds is None else self.now + timedelta(seconds=seconds)
+        self.change(**fields)
+
+    def _member(self, name: str, status: MemberStatus, why: str, **fields: Any) -> None:
+        before = self.members[name]
+        assert (before.status, status) in MEMBER_TRANSITIONS, (before.status, status)
+        if status is MemberStatus.FAILED and self.row.status in LIVE_CLUSTER:
+            assert name in self.lost, f"{name} was well: {why}"
+        self.members[name] = replace(before, status=status, status_since=self.now, reason=why, **fields)
+
+    def _operation(self, number: int, status: OperationStatus, error: str | None) -> None:
+        operations = tuple(
+            replace(one, status=status, error=error) if one.id == number else one for one in self.row.operations
+        )
+        self.change(operations=operations)

@@ -1,0 +1,302 @@
+"""The life of a cluster, in a world whose pods, probes and leaders fail."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from orchestrator.core import cluster_actions as act
+from orchestrator.core.cluster_readings import Reading
+from orchestrator.core.cluster_rows import MemberOperation
+from orchestrator.core.cluster_states import ClusterStatus, MemberStatus, OperationKind, OperationStatus
+from orchestrator.core.states import State
+from tests.unit.core.cluster_world import NONE, World, tasks
+
+RUNNING, DEGRADED, REQUESTED = ClusterStatus.RUNNING, ClusterStatus.DEGRADED, ClusterStatus.REQUESTED
+
+
+def running(nodes: int, **changes: int) -> World:
+    world = World(nodes, **changes)
+    world.change(demand=tasks(nodes))
+    world.until(RUNNING)
+    return world
+
+
+def test_a_cluster_lives_from_requested_to_deleted_and_leaves_nothing() -> None:
+    world = running(4)
+    assert world.statuses == [REQUESTED, ClusterStatus.ALLOCATING, ClusterStatus.DEPLOYING, RUNNING]
+    assert len(world.of(MemberStatus.READY)) == 4
+    assert world.controller == min(world.members)
+    assert sum(isinstance(one, act.Smoke) for one in world.told) == 1
+    detail = world.members[world.controller].adapter_detail
+    assert (detail["phase"], detail["slurmctld_state"], detail["slurmd_state"]) == ("slurm_ready", "up", "idle")
+    world.change(delete_requested_at=world.now)
+    world.until(ClusterStatus.DELETED)
+    assert not world.live_workers
+    assert world.counts() == {"removed": 4}
+
+
+def test_a_steady_cluster_gets_no_action() -> None:
+    world = running(4)
+    world.run(60)
+    world.told.clear()
+    world.run(600)
+    assert not world.told
+    assert len(world.workers) == 4
+
+
+def test_a_running_job_may_end_before_its_node_is_deleted() -> None:
+    world = running(3)
+    busy = world.of(MemberStatus.READY)[1]
+    world.pods[busy].busy = True
+    world.change(delete_requested_at=world.now)
+    world.run(300)
+    assert world.members[busy].status is MemberStatus.DRAINING
+    assert world.members[world.controller].status is MemberStatus.DRAINING  # it serves the job until the end
+    world.pods[busy].busy = False
+    world.until(ClusterStatus.DELETED)
+
+
+def test_without_every_node_at_the_deadline_the_cluster_fails_and_all_is_released() -> None:
+    world = World(4)
+    world.capacity = 2
+    world.change(demand=tasks(4))
+    world.until(ClusterStatus.FAILED, within_s=1_900)
+    assert world.row.failure_code == "ALLOCATION_TIMEOUT"
+    assert world.row.reason == "2 of 4 nodes were promoted in time"
+    world.run(120)
+    assert not world.live_workers
+
+
+def test_a_cluster_that_cannot_be_deployed_fails_at_its_deadline() -> None:
+    world = World(2)
+    world.reads = lambda reading: replace(reading, munge_ok=False) if reading.reached else reading
+    world.until(ClusterStatus.FAILED, within_s=1_200)
+    assert (world.row.failure_code, world.row.reason) == ("DEPLOY_TIMEOUT", "only 0 of 2 nodes are ready")
+    world.run(120)
+    assert not world.live_workers
+
+
+def test_an_image_without_slurm_fails_the_cluster_at_once() -> None:
+    world = World(2)
+    world.installed = False
+    world.until(ClusterStatus.FAILED, within_s=300)
+    assert world.row.failure_code == "SLURM_MISSING"
+    world.run(120)
+    assert not world.live_workers
+
+
+def test_slurm_is_installed_if_the_pool_allows_it() -> None:
+    world = World(2, install_slurm=True)
+    world.installed = False
+    world.until(RUNNING)
+    assert all(one.install for one in world.told if isinstance(one, act.Configure))
+
+
+def test_a_lost_controller_is_replaced_by_another_member() -> None:
+    world = running(4)
+    first = world.controller
+    world.kill(first)
+    world.until(DEGRADED, within_s=120)
+    world.until(RUNNING, within_s=900)
+    assert world.controller != first
+    assert world.pods[world.controller].slurmctld
+    assert sum(isinstance(one, act.Smoke) for one in world.told) == 2  # another controller, another smoke job
+    assert len(world.of(MemberStatus.READY)) == 4
+    world.run(60)
+    assert world.workers[first].state is State.TERMINATED
+
+
+def test_a_lost_member_is_replaced_and_its_index_is_used_again() -> None:
+    world = running(3)
+    gone = next(name for name in world.of(MemberStatus.READY) if name != world.controller)
+    index = world.members[gone].index_no
+    world.kill(gone)
+    world.until(DEGRADED, within_s=120)
+    world.until(RUNNING, within_s=600)
+    world.run(30)
+    assert sorted(world.members[name].index_no for name in world.of(MemberStatus.READY)) == [0, 1, 2]
+    assert index in {world.members[name].index_no for name in world.of(MemberStatus.READY)}
+
+
+def test_a_slurmctld_that_ended_is_started_again_on_its_pod() -> None:
+    world = running(2)
+    world.pods[world.controller].slurmctld = False
+    world.until(DEGRADED, within_s=30)
+    world.until(RUNNING, within_s=120)
+    assert len(world.workers) == 2
+
+
+def test_a_member_that_slurm_still_hears_is_not_lost_although_ssh_fails() -> None:
+    world = running(3)
+    other = next(name for name in world.of(MemberStatus.READY) if name != world.controller)
+    world.pods[other].reachable = False
+    world.run(1_200)
+    assert world.members[other].status is MemberStatus.READY
+    assert world.row.status is RUNNING
+
+
+def test_a_controller_whose_slurmctld_others_hear_is_not_lost_although_ssh_fails() -> None:
+    world = running(3)
+    world.pods[world.controller].reachable = False
+    world.run(1_200)
+    assert world.row.status is RUNNING
+    assert len(world.workers) == 3
+
+
+@pytest.mark.parametrize("lost", ["all of SSH", "every reading"])
+def test_unknown_never_removes_a_member(lost: str) -> None:
+    """This process has no network for an hour, while the agents' heartbeats arrive; or its probes say nothing."""
+    world = running(4)
+    if lost == "all of SSH":
+        for pod in world.pods.values():
+            pod.reachable = False
+    else:
+        world.reads = lambda _reading: Reading()
+    world.change(demand=NONE)
+    world.run(1_200)
+    assert len(world.of(MemberStatus.READY)) == 4
+    assert world.row.status is RUNNING
+    assert (world.row.nodes, len(world.workers)) == (4, 4)
+
+
+def test_a_cluster_whose_pods_all_died_at_once_is_replaced() -> None:
+    world = running(2)
+    for name in world.members:
+        world.kill(name)
+    world.until(DEGRADED, within_s=1_000)
+    world.until(RUNNING, within_s=1_000)
+
+
+def test_nodes_follow_the_tasks() -> None:
+    world = running(2)
+    world.change(demand=tasks(2, 2))
+    world.run(600)
+    assert len(world.of(MemberStatus.READY)) == 4
+    world.change(demand=tasks(1))
+    world.run(500)
+    assert world.row.waiting_for == "work for all nodes: 3 of 4 have none, and are released then"
+    assert len(world.of(MemberStatus.READY)) == 4
+    world.run(400)
+    assert world.of(MemberStatus.READY) == [world.controller]
+    assert len(world.live_workers) == 1
+    assert world.statuses[-1] is RUNNING
+    assert DEGRADED not in world.statuses  # neither growth nor release is a fault
+
+
+def test_a_surplus_that_is_used_again_is_not_released() -> None:
+    world = running(3)
+    world.change(demand=tasks(1))
+    world.run(400)
+    world.change(demand=tasks(3))
+    world.run(20)
+    assert (world.row.deadline_at, world.row.waiting_for) == (None, None)
+    world.change(demand=tasks(1))
+    world.run(400)
+    assert world.row.nodes == 3
+
+
+def test_a_node_with_a_job_of_its_own_is_not_released() -> None:
+    """Somebody logged in and submitted it with sbatch: no task of the queue knows it."""
+    world = running(2)
+    for name in world.members:
+        world.pods[name].busy = True
+    world.change(demand=NONE)
+    world.run(2_000)
+    assert world.row.nodes == 2
+
+
+def test_a_cluster_without_work_releases_all_nodes_and_comes_back() -> None:
+    world = running(2)
+    world.change(demand=NONE)
+    world.until(REQUESTED, within_s=700)
+    world.run(120)
+    assert not world.live_workers
+    assert world.row.nodes == 0
+    world.run(2_000)
+    assert world.row.status is REQUESTED
+    world.change(demand=tasks(3))
+    world.until(RUNNING)
+    assert len(world.of(MemberStatus.READY)) == 3
+
+
+def test_tasks_that_go_while_nodes_are_allocated_again_stop_the_allocation() -> None:
+    world = running(2)
+    world.change(demand=NONE)
+    world.until(REQUESTED)
+    world.change(demand=tasks(2))
+    world.until(ClusterStatus.ALLOCATING, within_s=300)
+    world.change(demand=NONE)
+    world.until(REQUESTED, within_s=10)
+
+
+def test_min_nodes_stay_without_work() -> None:
+    world = running(3, min_nodes=2)
+    world.change(demand=NONE)
+    world.run(2_000)
+    assert len(world.of(MemberStatus.READY)) == 2
+
+
+def test_a_drained_node_is_removed_and_replaced() -> None:
+    world = running(3)
+    name = next(one for one in world.of(MemberStatus.READY) if one != world.controller)
+    world.ask(operation(world, 1, OperationKind.DRAIN, name))
+    world.run(400)
+    assert world.members[name].status is MemberStatus.REMOVED
+    assert len(world.of(MemberStatus.READY)) == 3
+    assert len(world.live_workers) == 3
+
+
+def test_operations_reach_every_member_or_say_why_not() -> None:
+    world = running(3)
+    world.told.clear()
+    world.ask(operation(world, 1, OperationKind.RECONCILE, None))
+    world.run(20)
+    assert {one.worker_id for one in world.told if isinstance(one, act.Reconfigure)} == set(world.members)
+    world.ask(operation(world, 2, OperationKind.BOOTSTRAP_SSH, world.controller))
+    world.run(20)
+    assert [one.worker_id for one in world.told if isinstance(one, act.ReconcileAuthorizedKey)] == [world.controller]
+    world.ask(operation(world, 3, OperationKind.DRAIN, world.controller))
+    world.ask(operation(world, 4, OperationKind.DRAIN, "gpu-unknown"))
+    world.run(10)
+    errors = {one.id: one.error for one in world.row.operations if one.status is OperationStatus.FAILED}
+    assert str(errors[3]).startswith("it is the controller")
+    assert errors[4] == "the cluster has no such live member"
+
+
+def operation(world: World, number: int, kind: OperationKind, worker_id: str | None) -> MemberOperation:
+    until = world.now + timedelta(minutes=5)
+    return MemberOperation(
+        number, "train", worker_id, kind, OperationStatus.ACCEPTED, "anna", None, None, world.now, world.now, until
+    )
+
+
+def test_fifty_members_survive_losses_slow_probes_unknown_readings_and_other_leaders() -> None:
+    world = World(50)
+    world.change(demand=tasks(50))
+    world.slow_s = 20
+    chance = world.random
+
+    def vague(reading: Reading) -> Reading:
+        """Some probes say nothing at all, and some lack one answer."""
+        if chance.random() < 0.1:
+            return Reading()
+        if reading.reached and chance.random() < 0.2:
+            lost = chance.choice(["slurmd_state", "slurmctld_state", "node_states", "conf_sha", "munge_ok"])
+            return replace(reading, **{lost: None})
+        return reading
+
+    world.reads = vague
+    world.until(RUNNING, within_s=1_500)
+    for _ in range(15):
+        world.run(60)
+        if chance.random() < 0.3:
+            world.another_leader()
+        if chance.random() < 0.4:
+            world.kill(chance.choice(sorted(world.of(MemberStatus.READY))))
+    world.until(RUNNING, within_s=900)
+    world.run(100)
+    assert len(world.of(MemberStatus.READY)) == 50
+    assert len(world.live_workers) == 50
+    world.change(delete_requested_at=world.now)
+    world.until(ClusterStatus.DELETED, within_s=1_500)
