@@ -25,7 +25,7 @@ PAGE = "docs/clusters.md has an example"
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ClustersSeen:
     """The clusters that were asked for, at one time of the database."""
 
     clusters: Sequence[ClusterRow]
@@ -43,7 +43,7 @@ async def opened_clusters() -> "AsyncIterator[tuple[ClusterStore, SqlStore]]":
         yield both
 
 
-async def read(name: str | None = None) -> Seen:
+async def read(name: str | None = None) -> ClustersSeen:
     """Return all clusters, or the one of this name. Raises Failure if there is none."""
     async with opened_clusters() as (rows, store):
         found, leads = await asyncio.gather(rows.report(name), store.leadership())
@@ -51,7 +51,7 @@ async def read(name: str | None = None) -> Seen:
             known = [one.id for one in (await rows.report()).clusters]
             why = f"the database has none of this name.{suggestion(name, known)}"
             raise Failure(NO_CLUSTER, what=f"no cluster {name!r}", why=why)
-    return Seen(found.clusters, found.now, leads)
+    return ClustersSeen(found.clusters, found.now, leads)
 
 
 def member_named(row: ClusterRow, name: str) -> MemberRow:

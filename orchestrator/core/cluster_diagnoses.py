@@ -33,10 +33,10 @@ class Diagnosis(Explained):
         "No slurmctld runs for the cluster: no process id and no start time are known.",
         ORCHESTRATOR, "a member becomes the controller, and slurmctld is started on it", EXPLAIN)
     CONTROLLER_DOWN = "CONTROLLER_DOWN", Meaning(
-        "slurmctld does not answer.",
+        "The controller's slurmctld does not answer.",
         ORCHESTRATOR, "it is started again; after ten minutes another member becomes the controller", RECONCILE)
     NODE_DOWN = "NODE_DOWN", Meaning(
-        "slurmd does not run on a node, or slurmctld does not hear it.",
+        "A node's slurmd does not run, or slurmctld does not hear it.",
         ORCHESTRATOR, "slurmd is started again; after ten minutes the node is replaced", RECONCILE)
     TRANSPORT_HOSTNAME = "TRANSPORT_HOSTNAME", Meaning(
         "The SSH address in the member's row is the name that the pod gives itself, which nothing resolves.",
@@ -69,7 +69,7 @@ class Diagnosis(Explained):
     SLURM_MISSING = "SLURM_MISSING", Meaning(
         "The pod has no Slurm.",
         OPERATOR, "the cluster fails, unless the pool has install_slurm = true",
-        "set install_slurm = true for the pool, or image to one with slurmctld, slurmd and munged")
+        "set install_slurm = true for the pool in POOLS_FILE, or RUNPOD_WORKER_IMAGE to an image with Slurm and munge")
     TASK_TOO_LARGE = "TASK_TOO_LARGE", Meaning(
         "A task asks for more nodes than the cluster may have.",
         OPERATOR, "the task waits in Slurm until its time limit",

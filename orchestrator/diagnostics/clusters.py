@@ -120,7 +120,7 @@ def _deploying(row: ClusterRow) -> ClusterStanding:
 
 def _running(row: ClusterRow) -> ClusterStanding:
     if row.demand.tasks:
-        then = "the controller runs each with sbatch, and Slurm shares the nodes"
+        then = "the controller runs one after another with sbatch"
         what = f"its tasks: {row.demand.tasks} wait or run, on {counted(row.demand.nodes, 'node')} in all"
     else:
         what = f"tasks of pool {row.pool}"

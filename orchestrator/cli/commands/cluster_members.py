@@ -20,6 +20,7 @@ from orchestrator.errors import BAD_ARGUMENT, WRONG_STATE, Failure
 
 MAX_SCRIPT_BYTES = 256 << 10
 MAX_GPUS = 8  # of one node
+MAX_TIME_S = 30 * 86_400
 
 
 @click.command()
@@ -149,7 +150,10 @@ def _params(
         made["gpus_per_node"] = gpus_per_node
     if time_limit is not None:
         now = utcnow()
-        made["time_limit_s"] = int((options.later(time_limit, now, "--time-limit") - now).total_seconds())
+        limit_s = int((options.later(time_limit, now, "--time-limit") - now).total_seconds())
+        if not 1 <= limit_s <= MAX_TIME_S:
+            raise Failure(BAD_ARGUMENT, why=f"--time-limit {time_limit!r} is not between 1 s and 30 days")
+        made["time_limit_s"] = limit_s
     if variables:
         made["env"] = options.labels(variables, "--env")
     if outputs:
@@ -164,9 +168,8 @@ def _script(path: str) -> str:
         text = sys.stdin.read(MAX_SCRIPT_BYTES + 1) if path == "-" else Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise Failure(BAD_ARGUMENT, what="the script cannot be read", why=f"{named}: {error}") from None
-    if not text.startswith("#!"):
-        why, fix = f"{named} does not begin with #!", "begin it with a line such as #!/bin/bash"
-        raise Failure(BAD_ARGUMENT, what="sbatch would refuse the script", why=why, fix=fix)
+    if not text.strip() or "\0" in text:
+        raise Failure(BAD_ARGUMENT, what="this is no script", why=f"{named} is empty, or has a NUL character")
     if len(text.encode()) > MAX_SCRIPT_BYTES:
         fix = "put the program into the image or WORKER_CODE_DIR, and call it from the script"
         why = f"{named} is longer than {MAX_SCRIPT_BYTES >> 10} KiB"

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from orchestrator.cli import cluster_view as view
-from orchestrator.cli.cluster_session import Seen, cluster_pool, opened_clusters, read
+from orchestrator.cli.cluster_session import ClustersSeen, cluster_pool, opened_clusters, read
 from orchestrator.cli.commands.cluster_members import bootstrap_ssh, drain, members, operations, reconcile, submit
 from orchestrator.cli.options import force_option
 from orchestrator.cli.output import Output, json_option
@@ -176,6 +176,6 @@ async def _ended() -> Sequence[Mapping[str, Any]]:
     return [row for row in found if row["status"] in facts.ENDED]
 
 
-def _warn(output: Output, seen: Seen) -> None:
+def _warn(output: Output, seen: ClustersSeen) -> None:
     if warning := leaderless(seen.leadership):
         output.say(warning, "bold yellow")
