@@ -47,7 +47,7 @@ declare
     v_status text := p_worker.status;
     v_claim_no bigint := p_worker.claim_no;
     v_spent boolean := false;
-    v_may boolean := public.internal_may_claim(p_worker);
+    v_may boolean := p_worker.cluster is null or public.internal_is_controller(p_worker);
 begin
     if p_worker.nonce is distinct from p_nonce then
         return jsonb_build_object('outcome', 'fenced', 'wanted', 'stop', 'tasks', '[]'::jsonb);

@@ -1,12 +1,12 @@
 -- Members of clusters: workers that a cluster reserves, with their place and their state in Slurm.
 
--- Whether a worker may take tasks: any that no cluster reserves, and of a cluster the controller alone, while it is ready
--- and the cluster runs. It passes the tasks on to Slurm.
-create or replace function public.internal_may_claim(p_worker public.workers) returns boolean
+-- Whether a worker that a cluster reserves may take tasks: only the controller, while it is ready and the cluster runs. It
+-- passes the tasks on to Slurm.
+create or replace function public.internal_is_controller(p_worker public.workers) returns boolean
 language sql stable security definer set search_path = '' set enable_seqscan = off as $$
-    select internal_may_claim.p_worker.cluster is null or exists (
+    select exists (
         select from public.cluster_members m join public.cluster_apps c on c.id = m.cluster
-         where m.cluster = internal_may_claim.p_worker.cluster and m.worker_id = internal_may_claim.p_worker.id
+         where m.cluster = internal_is_controller.p_worker.cluster and m.worker_id = internal_is_controller.p_worker.id
            and m.role = 'controller' and m.status = 'ready' and c.status in ('running', 'degraded'))
 $$;
 

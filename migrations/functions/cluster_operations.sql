@@ -186,9 +186,6 @@ declare
     c_tasks constant int := 10;
     v_ids bigint[];
 begin
-    if p_worker.cluster is null then
-        return '{}';
-    end if;
     v_ids := array(
         select n.id from public.node_tasks n
          where n.worker_id = p_worker.id and n.via = 'agent' and n.status in ('queued', 'dispatched')

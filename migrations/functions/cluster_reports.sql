@@ -40,7 +40,8 @@ language sql stable security definer set search_path = '' set jit = off as $$
                  limit least(greatest(coalesce(fleet_clusters.p_limit, 100), 0), 1000)) c), '[]'))
 $$;
 
--- What the tick's snapshot has of live clusters. A failed member is shown until its worker has ended.
+-- What the tick's snapshot has of live clusters. A removed or failed member is shown until its worker has ended: it is no
+-- worker that has yet to join.
 create or replace function public.internal_cluster_needs(p_fleet text) returns jsonb
 language sql stable security definer set search_path = '' set enable_seqscan = off as $$
     select coalesce(jsonb_agg(jsonb_build_object(
@@ -48,7 +49,7 @@ language sql stable security definer set search_path = '' set enable_seqscan = o
                    select jsonb_agg(jsonb_build_object('worker_id', m.worker_id, 'status', m.status, 'role', m.role)
                                     order by m.worker_id)
                      from public.cluster_members m
-                    where m.cluster = c.id and (m.status not in ('removed', 'failed') or m.status = 'failed' and exists (
+                    where m.cluster = c.id and (m.status not in ('removed', 'failed') or exists (
                           select from public.workers w where w.id = m.worker_id and w.status <> 'terminated'))), '[]'))
                order by c.id), '[]')
       from public.cluster_apps c

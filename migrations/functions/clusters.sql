@@ -124,6 +124,7 @@ begin
         when 'cluster.scale' then array['nodes', 'min_nodes', 'max_nodes']
         when 'cluster.delete' then array['reason']
         else array['worker'] end, 'p_args');
+    perform public.internal_because(p_actor, null, coalesce(nullif(v_args->>'reason', ''), format('%s requested it', p_actor)));
     if p_action = 'cluster.create' then
         return public.internal_cluster_create(p_fleet, p_cluster, v_args, p_now);
     end if;
@@ -131,7 +132,6 @@ begin
     if not found then
         return jsonb_build_object('outcome', 'not_found');
     end if;
-    perform public.internal_because(p_actor, null, coalesce(v_args->>'reason', format('%s requested it', p_actor)));
     if p_action = 'cluster.delete' then
         return public.internal_cluster_delete(v_row, p_actor, v_args->>'reason', p_now);
     elsif v_row.status in ('deleting', 'deleted', 'failed') then

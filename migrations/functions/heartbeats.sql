@@ -78,7 +78,7 @@ begin
                               'stuck', v_stuck, 'fenced', v_fenced, 'heartbeat_s', v_worker.heartbeat_s, 'lease_s', v_worker.lease_s,
                               'led', exists (select from public.fleet_lease l
                                               where l.fleet = v_worker.fleet and l.expires_at > v_now))
-        || public.internal_node_tasks(v_worker, v_now);
+        || case when v_worker.cluster is null then '{}' else public.internal_node_tasks(v_worker, v_now) end;
 end
 $$;
 

@@ -38,7 +38,7 @@ class Cluster:
     @property
     def rows(self) -> ClusterStore:
         """The store, at the fleet's time."""
-        return ClusterStore(Clocked(self.fleet), FLEET)  # type: ignore[arg-type]
+        return ClusterStore(Clocked(self.fleet), FLEET)
 
     async def create(self, nodes: int = 2, **size: int) -> None:
         """Request it."""

@@ -76,6 +76,7 @@ async def test_a_name_and_a_pool_have_one_cluster(fleet: Fleet, cluster: Cluster
         with pytest.raises(BadArgument):
             await rows.create(name, pool, nodes=2, **size)  # type: ignore[arg-type]
     listed = (await rows.clusters())["clusters"]
+    assert [event.reason for event in (await cluster.report()).events] == ["test", "operator requested it"]
     assert [(row["id"], row["status"], row["members"]) for row in listed] == [
         ("second", "requested", {}), (NAME, "failed", {}),
     ]  # fmt: skip
@@ -255,7 +256,7 @@ async def test_the_end_of_a_cluster_ends_all_that_belongs_to_it(fleet: Fleet, cl
 
 
 async def test_the_snapshot_has_the_live_clusters(fleet: Fleet, cluster: Cluster) -> None:
-    """With their members; a failed one until its worker has ended."""
+    """With their members; a failed or removed one until its worker has ended."""
     assert (await fleet.snapshot())["clusters"] == []
     await cluster.running()
     controller, other = cluster.agents
@@ -270,6 +271,9 @@ async def test_the_snapshot_has_the_live_clusters(fleet: Fleet, cluster: Cluster
     await fleet.end(other.id, State.ACTIVE)
     await fleet.move(other.id, State.TERMINATING, State.TERMINATED)
     assert (await fleet.snapshot())["clusters"][0]["members"] == members[:1]
+    await cluster.move_member(controller, MemberStatus.READY, MemberStatus.DRAINING)
+    await cluster.move_member(controller, MemberStatus.DRAINING, MemberStatus.REMOVED)
+    assert (await fleet.snapshot())["clusters"][0]["members"] == [members[0] | {"status": "removed"}]
     await fleet.call("fleet_lead", p_fleet="second", p_holder="us", p_ttl_s=60)
     assert (await fleet.call("fleet_snapshot", p_fleet="second"))["clusters"] == []
 

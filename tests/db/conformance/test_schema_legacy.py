@@ -121,6 +121,18 @@ async def test_tables_with_the_least_columns_get_all_others(
     ]
 
 
+async def test_a_column_that_would_reserve_workers_is_refused(
+    project: AsyncConnection[DictRow], empty_database: str
+) -> None:
+    """A worker whose `cluster` names none of ours would claim nothing; the owner renames the column."""
+    await project.execute("create table workers (id text primary key, status text, cluster text)")
+    with pytest.raises(SchemaMismatch, match=r"existing column workers[.]cluster is not of this system"):
+        await migrate(empty_database)
+    await project.execute("alter table workers rename column cluster to region")
+    await migrate(empty_database)
+    assert (await migrate(empty_database)).applied == ()
+
+
 @pytest.mark.parametrize("status", [TEXT, ENUM], ids=["text", "enum"])
 async def test_the_queue_works_on_such_tables(
     project: AsyncConnection[DictRow], empty_database: str, fleet: Fleet, status: str

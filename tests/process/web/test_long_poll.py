@@ -3,14 +3,18 @@
 import asyncio
 import dataclasses
 import time
+import uuid
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import httpx
 import pytest
 
+from orchestrator.adapters.cluster_store import ClusterStore
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.s3 import S3Blobs
+from orchestrator.core.cluster_states import ClusterStatus, MemberRole, MemberStatus
 from orchestrator.core.states import State
 from orchestrator.observability.health import Health
 from orchestrator.web import long_poll
@@ -109,6 +113,33 @@ async def test_a_worker_that_may_not_claim_yet_uses_up_no_wake_up(gateway: Serve
     for worker in bringing_up:
         await gateway.store.request_termination(worker.id, "test", now_not_drain=False)
     assert not any(answer["tasks"] for answer in await asyncio.gather(*sleepers))
+
+
+async def test_members_of_a_cluster_use_up_no_wake_up(gateway: ServerUnderTest, api_db: PostgresDb) -> None:
+    """The controller hears when the cluster runs, and of each task, however many other members wait."""
+    name = f"c-{uuid.uuid4().hex[:8]}"
+    rows, term = ClusterStore(api_db, "default"), gateway.term
+    await rows.create(name, name, nodes=6)
+    await rows.move(term, name, [ClusterStatus.REQUESTED], ClusterStatus.ALLOCATING, "test")
+    *others, controller = [await gateway.worker(pool=name) for _ in range(6)]
+    (early,) = await gateway.submit(name)
+    claims = [asyncio.create_task(worker.claim(wait_s=WAIT_S)) for worker in (*others, controller)]
+    await gateway.until(lambda: gateway.signal.waiting == 6)
+    began = time.monotonic()
+    assert await rows.join(term, name, controller.id, MemberRole.CONTROLLER) == 0
+    for before, after in pairwise((MemberStatus.PENDING, MemberStatus.RECONCILING, MemberStatus.READY)):
+        await rows.move_member(term, name, controller.id, [before], after, "test")
+    for start, then in pairwise((ClusterStatus.ALLOCATING, ClusterStatus.DEPLOYING, ClusterStatus.RUNNING)):
+        await rows.move(term, name, [start], then, "test")
+    assert [task["id"] for task in (await claims[-1])["tasks"]] == [early]
+    again = asyncio.create_task(controller.claim(2, wait_s=WAIT_S))
+    await gateway.until(lambda: gateway.signal.waiting == 6)
+    (late,) = await gateway.submit(name)
+    assert [task["id"] for task in (await again)["tasks"]] == [late]
+    assert time.monotonic() - began < SOON_S
+    for worker in others:
+        await gateway.store.request_termination(worker.id, "test", now_not_drain=False)
+    assert not any(answer["tasks"] for answer in await asyncio.gather(*claims[:-1]))
 
 
 @pytest.mark.parametrize(("at_once", "wanted"), [(False, protocol.DRAIN), (True, protocol.STOP)])
