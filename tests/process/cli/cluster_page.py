@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from psycopg import AsyncConnection
+
 from orchestrator.adapters.cluster_store import ClusterStore
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
@@ -38,13 +40,9 @@ PAGE = ROOT / "docs" / "slurm-runbook.md"
 FLEET_ID, NAME, COLUMNS = "default", "train", 80
 WORKERS = ("gpu-20261125_220001-3f1c9a52", "gpu-20261125_220002-b7d04e18")
 PROMPT, SCENE, INDENT = "    $ orchestrator ", re.compile(r"<!-- scene: (\w+) -->"), "    "
-READY = {
-    "phase": "slurm_ready",
-    "slurmctld_state": "up",
-    "slurmd_state": "idle",
-    "munge_ok": True,
-    "version": "22.05.8",
-}
+READY = {"phase": "slurm_ready", "slurmd_state": "idle", "munge_ok": True}
+CONFIGURING = {"phase": "configuring", "munge_ok": True, "slurm_installed": True}
+STARTED = {"slurmctld_state": "up", "slurmctld_pid": 417, "slurmctld_started_at": "2026-11-25T22:06:12+00:00"}
 NO_SLURMCTLD = "slurmctld does not run on its controller"
 
 
@@ -54,7 +52,7 @@ class Story:
 
     fleet: Fleet
     rows: ClusterStore
-    operation: int | None = None
+    url: str  # of the database
     node_tasks: list[int] = field(default_factory=list)
 
     async def member(self, number: int, before: MemberStatus, after: MemberStatus | None, **detail: Any) -> None:
@@ -62,7 +60,18 @@ class Story:
         where = {"ssh_host": "213.173.110.7", "ssh_port": 12086 + number, "fabric_addr": f"10.65.0.{number + 3}"}
         fields = {**where, "hostname": f"c0ffee{number}", "adapter_detail": detail}
         worker, term = WORKERS[number], self.fleet.term
-        assert await self.rows.move_member(term, NAME, worker, [before], after, detail.get("error", "test"), **fields)
+        why = detail.get("error") or f"reached; its private address is {where['fabric_addr']}"
+        assert await self.rows.move_member(term, NAME, worker, [before], after, why, **fields)
+
+    async def queue(self, worker: str, operation: int | None) -> int:
+        """Queue the managed key for an agent; the number of the node task."""
+        kind, via = NodeTaskKind.AUTHORIZED_KEY, NodeTaskVia.AGENT
+        queued = await self.rows.node_task(
+            self.fleet.term, NAME, worker, operation_id=operation, kind=kind, payload={}, via=via, deadline_s=600
+        )
+        assert queued is not None
+        self.node_tasks.append(queued)
+        return queued
 
     async def cluster(self, before: ClusterStatus, after: ClusterStatus, reason: str, **fields: Any) -> None:
         """Move the cluster."""
@@ -78,9 +87,9 @@ async def stalled(story: Story) -> None:
         await story.fleet.worker(upto=State.ACTIVE, worker_id=worker, cluster=NAME)
         role = MemberRole.WORKER if number else MemberRole.CONTROLLER
         await rows.join(term, NAME, worker, role, node_name=worker.replace("_", "-"))
-    down = {"phase": "configuring", "slurmctld_state": "down", "munge_ok": True, "error": NO_SLURMCTLD}
-    await story.member(0, MemberStatus.PENDING, MemberStatus.RECONCILING, **down)
-    await story.member(1, MemberStatus.PENDING, MemberStatus.RECONCILING, phase="configuring", munge_ok=True)
+    down = {"slurmctld_state": "down", "slurmctld_pid": None, "error": NO_SLURMCTLD}
+    await story.member(0, MemberStatus.PENDING, MemberStatus.RECONCILING, **CONFIGURING, **down)
+    await story.member(1, MemberStatus.PENDING, MemberStatus.RECONCILING, **CONFIGURING)
     waits = {"waiting_for": f"slurmctld on {WORKERS[0].replace('_', '-')}", "deadline_s": 900}
     await story.cluster(ClusterStatus.ALLOCATING, ClusterStatus.DEPLOYING, "all nodes are promoted", **waits)
     failed = await rows.operate(term, NAME, WORKERS[0], OperationKind.RECONCILE, deadline_s=300)
@@ -91,18 +100,45 @@ async def stalled(story: Story) -> None:
         assert await rows.move_operation(term, failed, [before], after, error=error)
 
 
+async def hostname(story: Story) -> None:
+    """Another program wrote the host name into the address; slurmctld runs by now."""
+    await story.member(0, MemberStatus.RECONCILING, None, **CONFIGURING, **STARTED)
+    where = {"ssh_host": "j27u15", "hostname": "j27u15"}
+    seen = [MemberStatus.RECONCILING]
+    assert await story.rows.move_member(story.fleet.term, NAME, WORKERS[1], seen, None, "imported", **where)
+
+
+async def unreachable(story: Story) -> None:
+    """A pod does not reach the API."""
+    await story.member(1, MemberStatus.RECONCILING, None, **CONFIGURING, api_reachable=False)
+
+
+async def expired(story: Story) -> None:
+    """The log of its agent ends with an expired token."""
+    await story.member(1, MemberStatus.RECONCILING, None, **CONFIGURING, agent_codes=["token_expired"], clock_skew_s=0)
+
+
+async def invalid(story: Story) -> None:
+    """… or with a token that was refused."""
+    await story.member(1, MemberStatus.RECONCILING, None, **CONFIGURING, agent_codes=["token_invalid"])
+
+
+async def starved(story: Story) -> None:
+    """A node task waits for two minutes; its agent was never heard."""
+    await story.member(1, MemberStatus.RECONCILING, None, **CONFIGURING)
+    queued = await story.queue(WORKERS[1], None)
+    async with await AsyncConnection.connect(story.url, autocommit=True) as sql:
+        aged = "update node_tasks set created_at = now() - interval '2 minutes' where id = %s"
+        await sql.execute(aged, [queued])
+
+
 async def asked(story: Story) -> None:
     """The key was asked for; the agents have not taken the node tasks."""
     rows, term = story.rows, story.fleet.term
-    made = (await rows.bootstrap_ssh(NAME, actor="cli:you"))["operations"]
-    for one in made:
-        await rows.move_operation(term, one["id"], [OperationStatus.ACCEPTED], OperationStatus.DISPATCHED)
-        kind, via = NodeTaskKind.AUTHORIZED_KEY, NodeTaskVia.AGENT
-        queued = await rows.node_task(
-            term, NAME, one["worker_id"], operation_id=one["id"], kind=kind, payload={}, via=via, deadline_s=600
-        )
-        assert queued is not None
-        story.node_tasks.append(queued)
+    for operation in (await rows.report(NAME)).clusters[0].operations:
+        if operation.kind is OperationKind.BOOTSTRAP_SSH and operation.worker_id:
+            await rows.move_operation(term, operation.id, [OperationStatus.ACCEPTED], OperationStatus.DISPATCHED)
+            await story.queue(operation.worker_id, operation.id)
 
 
 async def applied(story: Story) -> None:
@@ -120,7 +156,7 @@ async def applied(story: Story) -> None:
 async def running(story: Story) -> None:
     """Both nodes are ready, and the smoke job succeeded."""
     for number in range(2):
-        ready = READY if number == 0 else {key: one for key, one in READY.items() if key != "slurmctld_state"}
+        ready = READY if number else READY | STARTED
         await story.member(number, MemberStatus.RECONCILING, MemberStatus.READY, **ready)
     now = (await story.rows.report(NAME)).now
     await story.cluster(
@@ -129,7 +165,12 @@ async def running(story: Story) -> None:
 
 
 SCENES: Mapping[str, Callable[[Story], Awaitable[None]]] = {
-    "stalled": stalled, "asked": asked, "applied": applied, "running": running,
+    "stalled": stalled,
+    "hostname": hostname,
+    "unreachable": unreachable,
+    "expired": expired,
+    "invalid": invalid,
+    "starved": starved, "asked": asked, "applied": applied, "running": running,
 }  # fmt: skip
 
 
@@ -170,9 +211,9 @@ async def _story(services: SharedServices) -> AsyncIterator[Story]:
     store = SqlStore(db, FLEET_ID)
     fleet = Fleet(store, db, None, (await store.lead("host-1:17", 3_600)).term)
     empty = {name: value for name, value in os.environ.items() if name in {"PATH", "HOME", "LANG", "TMPDIR"}}
-    settings = {"DATABASE_URL": database.url, "FLEET_ID": FLEET_ID}
+    settings = {"DATABASE_URL": database.url, "FLEET_ID": FLEET_ID, "LOGNAME": "you"}
     with mock.patch.dict(os.environ, {**empty, **settings}, clear=True):
-        yield Story(fleet, ClusterStore(db, FLEET_ID))
+        yield Story(fleet, ClusterStore(db, FLEET_ID), database.url)
     await db.close()
 
 
