@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import Metric
 
 from orchestrator.cli.examples import EXAMPLES
 from orchestrator.cli.main import COMMANDS, Commands
+from orchestrator.core.cluster_diagnoses import Diagnosis
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.task_failures import TaskFailure
@@ -133,6 +134,8 @@ def codes() -> str:
             "| Code | Meaning | Who must act | What happens then | Fix |\n|---|---|---|---|---|",
         ]
         parts += [_cause(causes.of(str(member.value))) for member in members]
+    parts += ["\n## What is wrong with a cluster\n", CAUSE_HEAD.format("Code")]
+    parts += [_cause(causes.of_cluster(str(member.value))) for member in Diagnosis]
     parts += ["\n## Why a worker ended\n", CAUSE_HEAD.format("Cause")]
     parts += [_cause(causes.ending(str(member.value))) for member in ExitCause]
     return "\n".join(parts) + "\n"

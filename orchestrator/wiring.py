@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from orchestrator.adapters.cluster_store import ClusterStore
 from orchestrator.adapters.schedule_store import ScheduleStore
 from orchestrator.adapters.sharing_store import SharingStore
 from orchestrator.adapters.store import SqlStore
@@ -125,6 +126,17 @@ async def open_schedules(settings: Settings) -> AsyncIterator[ScheduleStore]:
     """The schedules, for a command."""
     async with open_db(settings) as db:
         yield ScheduleStore(db, settings.fleet_id)
+
+
+@asynccontextmanager
+async def open_clusters(settings: Settings) -> AsyncIterator[tuple[ClusterStore, SqlStore]]:
+    """The clusters, and the fleet's rows, for a command."""
+    if settings.database_url is not None:
+        from orchestrator.adapters.connection_test import try_connection
+
+        await try_connection(settings.database_url.get_secret_value())
+    async with open_db(settings) as db:
+        yield ClusterStore(db, settings.fleet_id), store_over(db, settings)
 
 
 @asynccontextmanager

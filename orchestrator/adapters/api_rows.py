@@ -6,6 +6,7 @@ A user's params pass unchanged: nothing here is redacted, and nothing here is lo
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orchestrator.adapters.cluster_store import ClusterStore
 from orchestrator.core.api_tokens import TokenHolder
 from orchestrator.core.model import EVERY_POOL
 from orchestrator.ports import ApiCalls
@@ -18,6 +19,16 @@ class ApiRows:
 
     def __init__(self, db: ApiCalls, fleet_id: str) -> None:
         self._db, self._fleet = db, fleet_id
+
+    @property
+    def fleet(self) -> str:
+        """The id of the fleet."""
+        return self._fleet
+
+    @property
+    def clusters(self) -> ClusterStore:
+        """The clusters of the fleet."""
+        return ClusterStore(self._db, self._fleet)
 
     async def create_token(self, token: Row, actor: str) -> None:
         """Store a token: {name, hash, scopes, pools, tenant, expires_at}. BadArgument if its name is used."""

@@ -105,6 +105,27 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("18865e9b", "drains it: it finishes its tasks"),
         ("--pod-id 7h9k2m4n6p --now --yes", "at once, without asking"),
     ),
+    "cluster create": (
+        ("train --pool train --nodes 4", "rents four nodes now, and keeps them"),
+        ("train --pool train --nodes 4 --min-nodes 0", "rents them when a task is ready, and returns them without one"),
+    ),
+    "cluster list": (("", "the live ones, and what each waits for"), ("--all", "also ended ones, and why")),
+    "cluster status": (("train", "what it waits for, its members, what is wrong"), ("train --json", "for a program")),
+    "cluster members": (("train", "with what Slurm says of each, and their addresses"),),
+    "cluster operations": (("train", "what is done to the members, and what came of it"),),
+    "cluster reconcile": (("train", "every member"), ("train --worker 18865e9b", "one of them")),
+    "cluster bootstrap-ssh": (("train", "the orchestrator's key on every member, again"),),
+    "cluster scale": (("train 6 --max-nodes 8", "six nodes, and eight for a larger task"),),
+    "cluster submit": (
+        ("train --script train.sh --nodes 4 --time-limit 12h", "one job over four nodes"),
+        ("train --script - --nodes 2 --output 'results/*.pt' --wait", "from stdin; followed to its end"),
+    ),
+    "cluster drain": (("train 18865e9b", "its jobs end first, then its worker"),),
+    "cluster explain": (
+        ("train", "each cause with its evidence and its fix"),
+        ("train --history", "also its last changes of state, and why"),
+    ),
+    "cluster delete": (("train", "asks first"), ("train --reason done --yes", "without asking")),
     "tasks submit": (
         ("--type travel_segment --params '{\"frames\": 48}'", "one task"),
         (f"--type travel_stitch --depends {TASK}", "after another"),

@@ -98,6 +98,12 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "Request a worker's end: it is drained, its logs are kept, its pod is deleted.",
         ),
     },
+    "Clusters": {
+        "cluster": (
+            "orchestrator.cli.commands.clusters:cluster",
+            "Run jobs that need several pods: create, status, submit, scale, explain, delete.",
+        ),
+    },
     "Tasks": {
         "tasks": (
             "orchestrator.cli.commands.tasks:tasks",

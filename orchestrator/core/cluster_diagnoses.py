@@ -17,9 +17,8 @@ from orchestrator.core.meanings import NOBODY, OPERATOR, ORCHESTRATOR, PROVIDER,
 
 SKEW_S = 30.0  # munge refuses credentials of a clock that is minutes off; tokens and signed URLs fail earlier
 STARVED_S = 60.0  # an agent takes a node task with its next heartbeat
-EXPLAIN = "python -m orchestrator cluster explain <cluster>"
 RECONCILE = "python -m orchestrator cluster reconcile <cluster> --worker <worker>"
-REPLACE = "python -m orchestrator cluster drain <cluster> <worker>, for another node"
+REPLACE = "for another node: python -m orchestrator cluster drain <cluster> <worker>"
 RECONCILED = "its configuration and key are written again; after ten minutes it is replaced"
 
 
@@ -31,12 +30,12 @@ class Diagnosis(Explained):
     # fmt: off
     NO_APP_CONTROLLER = "NO_APP_CONTROLLER", Meaning(
         "No slurmctld runs for the cluster: no process id and no start time are known.",
-        ORCHESTRATOR, "a member becomes the controller, and slurmctld is started on it", EXPLAIN)
+        ORCHESTRATOR, "a member becomes the controller, and slurmctld is started on it", RECONCILE)
     CONTROLLER_DOWN = "CONTROLLER_DOWN", Meaning(
-        "slurmctld does not answer.",
+        "The controller's slurmctld does not answer.",
         ORCHESTRATOR, "it is started again; after ten minutes another member becomes the controller", RECONCILE)
     NODE_DOWN = "NODE_DOWN", Meaning(
-        "slurmd does not run on a node, or slurmctld does not hear it.",
+        "A node's slurmd does not run, or slurmctld does not hear it.",
         ORCHESTRATOR, "slurmd is started again; after ten minutes the node is replaced", RECONCILE)
     TRANSPORT_HOSTNAME = "TRANSPORT_HOSTNAME", Meaning(
         "The SSH address in the member's row is the name that the pod gives itself, which nothing resolves.",
@@ -56,7 +55,7 @@ class Diagnosis(Explained):
     NODE_TASK_STARVED = "NODE_TASK_STARVED", Meaning(
         "A node task waits for the agent, which sends no heartbeat.",
         OPERATOR, "the task expires at its deadline",
-        "python -m orchestrator cluster bootstrap-ssh <cluster> --worker <worker>, once its heartbeats arrive again")
+        "once its heartbeats arrive: python -m orchestrator cluster bootstrap-ssh <cluster> --worker <worker>")
     MUNGE_KEY_MISMATCH = "MUNGE_KEY_MISMATCH", Meaning(
         "The munge key on the pod is not the cluster's key, so Slurm refuses its messages.",
         ORCHESTRATOR, RECONCILED, RECONCILE)
@@ -69,7 +68,7 @@ class Diagnosis(Explained):
     SLURM_MISSING = "SLURM_MISSING", Meaning(
         "The pod has no Slurm.",
         OPERATOR, "the cluster fails, unless the pool has install_slurm = true",
-        "set install_slurm = true for the pool, or image to one with slurmctld, slurmd and munged")
+        "set install_slurm = true for the pool in POOLS_FILE, or RUNPOD_WORKER_IMAGE to an image with Slurm and munge")
     TASK_TOO_LARGE = "TASK_TOO_LARGE", Meaning(
         "A task asks for more nodes than the cluster may have.",
         OPERATOR, "the task waits in Slurm until its time limit",
@@ -162,8 +161,7 @@ def _of_member(member: MemberRow) -> Found:
     if codes and codes[-1] == "token_expired":
         yield Diagnosis.AGENT_CRED_EXPIRED, f"{name}: its log ends with token_expired; its clock is {skew_s or 0} s off"
     if codes and codes[-1] == "token_invalid":
-        known = member.worker.token_jti if member.worker else None
-        yield Diagnosis.TOKEN_INVALID, f"{name}: its log ends with token_invalid; the database accepts {known}"
+        yield Diagnosis.TOKEN_INVALID, f"{name}: its log ends with token_invalid"
 
 
 def _of_tasks(row: ClusterRow, member: MemberRow, now: datetime) -> Found:

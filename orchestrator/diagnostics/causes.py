@@ -8,6 +8,7 @@ every exit cause; `waiting(on)` for each party that a worker can wait for. The t
 import re
 from dataclasses import dataclass, replace
 
+from orchestrator.core.cluster_diagnoses import Diagnosis
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import SILENCES, FailureCode
 from orchestrator.core.findings import GUARDS
@@ -19,6 +20,7 @@ TEXT_CHARS = 1_000  # of a question
 XID_LINE = re.compile(r"\bXid[ :#]{0,3}(?:\([^)]{1,48}\):?)?[ :=]{0,3}(\d{1,4})\b", re.IGNORECASE)
 TASKS: dict[str, Meaning] = {str(code): code.row for code in TaskFailure}
 ENDINGS: dict[str, Meaning] = {str(cause): cause.row for cause in ExitCause}
+CLUSTERS: dict[str, Meaning] = {str(code): code.row for code in Diagnosis}
 WAITS: dict[str, Meaning] = {str(on): on.row for on in WaitingOn}
 
 
@@ -71,6 +73,11 @@ def silence(subcause: str | None) -> Cause:
     return _made(FailureCode.NO_HEARTBEAT, SILENCES[subcause or ""])
 
 
+def of_cluster(code: str) -> Cause | None:
+    """Return the meaning of a diagnosis of a cluster."""
+    return _made(code, CLUSTERS[code]) if code in CLUSTERS else None
+
+
 def waiting(on: str) -> Cause | None:
     """Return what it means to wait for this party."""
     return _made(on, WAITS[on]) if on in WAITS else None
@@ -78,7 +85,7 @@ def waiting(on: str) -> Cause | None:
 
 def lookup(word: str) -> tuple[Cause, ...]:
     """Return every meaning of a word that an operator typed; empty if there is none."""
-    code = of(word.upper()) or finding(word.upper())
+    code = of(word.upper()) or finding(word.upper()) or of_cluster(word.upper())
     found = [cause for cause in (code, ending(word.lower()), waiting(word.lower())) if cause]
     exact = [cause for cause in found if cause.code == word]  # STALE_CODE and stale_code are two different codes
     return tuple(exact or found)
@@ -93,7 +100,7 @@ def xid_in(text: str) -> tuple[Cause, ...]:
 
 def codes() -> tuple[str, ...]:
     """Return every failure code of the catalogues, without the Xids."""
-    return (*FailureCode, *TaskFailure)
+    return (*FailureCode, *TaskFailure, *Diagnosis)
 
 
 def _made(code: str, row: Meaning) -> Cause:

@@ -132,6 +132,126 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/projects/{project}/app-instances": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List clusters
+         * @description Needs a token with the scope read.
+         */
+        get: operations["listAppInstances"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/projects/{project}/app-instances/{app_instance_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Read a cluster
+         * @description Needs a token with the scope read.
+         */
+        get: operations["getAppInstance"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/projects/{project}/app-instances/{app_instance_id}/bootstrap-ssh/reconcile": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Write the SSH key of the orchestrator into the members again
+         * @description Needs a token with the scope operate.
+         */
+        post: operations["reconcileBootstrapSsh"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/projects/{project}/app-instances/{app_instance_id}/member-operations": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List what is done to the members of a cluster
+         * @description Needs a token with the scope read.
+         */
+        get: operations["listMemberOperations"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/projects/{project}/app-instances/{app_instance_id}/members": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List the members of a cluster
+         * @description Needs a token with the scope read.
+         */
+        get: operations["listMembers"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/projects/{project}/app-instances/{app_instance_id}/reconcile": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Configure the members of a cluster again
+         * @description Needs a token with the scope operate.
+         */
+        post: operations["reconcile"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/scaling/explanation": {
         parameters: {
             query?: never;
@@ -450,6 +570,74 @@ export interface components {
             task: components["schemas"]["TaskShown"];
         };
         /**
+         * AppInstanceShown
+         * @description A cluster.
+         */
+        AppInstanceShown: {
+            /** App Slug */
+            app_slug: string;
+            /** Conf Sha */
+            conf_sha: string | null;
+            /**
+             * Cost Usd
+             * @description Of all its workers; null in a list
+             */
+            cost_usd: number | null;
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /** Deadline At */
+            deadline_at: string | null;
+            /** Delete Requested At */
+            delete_requested_at: string | null;
+            demand: components["schemas"]["DemandShown"];
+            /** Failure Code */
+            failure_code: string | null;
+            /** Id */
+            id: string;
+            /** Max Nodes */
+            max_nodes: number;
+            /** Min Nodes */
+            min_nodes: number;
+            /** Nodes */
+            nodes: number;
+            /** Pool */
+            pool: string;
+            /** Project Id */
+            project_id: string;
+            /** Ready Nodes */
+            ready_nodes: number;
+            /** Reason */
+            reason: string | null;
+            /**
+             * Smoke At
+             * @description When the job over all nodes succeeded
+             */
+            smoke_at: string | null;
+            status: components["schemas"]["ClusterStatus"];
+            /**
+             * Status Since
+             * Format: date-time
+             */
+            status_since: string;
+            /**
+             * Usd Per Hour
+             * @description Of the workers that live now
+             */
+            usd_per_hour: number;
+            waits: components["schemas"]["WaitsShown"];
+        };
+        /**
+         * AppInstancesShown
+         * @description The clusters.
+         */
+        AppInstancesShown: {
+            /** App Instances */
+            app_instances: components["schemas"]["AppInstanceShown"][];
+        };
+        /**
          * AttemptShown
          * @description One attempt of a task.
          */
@@ -507,6 +695,22 @@ export interface components {
             entries: components["schemas"]["AuditEntry"][];
             /** Next */
             next: number | null;
+        };
+        /**
+         * ClusterStatus
+         * @description `cluster_apps.status`.
+         * @enum {string}
+         */
+        ClusterStatus: "requested" | "allocating" | "deploying" | "running" | "degraded" | "deleting" | "deleted" | "failed";
+        /**
+         * ConnectionShown
+         * @description How a member is reached. There is no host name here: SSH connects to an address only.
+         */
+        ConnectionShown: {
+            /** Host */
+            host: string | null;
+            /** Port */
+            port: number | null;
         };
         /**
          * CostShown
@@ -574,6 +778,18 @@ export interface components {
             decisions: components["schemas"]["DecisionShown"][];
             /** Next */
             next: number | null;
+        };
+        /**
+         * DemandShown
+         * @description The tasks of its pool that wait or run.
+         */
+        DemandShown: {
+            /** Largest */
+            largest: number;
+            /** Nodes */
+            nodes: number;
+            /** Tasks */
+            tasks: number;
         };
         /**
          * EventShown
@@ -680,6 +896,216 @@ export interface components {
             offset: number;
             /** Text */
             text: string;
+        };
+        /**
+         * MemberRole
+         * @description `cluster_members.role`.
+         * @enum {string}
+         */
+        MemberRole: "controller" | "worker";
+        /**
+         * MemberShown
+         * @description A member of a cluster.
+         */
+        MemberShown: {
+            /**
+             * Adapter Detail
+             * @description What the last probe said: phase, slurmctld_state, …
+             */
+            adapter_detail: {
+                [key: string]: unknown;
+            };
+            connection: components["schemas"]["ConnectionShown"];
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /**
+             * Fabric Addr
+             * @description The private address between members
+             */
+            fabric_addr: string | null;
+            /**
+             * Hostname
+             * @description What the pod calls itself: nothing connects to it
+             */
+            hostname: string | null;
+            /**
+             * Node Name
+             * @description Slurm's name of the node
+             */
+            node_name: string;
+            /** Reason */
+            reason: string | null;
+            role: components["schemas"]["MemberRole"];
+            status: components["schemas"]["MemberStatus"];
+            /**
+             * Status Since
+             * Format: date-time
+             */
+            status_since: string;
+            worker: components["schemas"]["MemberWorkerShown"] | null;
+            /** Worker Id */
+            worker_id: string;
+        };
+        /**
+         * MemberStatus
+         * @description `cluster_members.status`.
+         * @enum {string}
+         */
+        MemberStatus: "pending" | "reconciling" | "ready" | "draining" | "removed" | "failed";
+        /**
+         * MemberWorkerShown
+         * @description The worker of a member.
+         */
+        MemberWorkerShown: {
+            /** Data Center */
+            data_center: string | null;
+            /** Drain Requested At */
+            drain_requested_at: string | null;
+            /** Gpu Count */
+            gpu_count: number;
+            /** Gpu Type */
+            gpu_type: string | null;
+            /** Id */
+            id: string;
+            /** Last Heartbeat */
+            last_heartbeat: string | null;
+            /** Pod Id */
+            pod_id: string | null;
+            /** Price Usd Per Hour */
+            price_usd_per_hour: number | null;
+            /** Stage */
+            stage: string;
+            /** Status */
+            status: string;
+        };
+        /**
+         * MembersShown
+         * @description The members, live ones first.
+         */
+        MembersShown: {
+            /** Members */
+            members: components["schemas"]["MemberShown"][];
+        };
+        /**
+         * NodeTaskKind
+         * @description `node_tasks.kind`.
+         * @enum {string}
+         */
+        NodeTaskKind: "allocation.reconcile_managed_authorized_key";
+        /**
+         * NodeTaskShown
+         * @description Something that is done on a pod.
+         */
+        NodeTaskShown: {
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /**
+             * Deadline At
+             * Format: date-time
+             */
+            deadline_at: string;
+            /** Error */
+            error: string | null;
+            /** Id */
+            id: number;
+            kind: components["schemas"]["NodeTaskKind"];
+            /** Operation Id */
+            operation_id: number | null;
+            status: components["schemas"]["NodeTaskStatus"];
+            /**
+             * Status Since
+             * Format: date-time
+             */
+            status_since: string;
+            via: components["schemas"]["NodeTaskVia"];
+            /** Worker Id */
+            worker_id: string;
+        };
+        /**
+         * NodeTaskStatus
+         * @description `node_tasks.status`.
+         * @enum {string}
+         */
+        NodeTaskStatus: "queued" | "dispatched" | "completed" | "failed" | "expired";
+        /**
+         * NodeTaskVia
+         * @description `node_tasks.via`: who carries it to the pod.
+         * @enum {string}
+         */
+        NodeTaskVia: "agent" | "ssh";
+        /**
+         * OperationKind
+         * @description `member_operations.kind`.
+         * @enum {string}
+         */
+        OperationKind: "add" | "reconcile" | "drain" | "remove" | "bootstrap_ssh";
+        /**
+         * OperationShown
+         * @description An operation on a member, or on all of them.
+         */
+        OperationShown: {
+            /** Actor */
+            actor: string;
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /**
+             * Deadline At
+             * Format: date-time
+             */
+            deadline_at: string;
+            /** Error */
+            error: string | null;
+            /** Evidence */
+            evidence: {
+                [key: string]: unknown;
+            } | null;
+            /** Id */
+            id: number;
+            kind: components["schemas"]["OperationKind"];
+            status: components["schemas"]["OperationStatus"];
+            /**
+             * Status Since
+             * Format: date-time
+             */
+            status_since: string;
+            /**
+             * Worker Id
+             * @description Null: every member
+             */
+            worker_id: string | null;
+        };
+        /**
+         * OperationStatus
+         * @description `member_operations.status`.
+         * @enum {string}
+         */
+        OperationStatus: "accepted" | "dispatched" | "running" | "succeeded" | "failed" | "expired";
+        /**
+         * OperationsAccepted
+         * @description What the leader will do.
+         */
+        OperationsAccepted: {
+            /** Member Operations */
+            member_operations: components["schemas"]["OperationShown"][];
+        };
+        /**
+         * OperationsShown
+         * @description The newest operations and node tasks, 100 of each at most.
+         */
+        OperationsShown: {
+            /** Member Operations */
+            member_operations: components["schemas"]["OperationShown"][];
+            /** Node Tasks */
+            node_tasks: components["schemas"]["NodeTaskShown"][];
         };
         /**
          * OutputShown
@@ -852,6 +1278,18 @@ export interface components {
             until: string | null;
             /** Who */
             who: string;
+        };
+        /**
+         * ReconcileInput
+         * @description Which member.
+         */
+        ReconcileInput: {
+            /**
+             * Worker Id
+             * @description By default every member
+             * @default null
+             */
+            worker_id: string | null;
         };
         /**
          * ScalingExplained
@@ -1188,6 +1626,30 @@ export interface components {
             /** Ended */
             ended: boolean;
             task: components["schemas"]["TaskShown"];
+        };
+        /**
+         * WaitsShown
+         * @description What an instance waits for.
+         */
+        WaitsShown: {
+            /** Code */
+            code: string | null;
+            /** Fix */
+            fix: string;
+            /**
+             * Then
+             * @description What happens next by itself
+             */
+            then: string;
+            /** Until */
+            until: string | null;
+            /** What */
+            what: string;
+            /**
+             * Who
+             * @description Who must act: orchestrator, provider, operator or nobody
+             */
+            who: string;
         };
         /**
          * WorkerAsked
@@ -2120,6 +2582,709 @@ export interface operations {
             };
             /** @description The request is too large */
             413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description Too many requests; Retry-After says when to try again */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description An error within the orchestrator */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The bucket refuses the orchestrator */
+            502: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The database or the bucket gave no clear answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+        };
+    };
+    listAppInstances: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                project: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description List clusters */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AppInstancesShown"];
+                };
+            };
+            /** @description The request cannot be read */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token is missing or not valid */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token may not do this */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description There is no such thing for this token, or the API is off */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The request is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description Too many requests; Retry-After says when to try again */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description An error within the orchestrator */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The bucket refuses the orchestrator */
+            502: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The database or the bucket gave no clear answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+        };
+    };
+    getAppInstance: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                project: string;
+                app_instance_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Read a cluster */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AppInstanceShown"];
+                };
+            };
+            /** @description The request cannot be read */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token is missing or not valid */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token may not do this */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description There is no such thing for this token, or the API is off */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The request is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description Too many requests; Retry-After says when to try again */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description An error within the orchestrator */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The bucket refuses the orchestrator */
+            502: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The database or the bucket gave no clear answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+        };
+    };
+    reconcileBootstrapSsh: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                project: string;
+                app_instance_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["ReconcileInput"];
+            };
+        };
+        responses: {
+            /** @description Write the SSH key of the orchestrator into the members again */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["OperationsAccepted"];
+                };
+            };
+            /** @description The request cannot be read */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token is missing or not valid */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token may not do this */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description There is no such thing for this token, or the API is off */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The body did not arrive in time */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description It is not in a state for this */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The request is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The body is not application/json */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The request is not valid */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description Too many requests; Retry-After says when to try again */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description An error within the orchestrator */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The bucket refuses the orchestrator */
+            502: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The database or the bucket gave no clear answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+        };
+    };
+    listMemberOperations: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                project: string;
+                app_instance_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description List what is done to the members of a cluster */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["OperationsShown"];
+                };
+            };
+            /** @description The request cannot be read */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token is missing or not valid */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token may not do this */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description There is no such thing for this token, or the API is off */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The request is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description Too many requests; Retry-After says when to try again */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description An error within the orchestrator */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The bucket refuses the orchestrator */
+            502: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The database or the bucket gave no clear answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+        };
+    };
+    listMembers: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                project: string;
+                app_instance_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description List the members of a cluster */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MembersShown"];
+                };
+            };
+            /** @description The request cannot be read */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token is missing or not valid */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token may not do this */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description There is no such thing for this token, or the API is off */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The request is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description Too many requests; Retry-After says when to try again */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description An error within the orchestrator */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The bucket refuses the orchestrator */
+            502: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The database or the bucket gave no clear answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+        };
+    };
+    reconcile: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                project: string;
+                app_instance_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["ReconcileInput"];
+            };
+        };
+        responses: {
+            /** @description Configure the members of a cluster again */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["OperationsAccepted"];
+                };
+            };
+            /** @description The request cannot be read */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token is missing or not valid */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token may not do this */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description There is no such thing for this token, or the API is off */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The body did not arrive in time */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description It is not in a state for this */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The request is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The body is not application/json */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The request is not valid */
+            422: {
                 headers: {
                     [name: string]: unknown;
                 };

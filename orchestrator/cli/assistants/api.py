@@ -18,7 +18,7 @@ from orchestrator.web.api.logs import attempt_of
 from orchestrator.web.api.models import MAX_INT, QueryModel
 from orchestrator.web.api.operations import Api, ApiCall, Operation, endpoint
 from orchestrator.web.api.problems import Problem
-from orchestrator.web.api.routes import BASE, READ
+from orchestrator.web.api.routes import BASE, INSTANCES, READ
 from orchestrator.web.api.routes import routes as api_routes
 from orchestrator.web.api.tasks import found_task
 from orchestrator.web.connections import Connections
@@ -72,6 +72,7 @@ class LocalApi:
         self._app = Starlette(routes=[*mine, *api_routes(api)])
         self._app.state.connections = connections
         self._has_bucket = has_bucket
+        self.instances = INSTANCES.format(project=api.rows.fleet)
 
     async def call(self, caller: Caller, method: str, path: str, **options: Any) -> Answered:
         """Call an operation below /api/v1."""

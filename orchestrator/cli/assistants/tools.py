@@ -11,6 +11,7 @@ from orchestrator.cli.assistants.api import END_BYTES, Answered, Caller, LocalAp
 from orchestrator.cli.assistants.commands import CommandRunner
 from orchestrator.core.model import EVERY_POOL, ID_PATTERN
 from orchestrator.errors import BAD_ARGUMENT, NOT_ALLOWED, Failure
+from orchestrator.web.api.clusters import CLUSTER_ID
 from orchestrator.web.api.models import (
     MAX_INT,
     STATUSES,
@@ -66,6 +67,12 @@ class OneTask(InputModel):
     """A task."""
 
     task_id: TaskId
+
+
+class OneCluster(InputModel):
+    """A cluster."""
+
+    cluster: Annotated[str, StringConstraints(pattern=f"^{CLUSTER_ID.pattern}$")]
 
 
 class LogWanted(OneTask):
@@ -191,6 +198,16 @@ async def _costs(sources: FactSources, caller: Caller, given: Times) -> Json:
     return await sources.facts(caller, "/costs", **given.model_dump(mode="json"))
 
 
+async def _clusters(sources: FactSources, caller: Caller, _: Nothing) -> Json:
+    return await sources.facts(caller, sources.api.instances)
+
+
+async def _cluster(sources: FactSources, caller: Caller, given: OneCluster) -> Json:
+    path = f"{sources.api.instances}/{given.cluster}"
+    rest = [await sources.facts(caller, f"{path}/{part}") for part in ("members", "member-operations")]
+    return {"cluster": await sources.facts(caller, path), **rest[0], **rest[1]}
+
+
 async def _pools(sources: FactSources, caller: Caller, _: Nothing) -> Json:
     return await sources.facts(caller, "/pools")
 
@@ -268,6 +285,8 @@ TOOLS: tuple[Tool, ...] = (
     Tool("task_log", f"The end of a task's log, or {END_BYTES >> 10} KiB of it from an offset on.", LogWanted, _log),
     Tool("costs", "What the fleet cost, by state, task type and worker.", Times, _costs),
     Tool("list_pools", "The pools: the last decision of each, its pause, and the offers.", Nothing, _pools),
+    Tool("list_clusters", "The Slurm clusters: state, nodes, and what each waits for.", Nothing, _clusters),
+    Tool("get_cluster", "One cluster with its members and what is done to them.", OneCluster, _cluster),
     Tool("cancel_task", "Cancel a waiting or running task.", TaskAction, _on_task("cancel"), acts=True),
     Tool("retry_task", "Queue a failed or cancelled task again.", TaskAction, _on_task("retry"), acts=True),
     Tool("pause_pool", "Stop starting workers.", PauseAction, _pause, acts=True),

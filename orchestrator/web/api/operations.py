@@ -15,6 +15,7 @@ from orchestrator.core.api_tokens import TokenHolder, TokenScope
 from orchestrator.core.model import Policy
 from orchestrator.errors import BAD_ARGUMENT, BAD_REQUEST, NOT_ALLOWED
 from orchestrator.ports import Blobs, PortError
+from orchestrator.ports.clusters import ClusterRows
 from orchestrator.web.api.authentication import Authentication
 from orchestrator.web.api.event_feed import EventFeed
 from orchestrator.web.api.models import Nothing, QueryModel
@@ -48,6 +49,10 @@ class ApiCall:
 class ApiTasks(Protocol):
     """The database as the API uses it; adapters/api_rows.py says what each method does."""
 
+    @property
+    def fleet(self) -> str: ...
+    @property
+    def clusters(self) -> ClusterRows: ...
     async def use_token(self, token_hash: str) -> Mapping[str, Any]: ...
     async def submit(self, holder: TokenHolder, tasks: Any, *, key: str | None, sha256: str) -> Mapping[str, Any]: ...
     async def task(self, holder: TokenHolder, task_id: str) -> Mapping[str, Any]: ...

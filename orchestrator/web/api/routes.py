@@ -11,6 +11,8 @@ from orchestrator.core.api_tokens import TokenScope
 from orchestrator.errors import BAD_REQUEST, NO_ROUTE
 from orchestrator.ports import PortError
 from orchestrator.web.api import (
+    cluster_models,
+    clusters,
     explanations,
     fleet,
     fleet_events,
@@ -33,6 +35,8 @@ CHANGE_TASKS = frozenset({TokenScope.SUBMIT, TokenScope.OPERATE})
 OPERATE = frozenset({TokenScope.OPERATE})
 ADMIN = frozenset({TokenScope.ADMIN})
 JSON, STREAM = ("application/json",), ("text/event-stream",)
+INSTANCES = "/projects/{project}/app-instances"
+INSTANCE = INSTANCES + "/{app_instance_id}"
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
@@ -128,6 +132,32 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "GET", "/audit", "listAudit", "Read the audit log, newest first", ADMIN, fleet.audit, fleet_models.AuditPage,
         query=fleet_models.AuditQuery,
+    ),
+    Operation(
+        "GET", INSTANCES, "listAppInstances", "List clusters", READ, clusters.instances,
+        cluster_models.AppInstancesShown, problems=(404,),
+    ),
+    Operation(
+        "GET", INSTANCE, "getAppInstance", "Read a cluster", READ, clusters.instance, cluster_models.AppInstanceShown,
+        problems=(404,),
+    ),
+    Operation(
+        "GET", f"{INSTANCE}/members", "listMembers", "List the members of a cluster", READ, clusters.members,
+        cluster_models.MembersShown, problems=(404,),
+    ),
+    Operation(
+        "GET", f"{INSTANCE}/member-operations", "listMemberOperations", "List what is done to the members of a cluster",
+        READ, clusters.operations, cluster_models.OperationsShown, problems=(404,),
+    ),
+    Operation(
+        "POST", f"{INSTANCE}/reconcile", "reconcile", "Configure the members of a cluster again", OPERATE,
+        clusters.reconcile, cluster_models.OperationsAccepted, body=cluster_models.ReconcileInput, status=202,
+        problems=(404, 409, 422),
+    ),
+    Operation(
+        "POST", f"{INSTANCE}/bootstrap-ssh/reconcile", "reconcileBootstrapSsh",
+        "Write the SSH key of the orchestrator into the members again", OPERATE, clusters.bootstrap_ssh,
+        cluster_models.OperationsAccepted, body=cluster_models.ReconcileInput, status=202, problems=(404, 409, 422),
     ),
 )  # fmt: skip
 

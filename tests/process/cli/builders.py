@@ -101,15 +101,20 @@ class Fleet:
     term: int
 
     async def worker(
-        self, *, upto: State = State.SPAWNING, worker_id: str | None = None, price: float | None = 0.44
+        self,
+        *,
+        upto: State = State.SPAWNING,
+        worker_id: str | None = None,
+        price: float | None = 0.44,
+        cluster: str | None = None,
     ) -> str:
-        """A worker that has come so far; its id."""
+        """A worker that has come so far, and that a cluster may reserve; its id."""
         name = uuid.uuid4().hex
         worker_id = worker_id or f"gpu-20261120_223104-{name[:8]}"
         what = {"pool": "default", "gpu_type": "NVIDIA GeForce RTX 4090", "gpu_count": 1, "data_center": "EU-RO-1"}
         terms = {"reserved_usd": 0, "heartbeat_s": 20, "lease_s": 60, "own_program": False, "deadline_s": 600}
         intent = {"id": worker_id, **what, **terms, "actor": "test", "reason": "2 tasks, 0 workers", "metadata": {}}
-        assert await self.store.spawn(self.term, intent)
+        assert await self.store.spawn(self.term, intent | ({"cluster": cluster} if cluster else {}))
         pod: dict[str, Any] = {
             "pod_id": f"pod{name[:11]}",
             "price_usd_per_hour": price,

@@ -27,6 +27,7 @@ MAPS = frozenset(
         *("pools", "counts", "states", "health", "agent", "evidence", "metadata", "detail", "inputs", "params"),
         *("result_data", "progress", "labels", "cost_by_kind", "by_kind", "blocked", "paused", "workers_by_status"),
         *("task_counts", "rpc_function_tests", "usual", "stages", "output_object", "settings", "prices"),
+        *("adapter_detail", "smoke_evidence"),
     )
 )
 
@@ -71,7 +72,7 @@ def check(arguments: Sequence[str], document: Mapping[str, Any]) -> None:
     if RECORDS:
         known = json.loads(path.read_text()) if path.exists() else None
         merged = _merged(known, _seen(document))
-        made = {"$schema": DIALECT, "title": f"orchestrator {name.replace('-', ' ')} --json", **merged}
+        made = {"$schema": DIALECT, "title": f"orchestrator {name.replace('-', ' ', 1)} --json", **merged}
         SCHEMAS.mkdir(exist_ok=True)
         path.write_text(text_of(made))
         return

@@ -109,7 +109,7 @@ async def page(services: SharedServices) -> str:
         for title, (command, widths) in SCREENS.items():
             parts.append(f"## {title}\n")
             for width in widths:
-                text = await _shown(width, *command)
+                text = await shown(width, *command)
                 folded = (line for line in text.splitlines() if not line.lstrip().startswith("fix: "))
                 assert max(map(len, folded)) <= width, (command, width, text)
                 parts.append(f"`orchestrator {' '.join(command)}`, {width} columns:\n\n{_block(text)}")
@@ -187,7 +187,7 @@ async def _claimed(fleet: Fleet, agent: Mapping[str, str], number: int) -> dict[
     return {"id": answer["tasks"][0]["id"], "attempt": answer["tasks"][0]["attempt"]}
 
 
-async def _shown(width: int, *command: str) -> str:
+async def shown(width: int, *command: str) -> str:
     """Return stdout and stderr of a command on a terminal of this width."""
     output, screen = Output(), StringIO()
     for name in ("out", "err"):

@@ -62,11 +62,11 @@ class ApiRig:
         assert answer.status_code in {200, 201}, answer.text
         return str(answer.json()["id"])
 
-    async def worker(self) -> Caller:
-        """A worker of this test's pool, that may claim."""
+    async def worker(self, cluster: str | None = None) -> Caller:
+        """A worker of this test's pool, that may claim, or that a cluster reserves."""
         term = (await self.store.lead("tests", 3_600)).term
         gateway = ServerUnderTest(self.client, self.store, self.wakeups, Health(0), self.blobs, term, [])
-        return await gateway.worker(pool=self.pool)
+        return await gateway.worker(pool=self.pool, cluster=cluster)
 
 
 @asynccontextmanager

@@ -75,7 +75,13 @@ class ServerUnderTest:
     unanswered: list[str]  # workers whose call was heard here and not answered
 
     async def worker(
-        self, *, state: State = State.ACTIVE, pool: str | None = None, heartbeat_s: float = 20, lease_s: float = 60
+        self,
+        *,
+        state: State = State.ACTIVE,
+        pool: str | None = None,
+        heartbeat_s: float = 20,
+        lease_s: float = 60,
+        cluster: str | None = None,
     ) -> Caller:
         """A worker in this state, with an agent that may call; its pool is its own unless named."""
         name, jti, nonce = (uuid.uuid4().hex[:12] for _ in range(3))
@@ -88,7 +94,8 @@ class ServerUnderTest:
         }
         terms = {"data_center": None, "reserved_usd": 0, "heartbeat_s": heartbeat_s, "lease_s": lease_s}
         why = {"own_program": False, "deadline_s": 60, "actor": "test", "reason": "test", "metadata": {}}
-        assert await self.store.spawn(self.term, intent | terms | why)
+        reserved = {"cluster": cluster} if cluster else {}
+        assert await self.store.spawn(self.term, intent | terms | why | reserved)
         await self.move(caller, (State.SPAWNING,), State.SPAWNING, nonce=nonce, token_jti=jti, pod_id=f"pod-{name}")
         if state is not State.SPAWNING:
             await self.move(caller, (State.SPAWNING,), State.ACTIVE)

@@ -35,11 +35,13 @@ BOUNDED = settings(
 
 @pytest.mark.parametrize(("name", "mode"), REQUESTS, ids=lambda part: str(getattr(part, "value", part)))
 async def test_every_answer_is_one_that_the_document_describes(rig: ApiRig, name: str, mode: GenerationMode) -> None:
-    """By status, type, headers and schema. Every second request names a task and a worker that exist."""
+    """By status, type, headers and schema. Every second request names a task, a worker and a cluster that exist."""
     rig.api.requests, rig.api.bytes = Buckets(Rate(1e9, 1e9)), Buckets(Rate(1e12, 1e12))
     worker, known = await rig.worker(), await rig.submit()
     await worker.claim()
     await worker.call("worker_complete", **done(known))
+    cluster = f"c-{known[:8]}"
+    await rig.rows.clusters.create(cluster, rig.pool, nodes=1, actor="test")
     document = (await rig.client.get(f"{BASE}/openapi.json")).json()
     del document["security"]  # each request has the token: test_api_access.py tries others
     turns = itertools.cycle((True, False))
@@ -48,6 +50,7 @@ async def test_every_answer_is_one_that_the_document_describes(rig: ApiRig, name
         """The case, every second time with ids that exist."""
         if next(turns) and name not in STREAMS:
             ids: dict[str, Any] = {"task_id": known, "worker_id": worker.id}
+            ids |= {"project": rig.rows.fleet, "app_instance_id": cluster}
             case.path_parameters = {one: ids[one] for one in case.path_parameters or {}}
         return case
 

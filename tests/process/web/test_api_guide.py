@@ -71,7 +71,7 @@ async def test_the_refusal_that_it_shows_is_the_one_that_comes(rig: ApiRig) -> N
 def test_what_it_names_is_there() -> None:
     """Scopes, addresses and limits."""
     assert set(re.findall(r"`--scope (\w+)`", DOC)) == set(TokenScope)
-    named = set(re.findall(r"`(GET|POST|DELETE) (/[\w/{}]+)", DOC))
+    named = set(re.findall(r"`(GET|POST|DELETE) (/[\w/{}-]+)", DOC))
     known = {(one.method, re.sub(r"{\w+}", "{id}", one.path)) for one in OPERATIONS}
     assert named <= known | {("GET", "/api/v1/tasks")}
     assert f"{MAX_WAITS_PER_TOKEN} waiting calls" in WORDS

@@ -8,6 +8,7 @@ import pytest
 from orchestrator.cli.commands.tasks import tasks
 from orchestrator.cli.main import COMMANDS
 from orchestrator.core.blocked import BlockedReason
+from orchestrator.core.cluster_diagnoses import Diagnosis
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import SILENCES, FailureCode
 from orchestrator.core.states import WaitingOn
@@ -29,6 +30,7 @@ def everything() -> list[Cause]:
     made = [causes.of(code) for code in (*causes.codes(), *(f"XID_{n}" for n in (*GUARDS_XIDS, 999)))]
     made += [causes.of(code, subcause) for code in FailureCode for subcause in code.row.subcauses]
     made += [causes.silence(subcause) for subcause in SILENCES]
+    made += [causes.of_cluster(code) for code in Diagnosis]
     made += [causes.ending(cause) for cause in ExitCause] + [causes.waiting(on) for on in WaitingOn]
     return [cause for cause in made if cause is not None]
 

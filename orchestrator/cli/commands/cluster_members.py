@@ -1,0 +1,192 @@
+"""`cluster members`, `operations`, `reconcile`, `bootstrap-ssh`, `drain` and `submit`."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from orchestrator.cli import cluster_view as view
+from orchestrator.cli import options
+from orchestrator.cli.cluster_session import member_named, opened_clusters, read, submit_type
+from orchestrator.cli.output import Output, json_option
+from orchestrator.cli.session import actor, runs, settings_for, utcnow
+from orchestrator.cli.task_follow import follow
+from orchestrator.core.plurals import counted
+from orchestrator.diagnostics import clusters as facts
+from orchestrator.errors import BAD_ARGUMENT, WRONG_STATE, Failure
+
+MAX_SCRIPT_BYTES = 256 << 10
+MAX_GPUS = 8  # of one node
+MAX_TIME_S = 30 * 86_400
+
+
+@click.command()
+@click.argument("name")
+@json_option
+@click.pass_obj
+@runs
+async def members(output: Output, name: str) -> None:
+    """List the members: node name, role, state, what Slurm says, machine and addresses."""
+    seen = await read(name)
+    row = seen.clusters[0]
+    rows = (*facts.live_members(row), *facts.ended_members(row))
+    if output.json:
+        made = [{**facts.member_document(one), "adapter_detail": facts.detail(one)} for one in rows]
+        output.document(now=seen.now, id=row.id, members=made)
+        return
+    output.show(view.members(rows, output, seen.now) if rows else "No members yet.")
+
+
+@click.command()
+@click.argument("name")
+@json_option
+@click.pass_obj
+@runs
+async def operations(output: Output, name: str) -> None:
+    """List the operations on members and the tasks on their pods, newest first."""
+    seen = await read(name)
+    row = seen.clusters[0]
+    if output.json:
+        made, tasks = ([asdict(one) for one in rows] for rows in (row.operations, row.node_tasks))
+        output.document(now=seen.now, id=row.id, operations=made, node_tasks=tasks)
+        return
+    output.show(view.operations(row.operations, output, seen.now) if row.operations else "No operations yet.")
+    if row.node_tasks:
+        output.show("", view.node_tasks(row.node_tasks, output, seen.now))
+
+
+@click.command()
+@click.argument("name")
+@click.option("--worker", metavar="MEMBER", help="Only this member; by default all.")
+@json_option
+@click.pass_obj
+@runs
+async def reconcile(output: Output, name: str, worker: str | None) -> None:
+    """Check and configure the members again: configuration, munge, slurmd and slurmctld."""
+    (row,) = (await read(name)).clusters
+    chosen = member_named(row, worker).worker_id if worker else None
+    async with opened_clusters() as (rows, _):
+        _accepted(output, name, await rows.reconcile(name, chosen, actor=actor()))
+
+
+@click.command("bootstrap-ssh")
+@click.argument("name")
+@click.option("--worker", metavar="MEMBER", help="Only this member; by default all.")
+@json_option
+@click.pass_obj
+@runs
+async def bootstrap_ssh(output: Output, name: str, worker: str | None) -> None:
+    """Write the orchestrator's SSH key into the members' authorized_keys again, through their agents."""
+    (row,) = (await read(name)).clusters
+    chosen = member_named(row, worker).worker_id if worker else None
+    async with opened_clusters() as (rows, _):
+        _accepted(output, name, await rows.bootstrap_ssh(name, chosen, actor=actor()))
+
+
+@click.command()
+@click.argument("name")
+@click.argument("member")
+@json_option
+@click.pass_obj
+@runs
+async def drain(output: Output, name: str, member: str) -> None:
+    """Take a member out of Slurm when its jobs have ended; its worker ends and is replaced."""
+    (row,) = (await read(name)).clusters
+    chosen = member_named(row, member).worker_id
+    async with opened_clusters() as (rows, _):
+        _accepted(output, name, await rows.drain(name, chosen, actor=actor()))
+
+
+@click.command()
+@click.argument("name")
+@click.option("--script", metavar="FILE", required=True, help="The batch script; - for stdin.")
+@click.option("--nodes", type=click.IntRange(1, 64), default=1, show_default=True, help="Nodes that it needs at once.")
+@click.option("--gpus-per-node", type=click.IntRange(0, MAX_GPUS), help="GPUs of each node; by default all of them.")
+@click.option("--time-limit", metavar="SPAN", help="Slurm ends the job after this: 30m, 12h, 2d.")
+@click.option("--env", "variables", multiple=True, metavar="KEY=VALUE", help="For the script; may be repeated.")
+@click.option("--output", "outputs", multiple=True, metavar="GLOB", help="Files to upload at the end; may be repeated.")
+@click.option("--type", "task_type", help="The task type, if the pool has several.")
+@click.option("--max-attempts", type=click.IntRange(1, 100), help="Attempts before it counts as Failed.")
+@click.option("--wait", is_flag=True, help="Follow it to its end and print its result; exit 1 unless it is Complete.")
+@json_option
+@click.pass_obj
+@runs
+async def submit(
+    output: Output, name: str, *, script: str, task_type: str | None, max_attempts: int | None, wait: bool, **given: Any
+) -> None:
+    """Submit a task that runs SCRIPT with sbatch on the cluster, and print its id. `tasks` has the other commands."""
+    (row,) = (await read(name)).clusters
+    if row.status in facts.ENDED:
+        fix = f"python -m orchestrator cluster create NAME --pool {row.pool} --nodes {given['nodes']}"
+        raise Failure(WRONG_STATE, what=f"cluster {name} is {row.status}", why=facts.standing(row).what, fix=fix)
+    if given["nodes"] > row.max_nodes:
+        why = f"it has at most {counted(row.max_nodes, 'node')}, and --nodes is {given['nodes']}: the task would wait"
+        fix = f"python -m orchestrator cluster scale {name} {given['nodes']} --max-nodes {given['nodes']}"
+        raise Failure(BAD_ARGUMENT, what=f"cluster {name} is too small", why=why, fix=fix)
+    task: dict[str, Any] = {"task_type": submit_type(settings_for("database"), row.pool, task_type), "pool": row.pool}
+    task["params"] = _params(script, **given)
+    if max_attempts is not None:
+        task["max_attempts"] = max_attempts
+    async with opened_clusters() as (_, store):
+        (made,) = await store.submit([task], actor=actor())
+        if not output.json:
+            output.show(str(made["id"]))
+        elif not wait:
+            output.document(tasks=[made])
+        if wait:
+            await follow(store, output, str(made["id"]))
+
+
+def _params(
+    script: str, *, nodes: int, gpus_per_node: int | None, time_limit: str | None, variables: Sequence[str],
+    outputs: Sequence[str],
+) -> dict[str, Any]:  # fmt: skip
+    """Return the params of the handler `slurm`. Raises Failure."""
+    made: dict[str, Any] = {"script": _script(script), "nodes": nodes}
+    if gpus_per_node is not None:
+        made["gpus_per_node"] = gpus_per_node
+    if time_limit is not None:
+        now = utcnow()
+        limit_s = int((options.later(time_limit, now, "--time-limit") - now).total_seconds())
+        if not 1 <= limit_s <= MAX_TIME_S:
+            raise Failure(BAD_ARGUMENT, why=f"--time-limit {time_limit!r} is not between 1 s and 30 days")
+        made["time_limit_s"] = limit_s
+    if variables:
+        made["env"] = options.labels(variables, "--env")
+    if outputs:
+        made["outputs"] = list(outputs)
+    return made
+
+
+def _script(path: str) -> str:
+    """Return the text of a batch script. Raises Failure."""
+    named = "stdin" if path == "-" else path
+    try:
+        text = sys.stdin.read(MAX_SCRIPT_BYTES + 1) if path == "-" else Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failure(BAD_ARGUMENT, what="the script cannot be read", why=f"{named}: {error}") from None
+    if not text.strip() or "\0" in text:
+        raise Failure(BAD_ARGUMENT, what="this is no script", why=f"{named} is empty, or has a NUL character")
+    if len(text.encode()) > MAX_SCRIPT_BYTES:
+        fix = "put the program into the image or WORKER_CODE_DIR, and call it from the script"
+        why = f"{named} is longer than {MAX_SCRIPT_BYTES >> 10} KiB"
+        raise Failure(BAD_ARGUMENT, what="the script is too long", why=why, fix=fix)
+    return text
+
+
+def _accepted(output: Output, name: str, answer: Mapping[str, Any]) -> None:
+    """Show the operations that were recorded, or that were open already. Raises Failure if there is no member."""
+    made = answer.get("operations", ())
+    if not made:
+        why = "it has no live member: a worker becomes a member when it is promoted"
+        fix = f"python -m orchestrator cluster status {name}"
+        raise Failure(WRONG_STATE, what=f"nothing can be done on cluster {name}", why=why, fix=fix)
+    if output.json:
+        output.document(outcome=answer["outcome"], operations=made)
+        return
+    for one in made:
+        output.show(f"operation {one['id']}: {one['kind']} of {one['worker_id']} is {one['status']}")
+    output.say(f"To follow it: python -m orchestrator cluster operations {name}")
