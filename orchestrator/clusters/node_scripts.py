@@ -93,8 +93,8 @@ started() {
 }
 last() { cat "$ROOT/log/$1.err" "$ROOT/log/$1.log" 2>/dev/null | grep -iE 'error|fatal' | tail -n 1 | cut -c 1-300; }
 pid_of munged >/dev/null || die MUNGE_DOWN "munged does not run"
-start_slurmctld() { started slurmctld slurmctld -f "$ROOT/etc/slurm.conf"; }
-# start_slurmd NODE: the variable marks the processes that serve its jobs.
+# The variable marks the daemons' own children, whose command lines do not name the cluster.
+start_slurmctld() { started slurmctld env GPU_CLUSTER_ROOT="$ROOT" slurmctld -f "$ROOT/etc/slurm.conf"; }
 start_slurmd() {
   slurmd=$(command -v slurmd); stepd="${slurmd%/*}/slurmstepd"
   [ -x "$stepd" ] || stepd=$(command -v slurmstepd)

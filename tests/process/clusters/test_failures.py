@@ -1,6 +1,7 @@
 """Each failure of a member is another reading, no call exceeds its deadline, and `stop` ends only its own processes."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -13,7 +14,7 @@ import pytest
 from orchestrator.adapters.ssh_session import AsyncSshSession
 from orchestrator.clusters import node
 from orchestrator.clusters.node import NodeFailed
-from orchestrator.core.cluster_readings import Daemon, Reading, is_up
+from orchestrator.core.cluster_readings import DaemonState, Reading, is_up
 from orchestrator.ports import Completed, Session, Unavailable
 from tests.process.clusters.rig import PACKAGE, Member, Rig, eventually, processes_with
 from worker.processes import alive
@@ -23,6 +24,16 @@ pytestmark = pytest.mark.needs_program("slurmctld", PACKAGE, f".ci/debian {PACKA
 
 async def started(*words: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.DEVNULL)
+
+
+def marked(root: str) -> set[str]:
+    """Return the command lines of the daemons' children for this cluster."""
+    text, found = f"GPU_CLUSTER_ROOT={root}\0".encode(), set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if text in (entry / "environ").read_bytes():
+                found.add((entry / "cmdline").read_bytes().decode("utf-8", "replace"))
+    return found
 
 
 async def within_deadline(rig: Rig, member: Member) -> Reading:
@@ -37,9 +48,9 @@ async def test_a_killed_slurmd_is_seen_on_its_pod_and_comes_back(rig: Rig) -> No
     await rig.deploy()
     worker.kill("slurmd")
     reading = await within_deadline(rig, worker)
-    assert (reading.slurmd_state, reading.slurmctld_state, reading.munge_ok) == (Daemon.DOWN, Daemon.UP, True)
+    assert (reading.slurmd_state, reading.slurmctld_state, reading.munge_ok) == (DaemonState.DOWN, DaemonState.UP, True)
     beside = await rig.probe(controller, peers=(worker.node,))
-    assert beside.slurmd_state is Daemon.UP
+    assert beside.slurmd_state is DaemonState.UP
     assert beside.peers == {worker.name.text: False}
     await controller.shell(f"scontrol update NodeName={worker.name.text} State=DOWN Reason=test")
     await node.start_node(worker.session, rig.cluster, worker.name)
@@ -52,7 +63,11 @@ async def test_a_killed_slurmctld_is_seen_from_every_pod_within_the_deadline(rig
     controller.kill("slurmctld")
     for member in (controller, worker):
         reading = await within_deadline(rig, member)
-        assert (reading.slurmctld_state, reading.slurmd_state, reading.munge_ok) == (Daemon.DOWN, Daemon.UP, True)
+        assert (reading.slurmctld_state, reading.slurmd_state, reading.munge_ok) == (
+            DaemonState.DOWN,
+            DaemonState.UP,
+            True,
+        )
         assert reading.slurmctld_pid is None
         assert reading.node_states is None
         assert reading.error
@@ -70,10 +85,10 @@ async def test_a_slurmctld_that_hangs_is_down_and_a_start_replaces_it(rig: Rig) 
     pid = controller.pid("slurmctld")
     os.kill(pid, signal.SIGSTOP)
     reading = await within_deadline(rig, controller)
-    assert (reading.slurmctld_state, reading.slurmctld_pid) == (Daemon.DOWN, pid)
+    assert (reading.slurmctld_state, reading.slurmctld_pid) == (DaemonState.DOWN, pid)
     await node.start_controller(controller.session, rig.cluster)
     assert controller.pid("slurmctld") != pid
-    assert (await rig.probe(controller)).slurmctld_state is Daemon.UP
+    assert (await rig.probe(controller)).slurmctld_state is DaemonState.UP
 
 
 async def test_a_wrong_munge_key_is_not_a_dead_munged(rig: Rig) -> None:
@@ -84,13 +99,13 @@ async def test_a_wrong_munge_key_is_not_a_dead_munged(rig: Rig) -> None:
     assert (dead.munge_ok, dead.munge_matches) == (False, True)
     await node.configure(worker.session, conf, worker.node, os.urandom(128))
     wrong = await within_deadline(rig, worker)
-    assert (wrong.munge_ok, wrong.munge_matches, wrong.slurmctld_state) == (False, False, Daemon.DOWN)
+    assert (wrong.munge_ok, wrong.munge_matches, wrong.slurmctld_state) == (False, False, DaemonState.DOWN)
     (worker.root / "munge" / "key").write_bytes(rig.munge_key)  # munged still has the other one
     assert (await rig.probe(worker)).munge_matches is False
     assert (await rig.probe(controller)).munge_ok is True
     await node.configure(worker.session, conf, worker.node, rig.munge_key)
     right = await rig.probe(worker)
-    assert (right.munge_ok, right.munge_matches, right.slurmctld_state) == (True, True, Daemon.UP)
+    assert (right.munge_ok, right.munge_matches, right.slurmctld_state) == (True, True, DaemonState.UP)
 
 
 async def test_a_changed_configuration_has_another_identity(rig: Rig) -> None:
@@ -195,9 +210,11 @@ async def test_stop_ends_exactly_the_clusters_processes(rig: Rig) -> None:
             await node.stop(member.session, rig.cluster)
             assert not any(name in line.split(" ")[0] for line in processes_with(f"{member.root}/") for name in SLURM)
         assert processes_with(sleep) == []
+        left = marked(str(controller.root)) | marked(str(worker.root))
+        assert not left, left
         assert reader.returncode is None
         assert all(alive(neighbour.pid(name), None) for name in ("munged", "slurmctld", "slurmd"))
-        assert (await other.probe(neighbour)).slurmd_state is Daemon.UP
+        assert (await other.probe(neighbour)).slurmd_state is DaemonState.UP
     finally:
         reader.kill()
         await reader.wait()
@@ -214,7 +231,7 @@ async def test_a_reused_pid_is_not_ended(rig: Rig) -> None:
         for name in ("slurmd", "slurmctld", "munged"):
             (member.root / "run" / f"{name}.pid").write_text(f"{stranger.pid}\n")
         reading = await rig.probe(member)
-        assert (reading.slurmd_state, reading.slurmctld_pid, reading.munge_ok) == (Daemon.DOWN, None, False)
+        assert (reading.slurmd_state, reading.slurmctld_pid, reading.munge_ok) == (DaemonState.DOWN, None, False)
         await node.stop(member.session, rig.cluster)
         assert stranger.returncode is None
         await rig.deploy()
