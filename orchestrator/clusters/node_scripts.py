@@ -123,6 +123,7 @@ tenths=100
 while [ "$tenths" -gt 0 ]; do
   state=$(timeout -k 1 2 sinfo -h -N -n "$2" -o '%T %E' 2>/dev/null | head -n 1 | head -c 300)
   case "$state" in
+    '') tenths=$((tenths - 20)) ;; # slurmctld does not answer; the node registers when it does
     *'drained: '*) break ;;
     *drain*|*inval*|*down*) [ $((tenths % 10)) -ne 0 ] ||
       timeout -k 1 2 scontrol update "NodeName=$2" State=RESUME >/dev/null 2>&1 ;;

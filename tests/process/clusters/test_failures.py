@@ -71,6 +71,7 @@ async def test_a_killed_slurmctld_is_seen_from_every_pod_within_the_deadline(rig
         assert reading.slurmctld_pid is None
         assert reading.node_states is None
         assert reading.error
+    await node.start_node(worker.session, rig.cluster, worker.name)
     began = time.monotonic()
     with pytest.raises(NodeFailed, match="NOT_UPDATED"):
         await node.drain(worker.session, rig.cluster, worker.name, "no controller")
