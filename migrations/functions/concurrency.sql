@@ -304,8 +304,11 @@ begin
     end if;
     v_limited := array(select l.name from public.concurrency_limits l
                         where l.scope = 'type' and l.name = any (p_new_types || p_free_types));
-    if p_new_types && v_limited then
-        perform public.internal_let_in('type', array(select n from unnest(p_new_types) n where n = any (v_limited)), v_now);
+    -- Tasks may wait for a limit that was removed: those that were postponed then, and those that the removal did not reach.
+    p_new_types := array(select distinct n.name from unnest(p_new_types) n (name)
+                          where n.name = any (v_limited) or public.internal_has_waiting('type', n.name));
+    if p_new_types <> '{}' then
+        perform public.internal_let_in('type', p_new_types, v_now);
     end if;
     p_free_types := array(select f.name from unnest(p_free_types) f (name)
                            where f.name = any (v_limited) and (f.name = any (p_new_types)) is not true);

@@ -222,6 +222,31 @@ async def test_writes_of_users_break_no_limit_and_lose_no_task(fleet: Fleet, han
     assert row["n"] == 0
 
 
+async def test_a_postponed_task_does_not_wait_for_a_limit_that_was_removed_meanwhile(fleet: Fleet, hand: Hand) -> None:
+    """It waited for its type when it was postponed. When its time has come, there is no limit that could let it in."""
+    await limit(fleet, "t", 1, "type")
+    later = (fleet.now + timedelta(seconds=30)).isoformat()
+    first, second = await fleet.submit(count=2)
+    await hand.execute("update tasks set run_after = %s where id = %s", (later, second))
+    await limit(fleet, "t", None, "type")
+    fleet.wait(60)
+    await fleet.snapshot()
+    assert sorted(await ids(await fleet.agent())) == sorted([first, second])
+    await consistent(hand)
+
+
+async def test_a_limit_that_is_removed_lets_in_all_that_waited(direct: PostgresDb, hand: Hand) -> None:
+    """One call lets in 10,000 tasks, and the next snapshots the rest."""
+    fleet = Fleet(direct)
+    fleet.term = (await fleet.lead())["term"]
+    await limit(fleet, "t", 1, "type")
+    await hand.execute("insert into tasks (task_type) select 't' from generate_series(1, 10500)")
+    await limit(fleet, "t", None, "type")
+    await fleet.snapshot()
+    assert await demand(fleet) == (10_500, 0)
+    await hand.execute("truncate tasks, task_attempts")
+
+
 async def test_the_hourly_pass_changes_so_many_tasks_at_once_and_ticks_do_the_rest(
     direct: PostgresDb, hand: Hand
 ) -> None:

@@ -120,7 +120,8 @@ class Limits(Turns):
         self._fill("key", sorted(new_keys), None)
         self._fill("key", sorted(free_keys - Counter(dict.fromkeys(new_keys, MOST))), free_keys)
         limited = {name for scope, name in self.concurrency_limits if scope == "type"}
-        self._fill("type", sorted(new_types & limited), None)
+        new_types = {name for name in new_types if name in limited or self._waiting("type", name)}
+        self._fill("type", sorted(new_types), None)
         self._fill("type", sorted((free_types.keys() & limited) - new_types), free_types)
 
     def _room(self, scope: str, name: str) -> int:
