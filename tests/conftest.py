@@ -25,11 +25,13 @@ ORDER = (
     *("proofs/chaos", "process/e2e", "proofs/fault_matrix", "process/packaging", "process/guide", "process/incidents"),
     *("process/secrets", "process/service", "process/worker_logs", "process/cli", "process/emulator", "proofs/crash"),
     *("proofs/storm", "proofs/simulator", "proofs/fuzz", "process/web", "process/worker"),
-    *("process/bringup", "db", "unit"),
+    *("process/clusters", "process/bringup", "db", "unit"),
 )
 # Directories whose files go to different worker processes. In every other directory the tests stay in one worker
 # process, because their session fixtures (servers, whole stacks) cost more than the distribution gains.
-BY_FILE = ("unit", "db/conformance", "process/cli", "process/e2e", "process/bringup", "process/worker")
+BY_FILE = (
+    *("unit", "db/conformance", "process/cli", "process/e2e", "process/bringup", "process/clusters", "process/worker"),
+)
 BY_TEST = ("process/e2e/test_demo.py", "proofs/simulator/test_sim.py")  # long tests, each with its own processes
 GC_THRESHOLD = 50_000  # allocations; the default of 700 costs a twentieth of the run
 STUCK_S = 270.0  # then a test says where its tasks wait; at faulthandler_timeout its process is ended

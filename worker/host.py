@@ -16,7 +16,7 @@ import sys
 import threading
 import traceback
 
-from . import output
+from . import output, protocol
 from .channel import Channel
 
 TYPE_CHECKING = False
@@ -76,6 +76,10 @@ def _run(request: dict[str, Any], channel: Channel, terminate: threading.Event) 
         os.chdir(task.dir)
         if request["handler"].startswith("cmd:"):
             last = commands.run(request["handler"][4:], task)
+        elif request["handler"] == protocol.SLURM_HANDLER:
+            from . import slurm_job  # noqa: PLC0415 most tasks are no Slurm jobs
+
+            last = slurm_job.run(task)
         else:
             last = task.ended(_function(request["handler"])(task.params, task))
         json.dumps(last, allow_nan=False)

@@ -102,4 +102,5 @@ STREAMS = ("agent", "handler", "system")
 # Directory of all files on the pod, relative to the login directory. It contains
 # code/agent-<sha256>.pyz, code/user-<sha256>.zip, run/<nonce>/{config.json,agent.pid,logs,tasks,stopped,unanswered}.
 BASE_DIR = ".orchestrator"
+SLURM_HANDLER = "slurm"  # in WORKER_HANDLERS: one task is one Slurm job (slurm_job.py)
 UNANSWERED = "unanswered"  # in run/<nonce>: when a heartbeat last got no answer, in seconds of the pod's clock

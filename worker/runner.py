@@ -69,7 +69,8 @@ class Runner:
         if handler is None:
             why = f"this worker has no handler for the task type {held.task['task_type']!r}: see WORKER_HANDLERS"
             return failed("NO_HANDLER", why, "exception")
-        key = COMMAND if handler.startswith(COMMAND) else handler.partition(":")[0]
+        needs_no_code = handler.startswith(COMMAND) or handler == protocol.SLURM_HANDLER
+        key = COMMAND if needs_no_code else handler.partition(":")[0]
         folder = self._run.at("tasks", re.sub(r"[^A-Za-z0-9_-]", "_", f"{held.id}-{held.attempt}"))
         shutil.rmtree(folder, ignore_errors=True)
         try:

@@ -151,7 +151,8 @@ class WorkerPrograms(BaseModel):
     )
     worker_handlers: Handlers = setting(
         (),
-        "The handler of each task type, comma-separated: travel_segment=travel:segment,nightly=cmd:./nightly.sh",
+        "The handler of each task type, comma-separated: travel_segment=travel:segment,nightly=cmd:./nightly.sh; "
+        "a pool of kind cluster: train=slurm",
         pool_key="worker_handlers",
     )
     worker_tasks_per_claim: Batch = setting(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.config.errors import PATH_CHARS, SettingProblem, shown
+from worker.protocol import SLURM_HANDLER
 
 if TYPE_CHECKING:
     from orchestrator.config.settings import Settings
@@ -47,6 +48,8 @@ def _each(settings: "Settings", folder: Path | None) -> Iterator[HandlerProblem]
     images = [pool.image for pool in settings.policy().pools]
     may_be_installed = settings.worker_setup_command or not all(name.startswith(RUNPODS_OWN) for name in images)
     for task_type, target in settings.worker_handlers:
+        if target == SLURM_HANDLER:  # built in
+            continue
         if folder is None:
             found = _without_code(target)
         elif target.startswith(COMMAND):

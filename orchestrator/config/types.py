@@ -18,6 +18,7 @@ from orchestrator.config.weak_secrets import is_readable_on_the_way
 from orchestrator.core.model import ID_PATTERN
 from orchestrator.core.stages import STAGE_SPECS
 from orchestrator.core.states import Stage
+from worker.protocol import SLURM_HANDLER
 
 STAGES = tuple(
     stage for stage in STAGE_SPECS if stage not in {Stage.INTENT, Stage.POD_CREATED}
@@ -63,8 +64,10 @@ def _handlers(value: object) -> object:
     pairs = []
     for part in (piece.strip() for piece in value.split(",")):
         name, equals, target = part.partition("=")
-        if part and not (equals and name.strip() and ":" in target):
-            raise ValueError(f"{shown(part)} is not task_type=module:function or task_type=cmd:command")
+        if part and not (equals and name.strip() and (":" in target or target.strip() == SLURM_HANDLER)):
+            raise ValueError(
+                f"{shown(part)} is not task_type=module:function, task_type=cmd:command or task_type=slurm"
+            )
         if part:
             pairs.append((name.strip(), target.strip()))
     for name, times in Counter(name for name, _ in pairs).items():

@@ -112,4 +112,27 @@ class TaskFailure(Explained):
     DEPENDENCY_CYCLE = "DEPENDENCY_CYCLE", Meaning(
         "It waits for tasks that wait for each other.",
         OPERATOR, "nothing: none of them could ever run", "correct depends_on of one of them; then " + RETRY)
+    SLURM_PARAMS = "SLURM_PARAMS", Meaning(
+        "The task's params do not describe a Slurm job.",
+        OPERATOR, "nothing: another attempt would end the same way",
+        "params need script or command, and may have nodes, gpus_per_node, time_limit_s, env and outputs")
+    SLURM_REFUSED = "SLURM_REFUSED", Meaning(
+        "Slurm refused the job: for example, it asks for more GPUs than a node has.",
+        OPERATOR, AGAIN, "the task's message has sbatch's own words: change params; then " + RETRY)
+    SLURM_TIME_LIMIT = "SLURM_TIME_LIMIT", Meaning(
+        "The Slurm job ran for longer than params.time_limit_s.",
+        OPERATOR, AGAIN, "raise params.time_limit_s, or make the job smaller")
+    SLURM_CANCELLED = "SLURM_CANCELLED", Meaning(
+        "The Slurm job was cancelled on the cluster, not through the task.",
+        OPERATOR, "nothing: somebody wanted it to end", "find out who called scancel; then " + RETRY)
+    SLURM_NODE_FAILED = "SLURM_NODE_FAILED", Meaning(
+        "A node of the Slurm job failed while the job ran.",
+        PROVIDER, AGAIN, "none needed: the node is replaced; python -m orchestrator cluster list")
+    SLURM_JOB_LOST = "SLURM_JOB_LOST", Meaning(
+        "The cluster's slurmctld lost the job: it was replaced, or it did not answer for minutes.",
+        ORCHESTRATOR, AGAIN, "none needed, if it is rare; python -m orchestrator cluster list")
+    SLURM_UNAVAILABLE = "SLURM_UNAVAILABLE", Meaning(
+        "The worker that claimed the task has no cluster whose slurmctld answers.",
+        ORCHESTRATOR, "it goes back to the queue, and the attempt does not count",
+        "none needed, if it is rare; python -m orchestrator cluster list")
     # fmt: on

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 UNPACKED = Path(__file__).resolve().parents[2] / ".debian"
-LIBRARIES = ("lib/*/*.so*", "usr/lib/*/*.so*")
+LIBRARIES = ("lib/*/*.so*", "usr/lib/*/*.so*", "usr/lib/*/slurm-wlm/libslurm*.so")
 NODE = UNPACKED.parent / "clients" / "typescript" / "node_modules" / ".bin"  # .ci/typescript fills it
 SYSTEM_PLACES = ("/usr/sbin", "/sbin", "/usr/local/sbin")  # not on PATH for users other than root
 

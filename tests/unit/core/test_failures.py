@@ -37,6 +37,8 @@ AGENT = (
     re.compile(r'failed\(\s*"([A-Z_]+)"'),
     re.compile(r'return "[a-z_]+", "([A-Z_]+)", '),
     re.compile(r'StartError\("([A-Z_]+)"'),
+    re.compile(r'SlurmFailed\("([A-Z_]+)"'),
+    re.compile(r'"[A-Z_]+": \("([A-Z_]+)", (?:True|False)\)'),
 )
 SQL = (re.compile(r"failure_code = '([A-Z_]+)'"), re.compile(r"'code', '([A-Z_]+)'"))
 KNOWN = {*FailureCode, *TaskFailure}

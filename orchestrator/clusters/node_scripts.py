@@ -1,0 +1,216 @@
+r"""The shell scripts that run on a member. POSIX sh, coreutils, grep, sed and awk; python3 only for `reach`.
+
+A script gets its arguments as words, never as text inside of it, and secrets over stdin. It runs under timeout(1) and
+prints lines `name=value`. An error of its own is a line `error=<CODE> <text>` and exit status 3.
+"""
+
+import shlex
+
+KILL_AFTER_S = 2  # seconds between TERM and KILL of a script that is over time
+FAILED = 3  # the exit status after an `error=` line
+KEY_MARK = "gpu-orchestrator-managed"  # the last word of the managed line in authorized_keys
+
+# $1 is always the cluster. ROOT is its directory. SHORT is a path to it that leaves room for the name of a socket: its
+# address has 107 bytes at most.
+BASE = r"""
+LC_ALL=C; export LC_ALL
+PATH="$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"; export PATH
+umask 077
+die() { printf 'error=%s\n' "$*"; exit 3; }
+case "${HOME:-}" in
+  /*) case "$HOME" in *[!A-Za-z0-9._/-]*) die BAD_HOME "HOME is no plain path" ;; esac ;;
+  *) die BAD_HOME "HOME is not set" ;;
+esac
+ROOT="$HOME/.gpu-cluster/$1"
+SHORT="$ROOT"
+if [ "${#ROOT}" -gt 45 ]; then SHORT="/tmp/.gpu-cluster-$(printf %s "$ROOT" | cksum | cut -d ' ' -f 1)"; fi
+SLURM_CONF="$ROOT/etc/slurm.conf"; export SLURM_CONF
+
+# is_ours PID DAEMON: whether the process is this cluster's daemon, by its command line. A zombie has none.
+is_ours() {
+  case "$1" in ''|*[!0-9]*) return 1 ;; esac
+  words=$(tr '\0' '\n' <"/proc/$1/cmdline") 2>/dev/null || return 1
+  program=${words%%
+*}
+  [ "${program##*/}" = "$2" ] || return 1
+  case "$words
+" in
+    *"
+$ROOT/etc/slurm.conf
+"*|*"
+--key-file=$ROOT/munge/key
+"*) return 0 ;;
+  esac
+  return 1
+}
+# pid_of DAEMON: prints the pid of this cluster's daemon, from its pid file; fails if it does not run.
+pid_of() {
+  pid=
+  { read -r pid <"$ROOT/run/$1.pid"; } 2>/dev/null
+  is_ours "$pid" "$1" && printf %s "$pid"
+}
+alive() { [ -r "/proc/$1/cmdline" ] && [ -n "$(tr -d '\0' <"/proc/$1/cmdline" 2>/dev/null)" ]; }
+# end_pids GRACE PID...: TERM, then KILL after GRACE tenths of a second. Waits until all are gone.
+end_pids() {
+  tenths=$1; shift
+  [ $# -gt 0 ] || return 0
+  kill -TERM "$@" 2>/dev/null
+  while [ "$tenths" -gt 0 ]; do
+    left=; for one in "$@"; do alive "$one" && left="$left $one"; done
+    [ -n "$left" ] || return 0
+    sleep 0.1; tenths=$((tenths - 1))
+  done
+  kill -KILL $left 2>/dev/null
+  tenths=30
+  for one in $left; do
+    while alive "$one" && [ "$tenths" -gt 0 ]; do sleep 0.1; tenths=$((tenths - 1)); done
+  done
+}
+# all_of DAEMON: prints the pids of all such daemons of this cluster, even if the pid file is lost.
+all_of() {
+  found=$(grep -lzxF -e "$ROOT/etc/slurm.conf" -e "--key-file=$ROOT/munge/key" /proc/[0-9]*/cmdline 2>/dev/null)
+  for number in $(printf '%s\n' "$found" | cut -d / -f 3); do
+    is_ours "$number" "$1" && printf '%s ' "$number"
+  done
+}
+stop_daemon() { end_pids "$2" $(all_of "$1"); rm -f "$ROOT/run/$1.pid"; }
+"""
+
+_START = (
+    BASE
+    + r"""
+# started DAEMON COMMAND...: stop the daemon, start it, and wait until it runs.
+started() {
+  name=$1; shift
+  stop_daemon "$name" 50
+  "$@" </dev/null >/dev/null 2>"$ROOT/log/$name.err" || die NOT_STARTED "$name: $(last "$name")"
+  tenths=50
+  until pid_of "$name" >/dev/null; do
+    [ "$tenths" -gt 0 ] || die NOT_STARTED "$name: $(last "$name")"
+    sleep 0.1; tenths=$((tenths - 1))
+  done
+  sha256sum <"$ROOT/etc/template" | cut -d ' ' -f 1 >"$ROOT/run/$name.conf"
+}
+last() { cat "$ROOT/log/$1.err" "$ROOT/log/$1.log" 2>/dev/null | grep -iE 'error|fatal' | tail -n 1 | cut -c 1-300; }
+pid_of munged >/dev/null || die MUNGE_DOWN "munged does not run"
+start_slurmctld() { started slurmctld slurmctld -f "$ROOT/etc/slurm.conf"; }
+# start_slurmd NODE: the variable marks the processes that serve its jobs.
+start_slurmd() {
+  slurmd=$(command -v slurmd); stepd="${slurmd%/*}/slurmstepd"
+  [ -x "$stepd" ] || stepd=$(command -v slurmstepd)
+  started slurmd env GPU_CLUSTER_ROOT="$ROOT" slurmd ${stepd:+-d "$stepd"} -N "$1" -f "$ROOT/etc/slurm.conf"
+}
+"""
+)
+START_CONTROLLER = (
+    _START
+    + r"""
+start_slurmctld
+tenths=50
+until timeout -k 1 2 scontrol ping 2>/dev/null | grep -q ' is UP'; do
+  [ "$tenths" -gt 0 ] || die NOT_STARTED "slurmctld does not answer: $(last slurmctld)"
+  sleep 0.1; tenths=$((tenths - 1))
+done
+echo started=slurmctld
+"""
+)
+# $2: the node. A node that Slurm itself put down is resumed; one that was drained on request is not.
+START_NODE = (
+    _START
+    + r"""
+start_slurmd "$2"
+tenths=100
+while [ "$tenths" -gt 0 ]; do
+  state=$(timeout -k 1 2 sinfo -h -N -n "$2" -o '%T %E' 2>/dev/null | head -n 1 | head -c 300)
+  case "$state" in
+    *'drained: '*) break ;;
+    *drain*|*inval*|*down*) [ $((tenths % 10)) -ne 0 ] ||
+      timeout -k 1 2 scontrol update "NodeName=$2" State=RESUME >/dev/null 2>&1 ;;
+    idle' '*|alloc*|mix*|compl*|plan*|reserv*) case "${state%% *}" in *\*) ;; *) break ;; esac ;;
+  esac
+  sleep 0.1; tenths=$((tenths - 1))
+done
+echo started=slurmd
+"""
+)
+# $2: the node. Only the daemons that run are started again; running jobs continue.
+RESTART = (
+    _START
+    + r"""
+if pid_of slurmctld >/dev/null; then start_slurmctld; fi
+if pid_of slurmd >/dev/null; then start_slurmd "$2"; fi
+echo restarted=yes
+"""
+)
+# $2: nodes. $3: seconds
+SMOKE = (
+    BASE
+    + r"""
+timeout -k 2 "$3" srun --quiet -N "$2" -n "$2" --ntasks-per-node=1 --job-name=cluster-smoke --time=1 \
+  sh -c 'printf "node=%s\n" "$SLURMD_NODENAME"' </dev/null 2>"$ROOT/log/smoke.err"
+status=$?
+echo "srun=$status"
+[ "$status" = 0 ] || printf 'error=SMOKE_FAILED %s\n' "$(tail -n 1 "$ROOT/log/smoke.err" | cut -c 1-300)"
+"""
+)
+# $2: the node. $3: DRAIN | RESUME. $4: the reason
+UPDATE_NODE = (
+    BASE
+    + r"""
+said=$({ timeout -k 1 5 scontrol update "NodeName=$2" "State=$3" ${4:+"Reason=drained: $4"} 2>&1; echo " $?"; } |
+  head -c 300 | tr '\n' ' ')
+case "$3 $said" in
+  *' 0 ') ;;
+  RESUME*'Invalid node state'*) ;; # it was not drained
+  *) die NOT_UPDATED "$said" ;;
+esac
+echo updated=yes
+"""
+)
+# $2: keep | remove. Ends the daemons, the processes that serve jobs, and everything that those started.
+STOP = (
+    BASE
+    + r"""
+stop_daemon slurmctld 50
+stop_daemon slurmd 30
+# A process of a job that has left its parent still has the job's environment.
+steps=$({ grep -lzxF -e "GPU_CLUSTER_ROOT=$ROOT" /proc/[0-9]*/environ
+  grep -lzxF -e "SLURM_CONF=$ROOT/etc/slurm.conf" /proc/[0-9]*/environ | xargs -r grep -lz '^SLURM_JOB_ID='
+  } 2>/dev/null | cut -d / -f 3 | tr '\n' ' ')
+if [ -n "$steps" ]; then
+  tree=$(cat /proc/[0-9]*/stat 2>/dev/null | sed 's/ (.*) / /' | awk -v steps="$steps" '
+    { parent[$1] = $3 }
+    END { n = split(steps, list, " "); for (i = 1; i <= n; i++) wanted[list[i]] = 1
+      for (pass = 0; pass < 50; pass++) { more = 0
+        for (p in parent) if (!(p in wanted) && (parent[p] in wanted)) { wanted[p] = 1; more = 1 }
+        if (!more) break }
+      for (p in wanted) printf "%s ", p }')
+  end_pids 10 $tree
+fi
+stop_daemon munged 20
+[ "$SHORT" = "$ROOT" ] || [ "$(readlink "$SHORT")" != "$ROOT" ] || [ "$2" = keep ] || rm -f "$SHORT"
+[ "$2" = keep ] || rm -rf "$ROOT"
+for one in munged slurmctld slurmd; do
+  left=$(all_of "$one"); [ -z "$left" ] || die NOT_STOPPED "$one still runs: $left"
+done
+echo stopped=yes
+"""
+)
+# $2: the public key, as "type base64"; empty: remove the managed line. Every other line stays.
+AUTHORIZED_KEY = (
+    BASE
+    + rf"""
+mkdir -p "$HOME/.ssh" || die NO_SPACE "cannot write below $HOME"
+file="$HOME/.ssh/authorized_keys"
+{{ [ ! -e "$file" ] || grep -v ' {KEY_MARK}$' "$file"
+  [ -z "$2" ] || printf '%s {KEY_MARK}\n' "$2"; }} >"$file.gpu-cluster"
+[ -z "$2" ] || tail -n 1 "$file.gpu-cluster" | grep -qxF -e "$2 {KEY_MARK}" || die NO_SPACE "cannot write $file"
+chmod 600 "$file.gpu-cluster" && mv "$file.gpu-cluster" "$file" || die NO_SPACE "cannot write $file"
+echo key=yes
+"""
+)
+
+
+def command(script: str, limit_s: float, *arguments: str) -> str:
+    """Return the command that runs a script with these arguments, for `limit_s` at most."""
+    return shlex.join(["timeout", "-k", str(KILL_AFTER_S), f"{limit_s:g}", "sh", "-c", script, "sh", *arguments])

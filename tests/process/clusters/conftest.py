@@ -1,0 +1,14 @@
+"""A rig for each test: pods with SSH, and whatever a test starts on them is gone when it ends."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.process.clusters.rig import Rig, rigged
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with rigged(tmp_path) as one:
+        yield one
