@@ -29,7 +29,8 @@ their name begins like a setting or is similar to one.
 
 `POOLS_FILE` describes further pools. A pool has the value of the environment, unless the file sets the key that the
 column "Pool key" names. The limits are the same. For `WORKER_HANDLERS` and `WORKER_ENV`, a pool names the part of them
-that its workers get.
+that its workers get. Only a pool has the keys `task_types`, `gpu_count` (1 to 8), `kind` (`queue`, or `cluster` for the
+nodes of a Slurm cluster) and `install_slurm` (`true` allows to install Slurm on pods whose image has none).
 """
 
 

@@ -81,4 +81,5 @@ def detail_update(member: MemberRow, reading: Reading, facts: ClusterFacts) -> U
     detail = detail_of(member, reading, facts)
     if detail == dict(member.adapter_detail):
         return None
-    return UpdateMember(member.worker_id, member.status, "its probe shows a change", {"adapter_detail": detail})
+    why = member.reason or "its probe shows a change"
+    return UpdateMember(member.worker_id, member.status, why, {"adapter_detail": detail})

@@ -89,7 +89,7 @@ class ClusterFacts:
         """Return the number of nodes that the tasks need, within the cluster's limits."""
         row = self.row
         wanted = max(row.demand.nodes, row.demand.largest, row.min_nodes)
-        return max(0, min(wanted, row.max_nodes, self.policy.max_nodes))
+        return max(row.min_nodes, min(wanted, row.max_nodes, self.policy.max_nodes))
 
     @cached_property
     def configuration(self) -> Configuration | None:

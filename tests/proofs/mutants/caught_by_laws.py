@@ -138,7 +138,7 @@ MUTANTS = (
            "        if still_s is not None:", "        if False:"),
     Mutant("the limit is forgotten", "I4", SCALE,
            "    target = max(0, min(wanted, pool.max_active - unfit))", "    target = max(0, wanted + 1)"),
-    Mutant("spawning workers do not count", "I4", SCALE,
+    Mutant("spawning workers do not count", "I4", "orchestrator/core/pool_size.py",
            "return len(self.ready) + len(self.spawning)", "return len(self.ready)"),
     Mutant("the cool-down is forgotten", "market", CAP,
            "    if known.cooldown_until and known.cooldown_until > self._now:".replace("    if", "        if"),

@@ -6,15 +6,14 @@ against the promises that hold always, and carries it out.
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from orchestrator.core import cluster_actions as act
 from orchestrator.core import plan as fleet_plan
 from orchestrator.core.actions import SetActivity, Spawn, Terminate
-from orchestrator.core.cluster_addresses import FabricAddress
-from orchestrator.core.cluster_readings import UNREACHED, DaemonState, Observed, Reading, observe
+from orchestrator.core.cluster_readings import Reading, observe
 from orchestrator.core.cluster_rows import ClusterDemand, ClusterRow, MemberOperation, MemberRow, MemberWorker
 from orchestrator.core.cluster_states import (
     CLUSTER_TRANSITIONS,
@@ -26,11 +25,12 @@ from orchestrator.core.cluster_states import (
     MemberStatus,
     OperationStatus,
 )
-from orchestrator.core.cluster_view import ClusterPolicy, ClusterView, Configuration
+from orchestrator.core.cluster_view import ClusterPolicy, ClusterView
 from orchestrator.core.clusters import backoff_s, plan
 from orchestrator.core.model import ClusterNeed, Offer, PoolKind, Worker
 from orchestrator.core.states import READY, Stage, State
 from tests.unit.core import build
+from tests.unit.core.cluster_pods import Leader, Pod, node_states, reading_of, sha_of
 
 H100 = Offer("NVIDIA H100", "EU-RO-1", "SECURE")
 NONE = ClusterDemand(0, 0, 0)
@@ -40,38 +40,15 @@ ACTIONS_ON_A_POD = (
 )  # fmt: skip
 
 
-def sha_of(configuration: Configuration) -> str:
-    return f"sha-{hash(configuration):x}"
-
-
 def tasks(*nodes: int) -> ClusterDemand:
     return ClusterDemand(len(nodes), sum(nodes), max(nodes, default=0))
 
 
-@dataclass
-class Pod:
-    """A pod with what Slurm has on it."""
-
-    ip: str
-    alive: bool = True  # a dead one answers nothing, and RunPod still lists it
-    reachable: bool = True  # over SSH; a pod that is cut off from us only works on
-    installed: bool = True
-    configuration: Configuration | None = None
-    slurmctld: bool = False
-    slurmd: bool = False
-    busy: bool = False
-    drained: set[str] = field(default_factory=set)  # node names, on the controller
-
-
-@dataclass
-class Leader:
-    """The memory of one leader."""
-
-    observed: dict[str, Observed] = field(default_factory=dict)
-    running: dict[str, tuple[act.OnMember, datetime]] = field(default_factory=dict)  # worker or cluster id
-    probes: dict[str, datetime] = field(default_factory=dict)  # worker -> when its answer comes
-    retry_at: dict[str, datetime] = field(default_factory=dict)
-    failures: dict[str, int] = field(default_factory=dict)
+def member_worker(w: Worker) -> MemberWorker:
+    return MemberWorker(
+        w.id, w.state, w.stage, 1, w.gpu_type, w.data_center, w.price_usd_per_hour, w.created_at, w.state_since,
+        w.last_heartbeat, None, w.pod_id, w.ssh_host, w.ssh_port, None, w.nonce, None, None, w.cluster,
+    )  # fmt: skip
 
 
 class World:
@@ -205,47 +182,15 @@ class World:
                 leader.observed[name] = observe(leader.observed.get(name), self.reads(self._reading(name)), self.now)
 
     def _reading(self, name: str) -> Reading:
-        pod = self.pods[name]
-        if not pod.alive or not pod.reachable:
-            return UNREACHED
-        heads = [self.pods[n] for n in self._controllers()]
-        up = next((head for head in heads if head.alive and head.slurmctld), None)
-        if up and self._states_at != self.now:  # once for all members
-            self._states, self._states_at = self.node_states(up), self.now
-        return Reading(
-            reached=True,
-            slurmctld_state=DaemonState.UP if up else DaemonState.DOWN,
-            slurmd_state=DaemonState.UP if pod.slurmd else DaemonState.DOWN,
-            munge_ok=pod.configuration is not None,
-            node_states=self._states if up else None,
-            conf_sha=sha_of(pod.configuration) if pod.configuration else "",
-            slurmctld_pid=4_711 if name in self._controllers() and pod.slurmctld else None,
-            fabric_addr=FabricAddress(pod.ip),
-            hostname="c0ffee",
-            slurm_installed=pod.installed,
-            cpus=8,
-            memory_mb=64_000,
-            gpu_files=1,
-            clock_skew_s=0.0,
-            api_reachable=True,
-        )
+        heads = self._controllers()
+        up = next((n for n in heads if self.pods[n].alive and self.pods[n].slurmctld), None)
+        if up is not None and self._states_at != self.now:  # once for all members
+            self._states, self._states_at = node_states(self.pods[up], self.pods), self.now
+        return reading_of(self.pods[name], None if up is None else self._states, is_controller=name in heads)
 
     def _controllers(self) -> list[str]:
         live = (m for m in self.members.values() if m.status in LIVE_MEMBER)
         return [m.worker_id for m in live if m.role is MemberRole.CONTROLLER]
-
-    def node_states(self, head: Pod) -> dict[str, str]:
-        assert head.configuration is not None
-        states = {}
-        for node in head.configuration.nodes:
-            pod = self.pods[node.worker_id]
-            if not (pod.alive and pod.slurmd and pod.configuration):
-                states[node.name.text] = "down*"
-            elif node.name.text in head.drained:
-                states[node.name.text] = "draining" if pod.busy else "drained"
-            else:
-                states[node.name.text] = "allocated" if pod.busy else "idle"
-        return states
 
     def view(self) -> ClusterView:
         members = tuple(replace(m, worker=self._worker(m.worker_id)) for m in self.members.values())
@@ -256,11 +201,7 @@ class World:
         )
 
     def _worker(self, name: str) -> MemberWorker:
-        w = self.workers[name]
-        return MemberWorker(
-            w.id, w.state, w.stage, 1, w.gpu_type, w.data_center, w.price_usd_per_hour, w.created_at, w.state_since,
-            w.last_heartbeat, None, w.pod_id, w.ssh_host, w.ssh_port, None, w.nonce, None, None, w.cluster,
-        )  # fmt: skip
+        return member_worker(self.workers[name])
 
     def _plan(self) -> None:
         view = self.view()
@@ -355,7 +296,7 @@ class World:
                 if self.members[name].status is MemberStatus.DRAINING:
                     self._member(name, MemberStatus.REMOVED, action.why)
             case act.Smoke() if works and head is pod:
-                idle = [s for s in self.node_states(pod).values() if s == "idle"] if pod.slurmctld else []
+                idle = [s for s in node_states(pod, self.pods).values() if s == "idle"] if pod.slurmctld else []
                 if len(idle) >= action.nodes:
                     self.change(smoke_at=self.now, smoke_evidence={"controller": name})
                 works = len(idle) >= action.nodes

@@ -1,0 +1,144 @@
+"""The plan of a cluster in single situations; test_cluster_life.py has whole lives."""
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from orchestrator.core import cluster_actions as act
+from orchestrator.core.cluster_readings import Observed, Reading, is_busy, is_drained, is_up, observe
+from orchestrator.core.cluster_states import ClusterStatus, MemberStatus
+from orchestrator.core.cluster_view import ClusterView
+from orchestrator.core.clusters import backoff_s, is_moving, plan
+from orchestrator.core.states import State
+from tests.unit.core import build
+from tests.unit.core.build import NOW
+from tests.unit.core.cluster_world import World, member_worker, tasks
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    made = World(3)
+    made.change(demand=tasks(3))
+    made.until(ClusterStatus.RUNNING)
+    made.run(30)
+    return made
+
+
+def changed(view: ClusterView, **changes: Any) -> ClusterView:
+    return replace(view, row=replace(view.row, **changes))
+
+
+def told(view: ClusterView, number: int, **changes: Any) -> ClusterView:
+    """The view with another reading of one member."""
+    name = view.row.members[number].worker_id
+    seen = view.observed[name]
+    return replace(view, observed={**view.observed, name: replace(seen, reading=replace(seen.reading, **changes))})
+
+
+def test_a_healthy_running_cluster_needs_nothing(world: World) -> None:
+    assert plan(world.view(), world.policy) == ()
+    assert not is_moving(world.view())
+
+
+def test_another_leader_that_has_seen_nothing_does_nothing(world: World) -> None:
+    assert plan(replace(world.view(), observed={}), world.policy) == ()
+
+
+def test_an_old_reading_says_nothing(world: World) -> None:
+    view = told(world.view(), 1, slurmd_state="down")
+    assert plan(replace(view, now=view.now + timedelta(minutes=1)), world.policy) == ()
+
+
+def test_a_reading_of_a_member_with_a_running_action_says_nothing(world: World) -> None:
+    view = told(world.view(), 1, conf_sha="")
+    name = view.row.members[1].worker_id
+    assert [type(one) for one in plan(view, world.policy)] == [act.Configure]
+    assert plan(replace(view, in_flight=frozenset({name})), world.policy) == ()
+    assert plan(replace(view, retry_at={name: view.now + timedelta(seconds=5)}), world.policy) == ()
+
+
+def test_another_munge_key_is_replaced_in_place(world: World) -> None:
+    (action,) = plan(told(world.view(), 1, munge_matches=False), world.policy)
+    assert isinstance(action, act.Configure)
+
+
+def test_a_moved_address_is_recorded_before_anything_else(world: World) -> None:
+    view = world.view()
+    worker = view.row.members[0].worker
+    assert worker is not None
+    first = replace(view.row.members[0], worker=replace(worker, ssh_port=4_022))
+    (action,) = plan(changed(view, members=(first, *view.row.members[1:])), world.policy)
+    assert isinstance(action, act.UpdateMember)
+    assert action.fields["ssh_port"] == 4_022
+
+
+def test_no_smoke_job_is_run_while_one_node_does_not_reach_another(world: World) -> None:
+    view = changed(world.view(), status=ClusterStatus.DEGRADED, smoke_evidence=None)
+    assert any(isinstance(one, act.Smoke) for one in plan(view, world.policy))
+    cut = told(view, 0, peers={view.row.members[1].node_name: False})
+    assert not any(isinstance(one, act.Smoke) for one in plan(cut, world.policy))
+    strange = told(view, 0, peers={"a-node-of-yesterday": False})
+    assert any(isinstance(one, act.Smoke) for one in plan(strange, world.policy))
+
+
+def test_an_ended_cluster_ends_its_members_and_nothing_else(world: World) -> None:
+    view = changed(world.view(), status=ClusterStatus.FAILED)
+    moves = plan(view, world.policy)
+    assert [(type(one), getattr(one, "to_status", None)) for one in moves] == [
+        (act.MoveMember, MemberStatus.FAILED)
+    ] * 3
+    ended = tuple(replace(one, status=MemberStatus.FAILED) for one in view.row.members)
+    assert plan(changed(view, members=ended), world.policy) == ()
+    assert not is_moving(changed(view, members=ended))
+
+
+def test_only_ready_workers_join_and_only_as_many_as_are_wanted() -> None:
+    world = World(2)
+    world.until(ClusterStatus.ALLOCATING)
+    view = world.view()
+    worker = member_worker(build.worker("gpu-1", cluster="train"))
+    boots, leaves = (
+        replace(worker, id="gpu-0", status=State.SPAWNING),
+        replace(worker, id="gpu-9", drain_requested_at=NOW),
+    )
+    others = tuple(replace(worker, id=f"gpu-{n}") for n in (3, 2, 1))
+    joins = plan(changed(view, unjoined=(boots, leaves, *others)), world.policy)
+    assert [(one.worker_id, one.index) for one in joins if isinstance(one, act.Join)] == [("gpu-1", 0), ("gpu-2", 1)]
+
+
+def test_a_pause_after_failures_doubles_up_to_a_bound() -> None:
+    assert [backoff_s(n) for n in (1, 2, 3, 6, 1_000)] == [5, 10, 20, 120, 120]
+
+
+def test_only_failed_probes_in_a_row_count_as_unreached() -> None:
+    seen: Observed | None = None
+    for second, reached in enumerate([True, False, None, False]):
+        seen = observe(seen, Reading(reached=reached), NOW + timedelta(seconds=second))
+    assert seen is not None
+    assert seen.unreached_since == NOW + timedelta(seconds=1)
+    assert observe(seen, Reading(reached=True), NOW).unreached_since is None
+
+
+@pytest.mark.parametrize(
+    ("state", "up", "busy", "drained"),
+    [
+        ("idle", True, False, False),
+        ("allocated", True, True, False),
+        ("MIXED", True, True, False),
+        ("IDLE+DRAIN", True, False, True),
+        ("drained", True, False, True),
+        ("draining", True, True, False),
+        ("MIXED+DRAIN", True, True, False),
+        ("idle*", False, False, False),
+        ("down*", False, False, False),
+        ("DOWN+DRAIN", False, False, True),
+        ("unknown", False, False, False),
+        ("", False, False, False),
+        ("a new word of Slurm", False, False, False),
+        (None, False, False, False),
+    ],
+)
+def test_the_words_of_slurm_mean_what_they_say(state: str | None, up: bool, busy: bool, drained: bool) -> None:
+    assert (is_up(state), is_busy(state), is_drained(state)) == (up, busy, drained)
