@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
 from orchestrator.core.cluster_addresses import NODE_NAME, FabricAddress
-from orchestrator.core.cluster_readings import NO_CONFIGURATION, Daemon, Reading
+from orchestrator.core.cluster_readings import NO_CONFIGURATION, DaemonState, Reading
 
 MOST_BYTES = 65_536  # of one script's output; a longer one is no answer
 LINE = re.compile(r"([a-z_]{1,20})=([\x20-\x7e]{0,400})")
@@ -109,16 +109,16 @@ def reading(
     )
 
 
-def _ping(value: str | None) -> Daemon | None:
+def _ping(value: str | None) -> DaemonState | None:
     if value is None:
         return None
-    return Daemon.UP if value == "up" else Daemon.DOWN if value.startswith("down") else None
+    return DaemonState.UP if value == "up" else DaemonState.DOWN if value.startswith("down") else None
 
 
-def _daemon(value: str | None) -> Daemon | None:
+def _daemon(value: str | None) -> DaemonState | None:
     if value == "none":
-        return Daemon.DOWN
-    return Daemon.UP if PROCESS.fullmatch(value or "") else None
+        return DaemonState.DOWN
+    return DaemonState.UP if PROCESS.fullmatch(value or "") else None
 
 
 def _key_matches(answer: ScriptAnswer, fingerprint: str) -> bool | None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from orchestrator.clusters import configuration, node
-from orchestrator.core.cluster_readings import Daemon, is_busy, is_drained
+from orchestrator.core.cluster_readings import DaemonState, is_busy, is_drained
 from tests.process.clusters.rig import PACKAGE, Rig, eventually, processes_with
 
 pytestmark = pytest.mark.needs_program("slurmctld", PACKAGE, f".ci/debian {PACKAGE}")
@@ -17,7 +17,7 @@ async def test_two_nodes_come_up_and_a_smoke_job_runs_on_both(rig: Rig) -> None:
     controller, worker = await rig.add(), await rig.add()
     before = await rig.probe(controller)
     assert (before.reached, before.slurm_installed, before.conf_sha) == (True, True, "")
-    assert before.slurmd_state is Daemon.DOWN
+    assert before.slurmd_state is DaemonState.DOWN
     began = time.monotonic()
     conf = await rig.deploy()
     result = await node.smoke(controller.session, conf, 2, clock=time.monotonic)
@@ -26,7 +26,7 @@ async def test_two_nodes_come_up_and_a_smoke_job_runs_on_both(rig: Rig) -> None:
     print(f"deployed and smoke-tested in {time.monotonic() - began:.1f} s, the job in {result.seconds} s")  # noqa: T201
 
     reading = await rig.probe(controller, peers=(worker.node,))
-    assert (reading.slurmctld_state, reading.slurmd_state) == (Daemon.UP, Daemon.UP)
+    assert (reading.slurmctld_state, reading.slurmd_state) == (DaemonState.UP, DaemonState.UP)
     assert reading.node_states == {controller.name.text: "idle", worker.name.text: "idle"}
     assert (reading.munge_ok, reading.munge_matches) == (True, True)
     assert reading.conf_sha == configuration.conf_sha(conf)
@@ -42,7 +42,7 @@ async def test_two_nodes_come_up_and_a_smoke_job_runs_on_both(rig: Rig) -> None:
     assert reading.error is None
 
     other = await rig.probe(worker)
-    assert other.slurmctld_state is Daemon.UP
+    assert other.slurmctld_state is DaemonState.UP
     assert other.slurmctld_pid is None
     assert other.conf_sha == reading.conf_sha
 

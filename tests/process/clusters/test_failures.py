@@ -13,7 +13,7 @@ import pytest
 from orchestrator.adapters.ssh_session import AsyncSshSession
 from orchestrator.clusters import node
 from orchestrator.clusters.node import NodeFailed
-from orchestrator.core.cluster_readings import Daemon, Reading, is_up
+from orchestrator.core.cluster_readings import DaemonState, Reading, is_up
 from orchestrator.ports import Completed, Session, Unavailable
 from tests.process.clusters.rig import PACKAGE, Member, Rig, eventually, processes_with
 from worker.processes import alive
@@ -37,9 +37,9 @@ async def test_a_killed_slurmd_is_seen_on_its_pod_and_comes_back(rig: Rig) -> No
     await rig.deploy()
     worker.kill("slurmd")
     reading = await within_deadline(rig, worker)
-    assert (reading.slurmd_state, reading.slurmctld_state, reading.munge_ok) == (Daemon.DOWN, Daemon.UP, True)
+    assert (reading.slurmd_state, reading.slurmctld_state, reading.munge_ok) == (DaemonState.DOWN, DaemonState.UP, True)
     beside = await rig.probe(controller, peers=(worker.node,))
-    assert beside.slurmd_state is Daemon.UP
+    assert beside.slurmd_state is DaemonState.UP
     assert beside.peers == {worker.name.text: False}
     await controller.shell(f"scontrol update NodeName={worker.name.text} State=DOWN Reason=test")
     await node.start_node(worker.session, rig.cluster, worker.name)
@@ -52,7 +52,8 @@ async def test_a_killed_slurmctld_is_seen_from_every_pod_within_the_deadline(rig
     controller.kill("slurmctld")
     for member in (controller, worker):
         reading = await within_deadline(rig, member)
-        assert (reading.slurmctld_state, reading.slurmd_state, reading.munge_ok) == (Daemon.DOWN, Daemon.UP, True)
+        assert (reading.slurmctld_state, reading.slurmd_state) == (DaemonState.DOWN, DaemonState.UP)
+        assert reading.munge_ok is True
         assert reading.slurmctld_pid is None
         assert reading.node_states is None
         assert reading.error
@@ -70,10 +71,10 @@ async def test_a_slurmctld_that_hangs_is_down_and_a_start_replaces_it(rig: Rig) 
     pid = controller.pid("slurmctld")
     os.kill(pid, signal.SIGSTOP)
     reading = await within_deadline(rig, controller)
-    assert (reading.slurmctld_state, reading.slurmctld_pid) == (Daemon.DOWN, pid)
+    assert (reading.slurmctld_state, reading.slurmctld_pid) == (DaemonState.DOWN, pid)
     await node.start_controller(controller.session, rig.cluster)
     assert controller.pid("slurmctld") != pid
-    assert (await rig.probe(controller)).slurmctld_state is Daemon.UP
+    assert (await rig.probe(controller)).slurmctld_state is DaemonState.UP
 
 
 async def test_a_wrong_munge_key_is_not_a_dead_munged(rig: Rig) -> None:
@@ -84,13 +85,13 @@ async def test_a_wrong_munge_key_is_not_a_dead_munged(rig: Rig) -> None:
     assert (dead.munge_ok, dead.munge_matches) == (False, True)
     await node.configure(worker.session, conf, worker.node, os.urandom(128))
     wrong = await within_deadline(rig, worker)
-    assert (wrong.munge_ok, wrong.munge_matches, wrong.slurmctld_state) == (False, False, Daemon.DOWN)
+    assert (wrong.munge_ok, wrong.munge_matches, wrong.slurmctld_state) == (False, False, DaemonState.DOWN)
     (worker.root / "munge" / "key").write_bytes(rig.munge_key)  # munged still has the other one
     assert (await rig.probe(worker)).munge_matches is False
     assert (await rig.probe(controller)).munge_ok is True
     await node.configure(worker.session, conf, worker.node, rig.munge_key)
     right = await rig.probe(worker)
-    assert (right.munge_ok, right.munge_matches, right.slurmctld_state) == (True, True, Daemon.UP)
+    assert (right.munge_ok, right.munge_matches, right.slurmctld_state) == (True, True, DaemonState.UP)
 
 
 async def test_a_changed_configuration_has_another_identity(rig: Rig) -> None:
@@ -197,7 +198,7 @@ async def test_stop_ends_exactly_the_clusters_processes(rig: Rig) -> None:
         assert processes_with(sleep) == []
         assert reader.returncode is None
         assert all(alive(neighbour.pid(name), None) for name in ("munged", "slurmctld", "slurmd"))
-        assert (await other.probe(neighbour)).slurmd_state is Daemon.UP
+        assert (await other.probe(neighbour)).slurmd_state is DaemonState.UP
     finally:
         reader.kill()
         await reader.wait()
@@ -214,7 +215,7 @@ async def test_a_reused_pid_is_not_ended(rig: Rig) -> None:
         for name in ("slurmd", "slurmctld", "munged"):
             (member.root / "run" / f"{name}.pid").write_text(f"{stranger.pid}\n")
         reading = await rig.probe(member)
-        assert (reading.slurmd_state, reading.slurmctld_pid, reading.munge_ok) == (Daemon.DOWN, None, False)
+        assert (reading.slurmd_state, reading.slurmctld_pid, reading.munge_ok) == (DaemonState.DOWN, None, False)
         await node.stop(member.session, rig.cluster)
         assert stranger.returncode is None
         await rig.deploy()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from orchestrator.clusters import answers
 from orchestrator.clusters.answers import ScriptAnswer
 from orchestrator.core.cluster_addresses import FabricAddress
-from orchestrator.core.cluster_readings import Daemon, Reading
+from orchestrator.core.cluster_readings import DaemonState, Reading
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 KEY, CONF, OLD = "a" * 64, "c" * 64, "d" * 64
@@ -54,8 +54,8 @@ def read(text: str | bytes) -> Reading:
 def test_a_whole_answer_becomes_a_reading() -> None:
     assert read(WHOLE) == Reading(
         reached=True,
-        slurmctld_state=Daemon.UP,
-        slurmd_state=Daemon.UP,
+        slurmctld_state=DaemonState.UP,
+        slurmd_state=DaemonState.UP,
         munge_ok=True,
         munge_matches=True,
         node_states={"gpu-1": "idle", "gpu-2": "down*"},
@@ -79,7 +79,7 @@ def test_a_whole_answer_becomes_a_reading() -> None:
 @pytest.mark.parametrize(
     ("line", "instead", "expected"),
     [
-        (f"slurmd=13 90060 {CONF}", "slurmd=none", {"slurmd_state": Daemon.DOWN}),
+        (f"slurmd=13 90060 {CONF}", "slurmd=none", {"slurmd_state": DaemonState.DOWN}),
         (f"slurmd=13 90060 {CONF}", f"slurmd=13 90060 {OLD}", {"conf_sha": OLD}),
         (f"conf={CONF}", "conf=none", {"conf_sha": ""}),
         (f"conf={CONF}", "conf=x", {"conf_sha": None}),
@@ -88,7 +88,7 @@ def test_a_whole_answer_becomes_a_reading() -> None:
         (f"key={KEY} {KEY}", "key=none", {"munge_matches": None, "munge_ok": True}),
         ("munge=yes", "munge=no", {"munge_ok": False, "munge_matches": True}),
         ("munge=yes", "", {"munge_ok": None}),
-        ("ping=up", "ping=down refused", {"slurmctld_state": Daemon.DOWN, "node_states": None}),
+        ("ping=up", "ping=down refused", {"slurmctld_state": DaemonState.DOWN, "node_states": None}),
         ("ping=up", "ping=\x1b[31mup", {"slurmctld_state": None, "node_states": None}),
         ("nodes=all", "", {"node_states": None}),
         ("node=gpu-2 down*", "node=gpu-2 dow", {"node_states": None}),
@@ -128,4 +128,4 @@ def test_a_cut_answer_never_invents_a_state(length: int) -> None:
     reading = read(WHOLE[:length])
     assert reading.node_states is None or reading.node_states == {"gpu-1": "idle", "gpu-2": "down*"}
     assert reading.conf_sha in {None, CONF}
-    assert reading.slurmd_state in {None, Daemon.UP}
+    assert reading.slurmd_state in {None, DaemonState.UP}
