@@ -93,8 +93,8 @@ started() {
 }
 last() { cat "$ROOT/log/$1.err" "$ROOT/log/$1.log" 2>/dev/null | grep -iE 'error|fatal' | tail -n 1 | cut -c 1-300; }
 pid_of munged >/dev/null || die MUNGE_DOWN "munged does not run"
-start_slurmctld() { started slurmctld slurmctld -f "$ROOT/etc/slurm.conf"; }
-# start_slurmd NODE: the variable marks the processes that serve its jobs.
+# The variable marks the daemons' own children, whose command lines do not name the cluster.
+start_slurmctld() { started slurmctld env GPU_CLUSTER_ROOT="$ROOT" slurmctld -f "$ROOT/etc/slurm.conf"; }
 start_slurmd() {
   slurmd=$(command -v slurmd); stepd="${slurmd%/*}/slurmstepd"
   [ -x "$stepd" ] || stepd=$(command -v slurmstepd)
@@ -123,6 +123,7 @@ tenths=100
 while [ "$tenths" -gt 0 ]; do
   state=$(timeout -k 1 2 sinfo -h -N -n "$2" -o '%T %E' 2>/dev/null | head -n 1 | head -c 300)
   case "$state" in
+    '') tenths=$((tenths - 20)) ;; # slurmctld does not answer; the node registers when it does
     *'drained: '*) break ;;
     *drain*|*inval*|*down*) [ $((tenths % 10)) -ne 0 ] ||
       timeout -k 1 2 scontrol update "NodeName=$2" State=RESUME >/dev/null 2>&1 ;;

@@ -1,5 +1,6 @@
 """Slurm comes up on the members of a cluster, runs a job on all of them, and follows a change of its members."""
 
+import asyncio
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -145,3 +146,31 @@ async def test_the_managed_key_is_one_line_of_authorized_keys(rig: Rig) -> None:
     assert (await rig.probe(member, managed_key=key)).key_managed is True
     await node.set_authorized_key(member.session, rig.cluster, None)
     assert file.read_text() == before
+
+
+async def test_a_probe_asks_the_agents_api_and_reads_its_log(rig: Rig) -> None:
+    member = await rig.add()
+    logs = member.home / ".orchestrator" / "run" / "launch-1" / "logs"
+    logs.mkdir(parents=True)
+    line = '{"at": "2026-01-01T00:00:00.000Z", "event": "heartbeat_refused", "why": "HTTP 401: JWT expired"}\n'
+    (logs / "agent.log").write_text("x" * 50_000 + "\n" + line + '{"event": "task_claimed"}\n')
+    server = await asyncio.start_server(_not_found, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        reading = await rig.probe(member, nonce="launch-1", api_url=f"http://127.0.0.1:{port}/")
+        assert (reading.api_reachable, reading.agent_log_tail) == (True, ("token_expired",))
+    reading = await rig.probe(member, nonce="another", api_url=f"http://127.0.0.1:{port}/")
+    assert (reading.api_reachable, reading.agent_log_tail) == (False, ())
+
+
+async def _not_found(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+    await writer.drain()
+    writer.close()
+
+
+async def test_slurm_that_is_there_is_not_installed_again(rig: Rig) -> None:
+    member = await rig.add()
+    await node.install(member.session, rig.cluster)
+    assert not member.root.exists()

@@ -1,6 +1,7 @@
 """Each failure of a member is another reading, no call exceeds its deadline, and `stop` ends only its own processes."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -23,6 +24,16 @@ pytestmark = pytest.mark.needs_program("slurmctld", PACKAGE, f".ci/debian {PACKA
 
 async def started(*words: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.DEVNULL)
+
+
+def marked(root: str) -> set[str]:
+    """Return the command lines of the daemons' children for this cluster."""
+    text, found = f"GPU_CLUSTER_ROOT={root}\0".encode(), set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if text in (entry / "environ").read_bytes():
+                found.add((entry / "cmdline").read_bytes().decode("utf-8", "replace"))
+    return found
 
 
 async def within_deadline(rig: Rig, member: Member) -> Reading:
@@ -52,11 +63,15 @@ async def test_a_killed_slurmctld_is_seen_from_every_pod_within_the_deadline(rig
     controller.kill("slurmctld")
     for member in (controller, worker):
         reading = await within_deadline(rig, member)
-        assert (reading.slurmctld_state, reading.slurmd_state) == (DaemonState.DOWN, DaemonState.UP)
-        assert reading.munge_ok is True
+        assert (reading.slurmctld_state, reading.slurmd_state, reading.munge_ok) == (
+            DaemonState.DOWN,
+            DaemonState.UP,
+            True,
+        )
         assert reading.slurmctld_pid is None
         assert reading.node_states is None
         assert reading.error
+    await node.start_node(worker.session, rig.cluster, worker.name)
     began = time.monotonic()
     with pytest.raises(NodeFailed, match="NOT_UPDATED"):
         await node.drain(worker.session, rig.cluster, worker.name, "no controller")
@@ -196,6 +211,8 @@ async def test_stop_ends_exactly_the_clusters_processes(rig: Rig) -> None:
             await node.stop(member.session, rig.cluster)
             assert not any(name in line.split(" ")[0] for line in processes_with(f"{member.root}/") for name in SLURM)
         assert processes_with(sleep) == []
+        left = marked(str(controller.root)) | marked(str(worker.root))
+        assert not left, left
         assert reader.returncode is None
         assert all(alive(neighbour.pid(name), None) for name in ("munged", "slurmctld", "slurmd"))
         assert (await other.probe(neighbour)).slurmd_state is DaemonState.UP
