@@ -115,7 +115,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "cluster operations": (("train", "what is done to the members, and what came of it"),),
     "cluster reconcile": (("train", "every member"), ("train --worker 18865e9b", "one of them")),
     "cluster bootstrap-ssh": (("train", "the orchestrator's key on every member, again"),),
-    "cluster scale": (("train 6 --max-nodes 8", "six nodes, and eight for a larger task"),),
+    "cluster scale": (
+        ("train 6 --max-nodes 8", "six nodes, and eight for a larger task"),
+        ("train --max-nodes 8", "the limit only"),
+    ),
     "cluster submit": (
         ("train --script train.sh --nodes 4 --time-limit 12h", "one job over four nodes"),
         ("train --script - --nodes 2 --output 'results/*.pt' --wait", "from stdin; followed to its end"),

@@ -115,13 +115,13 @@ class TaskFailure(Explained):
     SLURM_PARAMS = "SLURM_PARAMS", Meaning(
         "The task's params do not describe a Slurm job.",
         OPERATOR, "nothing: another attempt would end the same way",
-        "params need script or command, and may have nodes, gpus_per_node, time_limit_s, env and outputs")
+        "see the params in docs/clusters.md; python -m orchestrator cluster submit makes them from options")
     SLURM_REFUSED = "SLURM_REFUSED", Meaning(
         "Slurm refused the job: for example, it asks for more GPUs than a node has.",
         OPERATOR, AGAIN, "the task's message has sbatch's own words: change params; then " + RETRY)
     SLURM_TIME_LIMIT = "SLURM_TIME_LIMIT", Meaning(
         "The Slurm job ran for longer than params.time_limit_s.",
-        OPERATOR, AGAIN, "raise params.time_limit_s, or make the job smaller")
+        OPERATOR, AGAIN, "raise params.time_limit_s (python -m orchestrator cluster submit --time-limit)")
     SLURM_CANCELLED = "SLURM_CANCELLED", Meaning(
         "The Slurm job was cancelled on the cluster, not through the task.",
         OPERATOR, "nothing: somebody wanted it to end", "find out who called scancel; then " + RETRY)

@@ -593,6 +593,8 @@ export interface components {
             /** Delete Requested At */
             delete_requested_at: string | null;
             demand: components["schemas"]["DemandShown"];
+            /** Diagnoses */
+            diagnoses: components["schemas"]["DiagnosisShown"][];
             /** Failure Code */
             failure_code: string | null;
             /** Id */
@@ -790,6 +792,25 @@ export interface components {
             nodes: number;
             /** Tasks */
             tasks: number;
+        };
+        /**
+         * DiagnosisShown
+         * @description Something that is wrong, from one observation.
+         */
+        DiagnosisShown: {
+            /** Cause */
+            cause: string;
+            /** Code */
+            code: string;
+            /** Evidence */
+            evidence: string;
+            /** Fix */
+            fix: string;
+            /**
+             * Worker Id
+             * @description Null: the whole cluster
+             */
+            worker_id: string | null;
         };
         /**
          * EventShown

@@ -126,17 +126,19 @@ async def explain(output: Output, name: str, history: bool) -> None:
 
 @cluster.command()
 @click.argument("name")
-@click.argument("nodes", type=NODES)
+@click.argument("nodes", type=NODES, required=False)
 @click.option("--min-nodes", type=FEWEST, help="Nodes to keep without tasks.")
 @click.option("--max-nodes", type=NODES, help="Nodes to grow to for a larger task.")
 @json_option
 @click.pass_obj
 @runs
-async def scale(output: Output, name: str, nodes: int, *, min_nodes: int | None, max_nodes: int | None) -> None:
-    """Set the number of nodes, within the limits that it was created with, or that are given here."""
+async def scale(output: Output, name: str, nodes: int | None, **limits: int | None) -> None:
+    """Set the number of nodes, within the limits that it was created with, or that are given here; or the limits."""
+    if nodes is None and not any(one is not None for one in limits.values()):
+        raise Failure(BAD_ARGUMENT, why="give NODES, --min-nodes or --max-nodes")
     await read(name)
     async with opened_clusters() as (rows, _):
-        await rows.scale(name, nodes=nodes, min_nodes=min_nodes, max_nodes=max_nodes, actor=actor())
+        await rows.scale(name, nodes=nodes, **limits, actor=actor())
         (row,) = (await rows.report(name)).clusters
     if output.json:
         output.document(cluster=facts.cluster_document(row))

@@ -20,7 +20,7 @@ data_centers = ["US-KS-2"]
 cloud = "SECURE"
 """
 SCRIPT = "#!/bin/sh\nsrun hostname\n"
-DETAIL = {"phase": "slurm_ready", "slurmctld_state": "up", "slurmd_state": "idle", "munge_ok": True}
+DETAIL = {"phase": "slurm_ready", "slurmctld_state": "up", "slurmctld_pid": 417, "slurmd_state": "idle"}
 
 
 @pytest.fixture
@@ -84,7 +84,16 @@ async def test_a_cluster_from_its_creation_to_its_end(trainer: Cli, fleet: Fleet
     assert (await trainer("cluster", "operations", name)).lines_with(error)
     assert "drain of" in (await trainer("cluster", "drain", name, other)).out
     assert (await trainer("cluster", "scale", name, "3")).out == f"{name}: 3 nodes (at least 2, at most 4)\n"
+    cut_off = {"adapter_detail": {**DETAIL, "api_reachable": False}}
+    assert await rows.move_member(fleet.term, name, other, [MemberStatus.READY], None, "test", **cut_off)
+    said = await trainer("cluster", "explain", name, "--history")
+    assert said.lines_with("AGENT_API_UNREACHABLE")[0].split()[1] == f"{other.replace('_', '-')}:"
+    assert said.lines_with("fix: make WORKER_API_URL an address that pods resolve and reach")
+    assert said.lines_with("deploying")
+    limit = await trainer("cluster", "scale", name, "--max-nodes", "6")
+    assert limit.out == f"{name}: 3 nodes (at least 2, at most 6)\n"
     explained = (await trainer("cluster", "explain", name, "--json")).json()
+    assert [one["code"] for one in explained["diagnoses"]] == ["AGENT_API_UNREACHABLE"]
     assert {"cluster", "member"} <= {one["subject"] for one in explained["events"]}
     members = (await trainer("cluster", "members", name, "--json")).json()["members"]
     assert [one["adapter_detail"]["host"] for one in members] == ["213.173.110.7"] * 2
@@ -134,6 +143,7 @@ async def test_a_task_of_a_cluster_is_a_script_and_its_nodes(trainer: Cli, fleet
         (("submit", "NAME", "--script", "train.sh", "--type", "other"), "Slurm of pool train runs train", 2),
         (("drain", "NAME", "gpu-x"), "has no member 'gpu-x'", 3),
         (("scale", "NAME", "5"), "at most 2", 2),
+        (("scale", "NAME"), "give NODES", 2),
     ],
 )
 async def test_what_cannot_be_is_refused(
