@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from demo.app import run_app
+from demo.cluster_scenario import run_cluster_scenario
 from demo.scenario import Options, run_scenario
 from demo.summary import show
 from testbed.services.processes import ChildFailed
@@ -30,6 +31,8 @@ Examples:
       stays up, to try commands on
   ./run demo --app
       a web app on it: upload pictures, watch, see the video
+  ./run demo --cluster
+      Slurm on three pods; needs .ci/debian slurm-wlm
 """
 
 
@@ -50,6 +53,7 @@ Examples:
 )
 @click.option("--keep", is_flag=True, help="Stay up afterwards, and say how to use the command line against it.")
 @click.option("--app", is_flag=True, help="Start a web app on the system instead of the prepared tasks.")
+@click.option("--cluster", is_flag=True, help="Jobs of several nodes on a Slurm cluster instead of the film.")
 @click.option("-v", "--verbose", is_flag=True, help="Also the formula of each decision, stages and ids.")
 @click.option("--json", "as_json", is_flag=True, help="The summary as one JSON object on the last line of stdout.")
 @click.option(
@@ -65,19 +69,25 @@ def main(
     transport: Transport,
     keep: bool,
     app: bool,
+    cluster: bool,
     verbose: bool,
     as_json: bool,
     directory: Path,
 ) -> None:
     """Run the main job on this machine, with real parts and an emulated RunPod."""
-    if app and (images or tasks or keep or as_json):
-        raise click.UsageError("--app submits nothing by itself: it has no --images, --tasks, --keep and --json")
+    if app and (images or tasks or keep or as_json or cluster):
+        raise click.UsageError(
+            "--app submits nothing by itself: it has no --images, --tasks, --keep, --cluster, --json"
+        )
+    if cluster and (images or tasks or keep):
+        raise click.UsageError("--cluster has jobs of its own, and ends with them: no --images, --tasks and --keep")
     options = Options(images, tasks, seed, keep, directory.absolute(), transport, verbose)
     try:
         with only_demo(options.directory):
             if app:  # until Ctrl-C
                 asyncio.run(_interruptible(run_app(options.directory, seed, transport, verbose=verbose)))
-            summary = asyncio.run(_interruptible(run_scenario(options)))
+            scenario = run_cluster_scenario if cluster else run_scenario
+            summary = asyncio.run(_interruptible(scenario(options)))
     except (KeyboardInterrupt, asyncio.CancelledError):
         sys.exit(INTERRUPTED)
     except (ChildFailed, ValueError) as error:

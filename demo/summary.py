@@ -17,8 +17,9 @@ def show(summary: Mapping[str, Any], stream: TextIO, *, keeps: bool = False) -> 
         table.add_row(name, text)
     console.print()
     console.print(table)
-    if summary["video"]:
-        console.print(f"The video is in {summary['video']}", markup=False)
+    for name in ("video", "output"):
+        if summary.get(name):
+            console.print(f"The {name} is in {summary[name]}", markup=False)
     if not summary["ok"]:
         console.print(f"[red]wrong: {', '.join(summary['wrong'])}[/red]")
         return
@@ -34,6 +35,9 @@ def _lines(s: Mapping[str, Any]) -> list[tuple[str, str]]:
     tasks += f"{_zero(s, 'tasks_lost')} lost, {_zero(s, 'tasks_doubled')} done twice; {s['tasks_requeued']} requeued"
     lost = f"{s['log_bytes_declared_lost']:,} declared lost with their host, {_zero(s, 'log_bytes_missing')} missing"
     video = f"{s['video_seconds']:.1f} s, {s['video_frames']} frames" if s["video"] else None
+    made = ("video", video or f"[red]{s.get('video_problem')}[/red]")
+    if "output" in s:
+        made = ("output", f"of {s['output_nodes']} nodes of one job")
     first = "never" if s["first_claim_s"] is None else f"{s['first_claim_s']:.1f} s after the insert"
     return [
         ("tasks", tasks),
@@ -43,7 +47,7 @@ def _lines(s: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("dollars", f"{s['dollars']:.4f} on the emulator's bill, {s['dollars_booked']:.4f} in the database"),
         ("log bytes", f"{s['log_bytes_produced']:,} produced, {s['log_bytes_shipped']:,} in S3 byte for byte"),
         ("", lost),
-        ("video", video or f"[red]{s.get('video_problem')}[/red]"),
+        made,
         ("time", f"{s['seconds']:.0f} s in all"),
     ]
 

@@ -22,10 +22,18 @@ TESTS = Path(__file__).parent
 # The first part of a path that matches names the tests' place in the queue. Tests that mostly wait start first, so that
 # the others fill the processor meanwhile.
 ORDER = (
-    *("proofs/chaos", "process/e2e", "proofs/fault_matrix", "process/packaging", "process/guide", "process/incidents"),
+    *(
+        "proofs/chaos",
+        "process/e2e",
+        "process/clusters",
+        "proofs/fault_matrix",
+        "process/packaging",
+        "process/guide",
+        "process/incidents",
+    ),
     *("process/secrets", "process/service", "process/worker_logs", "process/cli", "process/emulator", "proofs/crash"),
     *("proofs/storm", "proofs/simulator", "proofs/fuzz", "process/web", "process/worker"),
-    *("process/clusters", "process/bringup", "db", "unit"),
+    *("process/bringup", "db", "unit"),
 )
 # Directories whose files go to different worker processes. In every other directory the tests stay in one worker
 # process, because their session fixtures (servers, whole stacks) cost more than the distribution gains.

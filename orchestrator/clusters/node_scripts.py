@@ -6,9 +6,10 @@ prints lines `name=value`. An error of its own is a line `error=<CODE> <text>` a
 
 import shlex
 
+from worker.protocol import MANAGED_KEY
+
 KILL_AFTER_S = 2  # seconds between TERM and KILL of a script that is over time
 FAILED = 3  # the exit status after an `error=` line
-KEY_MARK = "gpu-orchestrator-managed"  # the last word of the managed line in authorized_keys
 
 # $1 is always the cluster. ROOT is its directory. SHORT is a path to it that leaves room for the name of a socket: its
 # address has 107 bytes at most.
@@ -203,9 +204,9 @@ AUTHORIZED_KEY = (
     + rf"""
 mkdir -p "$HOME/.ssh" || die NO_SPACE "cannot write below $HOME"
 file="$HOME/.ssh/authorized_keys"
-{{ [ ! -e "$file" ] || grep -v ' {KEY_MARK}$' "$file"
-  [ -z "$2" ] || printf '%s {KEY_MARK}\n' "$2"; }} >"$file.gpu-cluster"
-[ -z "$2" ] || tail -n 1 "$file.gpu-cluster" | grep -qxF -e "$2 {KEY_MARK}" || die NO_SPACE "cannot write $file"
+{{ [ ! -e "$file" ] || grep -v ' {MANAGED_KEY}$' "$file"
+  [ -z "$2" ] || printf '%s {MANAGED_KEY}\n' "$2"; }} >"$file.gpu-cluster"
+[ -z "$2" ] || tail -n 1 "$file.gpu-cluster" | grep -qxF -e "$2 {MANAGED_KEY}" || die NO_SPACE "cannot write $file"
 chmod 600 "$file.gpu-cluster" && mv "$file.gpu-cluster" "$file" || die NO_SPACE "cannot write $file"
 echo key=yes
 """

@@ -4,7 +4,8 @@ Questions that can hang run at the same time, each under its own timeout. Each a
 not mix. The last line is `end=`; a missing line is an unknown answer.
 """
 
-from orchestrator.clusters.node_scripts import BASE, KEY_MARK
+from orchestrator.clusters.node_scripts import BASE
+from worker.protocol import MANAGED_KEY
 from worker.protocol import BASE_DIR
 
 ASK_S = 4  # seconds for one question to a daemon or over the network
@@ -74,7 +75,7 @@ cgroup=/sys/fs/cgroup
 ask memory_limit sh -c 'cat "$0/memory.max" || cat "$0/memory/memory.limit_in_bytes"' $cgroup
 say gpu_files "$(ls /dev 2>/dev/null | grep -cE '^nvidia[0-9]+$')"
 if [ -n "$key" ]; then
-  if grep -qxF -e "$key {KEY_MARK}" "$HOME/.ssh/authorized_keys" 2>/dev/null; then echo managed=yes
+  if grep -qxF -e "$key {MANAGED_KEY}" "$HOME/.ssh/authorized_keys" 2>/dev/null; then echo managed=yes
   else echo managed=no; fi
 fi
 if [ -s "$ROOT/etc/template" ] && [ -s "$ROOT/etc/slurm.conf" ]; then
