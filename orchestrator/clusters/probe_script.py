@@ -5,8 +5,7 @@ not mix. The last line is `end=`; a missing line is an unknown answer.
 """
 
 from orchestrator.clusters.node_scripts import BASE
-from worker.protocol import MANAGED_KEY
-from worker.protocol import BASE_DIR
+from worker.protocol import BASE_DIR, MANAGED_KEY
 
 ASK_S = 4  # seconds for one question to a daemon or over the network
 AGENT_TAIL_BYTES = 16_384
