@@ -25,14 +25,14 @@ LEAVES = frozenset({OperationKind.DRAIN, OperationKind.REMOVE})
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class OperationEnd:
     """The end of an operation. `error` is None if it succeeded."""
 
     operation: MemberOperation
     error: str | None
 
 
-def outcomes(row: ClusterRow) -> Iterator[Outcome]:
+def outcomes(row: ClusterRow) -> Iterator[OperationEnd]:
     """Return the operations of a cluster that have ended, as its rows show."""
     members = {member.worker_id: member for member in row.members}
     for operation in row.operations:
@@ -44,21 +44,21 @@ def outcomes(row: ClusterRow) -> Iterator[Outcome]:
             yield from _of_member(operation, member)
 
 
-def _of_node_tasks(row: ClusterRow, operation: MemberOperation) -> Iterator[Outcome]:
+def _of_node_tasks(row: ClusterRow, operation: MemberOperation) -> Iterator[OperationEnd]:
     tasks = [task for task in row.node_tasks if task.operation_id == operation.id]
     if operation.status is OperationStatus.ACCEPTED or not tasks or any(one.status in OPEN_NODE_TASK for one in tasks):
         return
     unfinished = [one for one in tasks if one.status is not NodeTaskStatus.COMPLETED]
-    yield Outcome(operation, f"its node task {unfinished[0].status}: {unfinished[0].error}" if unfinished else None)
+    yield OperationEnd(operation, f"its node task {unfinished[0].status}: {unfinished[0].error}" if unfinished else None)
 
 
-def _of_member(operation: MemberOperation, member: MemberRow) -> Iterator[Outcome]:
+def _of_member(operation: MemberOperation, member: MemberRow) -> Iterator[OperationEnd]:
     is_over = member.status in (MemberStatus.REMOVED, MemberStatus.FAILED)
     if operation.kind is OperationKind.ADD:
         if member.status is MemberStatus.READY:
-            yield Outcome(operation, None)
+            yield OperationEnd(operation, None)
         elif is_over:
-            yield Outcome(operation, f"the member is {member.status}: {member.reason}")
+            yield OperationEnd(operation, f"the member is {member.status}: {member.reason}")
     elif operation.kind in LEAVES and is_over and operation.status is not OperationStatus.ACCEPTED:
         lost = member.status is MemberStatus.FAILED
-        yield Outcome(operation, f"the member was lost: {member.reason}" if lost else None)
+        yield OperationEnd(operation, f"the member was lost: {member.reason}" if lost else None)
