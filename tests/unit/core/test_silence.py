@@ -49,7 +49,7 @@ def test_a_dead_agent_ends_its_worker_at_the_timeout() -> None:
 
 
 def test_an_agent_whose_first_call_in_vain_takes_its_time_is_asked_again() -> None:
-    """An idle agent calls in each third of the timeout. A resolver or two addresses without an answer take 20 s."""
+    """An idle agent calls in each third of the timeout. In an earlier release, a call to two addresses takes 20 s."""
     seen = snapshot(silent("gpu-1", 61, tasks_running=0), pod_answers={"gpu-1": asked(20, False)})
     assert isinstance(steps(seen)["gpu-1"], AskPod)
     busy_one = replace(seen, workers=(silent("gpu-1", 61),), expired_leases=1)
