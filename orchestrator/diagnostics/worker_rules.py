@@ -110,10 +110,11 @@ def _unheard(facts: Facts) -> Iterator[Condition]:
     """Silent workers that may be well: most workers are silent, and their agents call in vain."""
     groups: defaultdict[str, list[WorkerFacts]] = defaultdict(list)
     for worker in facts.workers:
-        if worker.is_ready and worker.waiting_on == WaitingOn.OPERATOR:
+        if worker.is_unheard:
             groups[worker.waiting_for].append(worker)
     for what, workers in groups.items():
         impact = Impact.MONEY | (Impact.LOSS if any(one.tasks_running for one in workers) else Impact.NONE)
+        impact |= Impact.WAIT if any(facts.lacks_workers(one.pool) for one in workers) else Impact.NONE
         evidence = f"{', '.join(one.id for one in workers)}; by itself: they end after DEADMAN_TIMEOUT_SEC"
         since = min(one.last_heartbeat_at for one in workers)
         yield Condition(
@@ -132,7 +133,7 @@ def _ready(facts: Facts) -> Iterator[Condition]:
         seen = f"SSH: {worker.connection}" if worker.connection else ""
         if worker.connection == CONNECTED and worker.agent in {"ended", "killed"}:
             yield Condition(ConditionKind.PROCESS_ENDED, worker.id, detail, f"logs {worker.id} says why", impact)
-        elif worker.waiting_on != WaitingOn.OPERATOR and (late or _is_quiet(worker, facts)):
+        elif not worker.is_unheard and (late or _is_quiet(worker, facts)):
             silent_s = facts.ago_s(worker.last_heartbeat_at)
             detail["silent"] = minutes(silent_s) if late else f"{silent_s:.0f} s"
             impact = impact if late else Impact.NONE
