@@ -143,7 +143,8 @@ def _silent(worker: Worker, pod: Pod | None, silences: Silences, snapshot: Snaps
 def _listing_remark(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Wait | None:
     """Record a remark while the lists lack the pod or its runtime, and remove it afterwards. Nothing else is done.
 
-    It also removes the remark of a worker whose agent called in vain.
+    It also removes the remark of a worker whose agent called in vain, once the worker is heard again: for a new leader,
+    nothing is silent yet.
     """
     gone = snapshot.absent.get(worker.pod_id or worker.id)
     odd = None
@@ -157,7 +158,9 @@ def _listing_remark(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy:
     if odd and worker.waiting_on is not WaitingOn.PROVIDER:
         return Wait(worker.id, worker.state, WaitingOn.PROVIDER, odd, 0, policy.heartbeat_timeout_s)
     listed = pod is not None and worker.waiting_on is WaitingOn.PROVIDER
-    if not odd and (listed or worker.waiting_on is WaitingOn.OPERATOR):
+    silent_s = (snapshot.now - snapshot.last_contact(worker)).total_seconds()
+    heard = worker.waiting_on is WaitingOn.OPERATOR and silent_s < policy.heartbeat_timeout_s
+    if not odd and (listed or heard):
         return Wait(worker.id, worker.state, WaitingOn.WORKER, "tasks", 0, policy.heartbeat_timeout_s)
     return None
 

@@ -184,6 +184,13 @@ def test_the_remark_goes_with_the_silence() -> None:
     assert remark.waiting_on is WaitingOn.WORKER
 
 
+def test_a_new_leader_keeps_the_remark_until_the_worker_is_heard() -> None:
+    """It has not listened long enough to call a worker silent, and an operator must see the cause all the time."""
+    just_now = ObservationWindow(ago(1))
+    assert not steps(snapshot(silent("gpu-1", 61, **TOLD), window=just_now))
+    assert isinstance(steps(snapshot(silent("gpu-1", 1, **TOLD), window=just_now))["gpu-1"], Wait)
+
+
 def test_no_task_is_rescued_before_the_pod_of_its_worker_has_answered() -> None:
     """Afterwards the leases of an agent that calls are renewed, so what has expired belongs to others."""
     seen = snapshot(silent("gpu-1"), busy("gpu-2"), busy("gpu-3"), expired_leases=1)
