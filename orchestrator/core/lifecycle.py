@@ -133,7 +133,7 @@ def _ready(silences: Silences, worker: Worker, pod: Pod | None, snapshot: Snapsh
 
 def _silent(worker: Worker, pod: Pod | None, silences: Silences, snapshot: Snapshot) -> Action | None:
     """Return what follows for a silent worker. Its silence confirms even a single list that shows its pod as ended."""
-    if pod is not None and pod.status in pod_evidence.DEAD:
+    if pod is not None and pod.status in pod_evidence.DEAD and not silences.is_cut_off(worker):
         silent_s = (snapshot.now - snapshot.last_contact(worker)).total_seconds()
         why = f"the provider says {pod.status}; no heartbeat for {silent_s:.0f} s"
         return Terminate(worker.id, worker.state, ExitCause.POD_LOST, pod_evidence.DEAD[pod.status], why)

@@ -270,6 +270,16 @@ async def test_odd_things_about_a_ready_worker_come_first(fleet: Fleet) -> None:
     )
 
 
+async def test_the_end_by_an_outage_of_the_gateway_is_no_riddle(fleet: Fleet) -> None:
+    """What the final snapshot shows of the agent's end is a consequence."""
+    worker = await promoted(fleet, 10)
+    end = {"exit_cause": "heartbeat_lost", "failure_code": "GATEWAY_UNREACHED"}
+    await fleet.move(worker, State.ACTIVE, State.TERMINATING, stage=Stage.DRAINING, **end)
+    explanation = await explained(fleet, worker)
+    assert explanation.ended[1].startswith("GATEWAY_UNREACHED: The worker's agent called and got no answer")
+    assert "WORKER_API_URL" in explanation.fix
+
+
 async def test_a_silent_worker_that_may_be_well_waits_for_an_operator(fleet: Fleet) -> None:
     """Its agent runs and its calls do not arrive: the way from the pods to the gateway is what must be corrected."""
     worker = await promoted(fleet, 10)

@@ -8,6 +8,7 @@ import pytest
 from orchestrator.core import rescue
 from orchestrator.core.actions import Action, AskPod, Terminate, UpdateAddress, Wait
 from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.liveness import ObservationWindow
 from orchestrator.core.model import PodAnswer, PodStatus, Snapshot, Worker
 from orchestrator.core.plan import QUESTIONS_AT_ONCE, in_transition, plan
@@ -168,6 +169,20 @@ def test_nobody_waits_longer_than_an_agent_does() -> None:
     assert isinstance(
         steps(snapshot(silent("gpu-1", seconds), pod_answers={"gpu-1": asked(1, True)}))["gpu-1"], Terminate
     )
+
+
+def test_a_worker_that_an_outage_ends_is_told_apart_from_one_that_is_lost() -> None:
+    """Its agent has asked RunPod to stop its pod, which a list may show already."""
+    cut_off = silent("gpu-1", policy().deadman_s + 1, **TOLD)
+    stopped = pod_of(cut_off, status=PodStatus.EXITED)
+    for seen in (snapshot(cut_off), snapshot(cut_off, pods=(stopped,))):
+        end = steps(seen)["gpu-1"]
+        assert isinstance(end, Terminate)
+        assert (end.cause, end.code) == (ExitCause.HEARTBEAT_LOST, FailureCode.GATEWAY_UNREACHED)
+    for lost in (silent("gpu-1", policy().deadman_s + 1), silent("gpu-1", 300, **TOLD)):
+        end = steps(snapshot(lost, pod_answers={"gpu-1": asked(1, False)}))["gpu-1"]
+        assert isinstance(end, Terminate)
+        assert end.code is FailureCode.NO_HEARTBEAT
 
 
 def test_a_pod_that_the_list_shows_as_ended_is_not_asked() -> None:
