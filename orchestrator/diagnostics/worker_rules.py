@@ -161,7 +161,9 @@ def _claims(worker: WorkerFacts, facts: Facts, detail: Mapping[str, Any], seen: 
         impact = Impact.WAIT if waiting and not _others(worker, facts) else Impact.NONE
         evidence = f"by itself: {worker.explanation['then']}"
         yield Condition(ConditionKind.WORKER_UNFIT, worker.id, detail, evidence, impact)
-    if worker.unfit or worker.tasks_running or not waiting or not facts.is_led or facts.store_away:
+    if worker.unfit or worker.is_unheard or worker.tasks_running:
+        return
+    if not waiting or not facts.is_led or facts.store_away:
         return
     since = max(worker.empty_since or worker.state_since, facts.oldest_ready_at(worker.pool) or worker.state_since)
     if facts.ago_s(since) > UNCLAIMED_S:

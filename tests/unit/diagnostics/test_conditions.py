@@ -442,6 +442,15 @@ def test_a_queue_whose_workers_claim_nothing_is_never_finished() -> None:
     assert "it will never be finished while that lasts" in backlog.evidence
 
 
+def test_a_worker_that_nobody_hears_is_not_blamed_for_its_claims() -> None:
+    """Its agent claims, and its claims reach no gateway."""
+    report = facts()
+    waits({"Queued": 4}, claimable=4, running=0, oldest_claimable_at=when(90))(report)
+    waiting = {"waiting_on": "operator", "waiting_for": "the gateway: no answer"}
+    report["workers"] = {"gpu-1": worker(**waiting, last_heartbeat=when(70), tasks_running=0)}
+    assert [one.kind for one in found_in(report)] == [ConditionKind.GATEWAY_UNREACHED, ConditionKind.BACKLOG]
+
+
 def test_a_poison_task_comes_before_the_losses_that_it_caused() -> None:
     """It is the cause: without it, the next worker is lost too."""
     report = facts()
