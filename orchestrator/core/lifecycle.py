@@ -6,6 +6,7 @@ that its pod is gone. In each state, the SSH address is updated if the list show
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
@@ -158,11 +159,15 @@ def _listing_remark(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy:
     if odd and worker.waiting_on is not WaitingOn.PROVIDER:
         return Wait(worker.id, worker.state, WaitingOn.PROVIDER, odd, 0, policy.heartbeat_timeout_s)
     listed = pod is not None and worker.waiting_on is WaitingOn.PROVIDER
-    silent_s = (snapshot.now - snapshot.last_contact(worker)).total_seconds()
-    heard = worker.waiting_on is WaitingOn.OPERATOR and silent_s < policy.heartbeat_timeout_s
-    if not odd and (listed or heard):
+    if not odd and (listed or _is_heard_again(worker, snapshot, policy)):
         return Wait(worker.id, worker.state, WaitingOn.WORKER, "tasks", 0, policy.heartbeat_timeout_s)
     return None
+
+
+def _is_heard_again(worker: Worker, snapshot: Snapshot, policy: Policy) -> bool:
+    """Whether a worker is heard whose row still says that its calls get no answer."""
+    silent_s = (snapshot.now - snapshot.last_contact(worker)).total_seconds()
+    return worker.waiting_on is WaitingOn.OPERATOR and silent_s < policy.heartbeat_timeout_s
 
 
 def _stuck(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | None:
@@ -208,9 +213,17 @@ def _requested_end(worker: Worker) -> Terminate | None:
 
 
 def _ending(silences: Silences, worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
-    """Return the next step of an ending worker. The pod of a silent one that finishes its tasks is asked."""
+    """Return the next step of an ending worker. The pod of a silent one that finishes its tasks is asked.
+
+    Its row says what it waits for, until the end of the drain: no silence ends it sooner.
+    """
     step = termination.next_step(worker, pod, snapshot, policy)
-    if step is None and worker.stage is Stage.DRAINING and worker.tasks_running:
-        question = silences.next_step(worker)
-        return question if isinstance(question, AskPod) else None
-    return step
+    if step is not None or worker.stage is not Stage.DRAINING or not worker.tasks_running:
+        return step
+    left_s = policy.drain_grace_s - (snapshot.now - worker.state_since).total_seconds()
+    if _is_heard_again(worker, snapshot, policy):
+        return Wait(worker.id, worker.state, WaitingOn.WORKER, "its tasks to end", 0, left_s)
+    question = silences.next_step(worker)
+    if isinstance(question, Wait):
+        return replace(question, deadline_s=left_s)
+    return question if isinstance(question, AskPod) else None

@@ -13,7 +13,7 @@ from orchestrator.core.blocked import Blocked
 from orchestrator.core.findings import GuardFinding
 from orchestrator.core.model import Demand, EndedBringUp, OfferState, Pause
 from orchestrator.core.plurals import counted
-from orchestrator.core.states import READY, WaitingOn
+from orchestrator.core.states import READY, Stage, WaitingOn
 from orchestrator.core.worker_metadata import WorkerMetadata
 from orchestrator.diagnostics.drift import Drift
 
@@ -59,7 +59,7 @@ class WorkerFacts:
     @property
     def is_unheard(self) -> bool:
         """Whether it stays although it is silent: its agent calls in vain, or the orchestrator has no network."""
-        return self.is_ready and self.waiting_on == WaitingOn.OPERATOR
+        return self.waiting_on == WaitingOn.OPERATOR and (self.is_ready or self.stage == Stage.DRAINING)
 
 
 @dataclass(frozen=True, slots=True)

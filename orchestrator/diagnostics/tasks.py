@@ -10,7 +10,6 @@ from orchestrator.core.blocked import Blocked, from_json, line
 from orchestrator.core.meanings import CAPACITY, NOBODY, OPERATOR, ORCHESTRATOR, PROVIDER, RETRY, WORKER
 from orchestrator.core.model import Policy
 from orchestrator.core.plurals import counted
-from orchestrator.core.states import READY
 from orchestrator.diagnostics import causes
 from orchestrator.diagnostics.conditions import ConditionKind
 from orchestrator.diagnostics.scaling import explained_reason
@@ -239,8 +238,8 @@ def _running(found: Row, _: Policy | None) -> _Why:
         what += "; its cancellation was asked for"
     if task["progress"]:
         what += f"; progress: {progress(task['progress'])}"
-    if worker.get("waiting_on") == OPERATOR and worker["status"] in READY:  # SSH renews its lease; see core/silence.py
-        then = "if that lasts for DEADMAN_TIMEOUT_SEC, its worker ends"
+    if worker.get("waiting_on") == OPERATOR:  # SSH shows that its agent calls, and its lease is renewed
+        then = "if that lasts until then, its worker ends"
         what, fix = f"{worker['waiting_for']}; {what}", ConditionKind.GATEWAY_UNREACHED.row.fix
         return _Why(OPERATOR, what, then, fix, None, worker["deadline_at"])
     then = "if no heartbeat arrives by then, it is queued again, and the attempt counts"

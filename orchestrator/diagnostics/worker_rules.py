@@ -115,7 +115,8 @@ def _unheard(facts: Facts) -> Iterator[Condition]:
     for what, workers in groups.items():
         impact = Impact.MONEY | (Impact.LOSS if any(one.tasks_running for one in workers) else Impact.NONE)
         impact |= Impact.WAIT if any(facts.lacks_workers(one.pool) for one in workers) else Impact.NONE
-        evidence = f"{', '.join(one.id for one in workers)}; by itself: they end after DEADMAN_TIMEOUT_SEC"
+        names = ", ".join(one.id for one in workers)
+        evidence = f"{names}; by itself: they end after DEADMAN_TIMEOUT_SEC or their drain"
         since = min(one.last_heartbeat_at for one in workers)
         yield Condition(
             ConditionKind.GATEWAY_UNREACHED, what, {"count": len(workers), "what": what}, evidence, impact, since

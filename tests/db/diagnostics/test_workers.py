@@ -291,6 +291,16 @@ async def test_a_silent_worker_that_may_be_well_waits_for_an_operator(fleet: Fle
     assert explanation.then.endswith("it ends (heartbeat_lost)")
 
 
+async def test_a_silent_worker_that_finishes_its_tasks_waits_for_an_operator_too(fleet: Fleet) -> None:
+    """How its tasks end cannot be heard until the way to the gateway is correct."""
+    worker = await promoted(fleet, 10)
+    told = {"waiting_on": "operator", "waiting_for": CALLS_IN_VAIN, "exit_cause": "manual"}
+    await fleet.move(worker, State.ACTIVE, State.TERMINATING, stage=Stage.DRAINING, **told, deadline_s=600)
+    explanation = await explained(fleet, worker)
+    assert (explanation.who, explanation.what) == ("operator", f"{CALLS_IN_VAIN}; 0 tasks to end")
+    assert "WORKER_API_URL" in explanation.fix
+
+
 async def test_a_stranger_at_a_ready_workers_address_is_named(fleet: Fleet) -> None:
     """With the code, what was shown, and that the work goes on."""
     worker = await promoted(fleet, 10)

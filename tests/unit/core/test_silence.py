@@ -151,10 +151,27 @@ def test_a_worker_that_finishes_its_tasks_is_asked_too() -> None:
     assert rescue.plan(snapshot(one, expired_leases=1, pod_answers={"gpu-1": asked(1, False)}), policy())
 
 
+def test_a_worker_that_finishes_its_tasks_says_that_its_agent_calls_in_vain() -> None:
+    """Nobody hears how its tasks end. The remark lasts until the agent is heard, and does not change the drain."""
+    draining: dict[str, Any] = {"tasks_running": 1, "exit_cause": ExitCause.MANUAL, "state_since": ago(100)}
+    seen = snapshot(terminating("gpu-1", **draining, **quiet(70)), pod_answers={"gpu-1": asked(1, True)})
+    remark = steps(seen)["gpu-1"]
+    assert isinstance(remark, Wait)
+    assert (remark.waiting_on, remark.waiting_for) == (WaitingOn.OPERATOR, CALLS_IN_VAIN)
+    assert remark.deadline_s == pytest.approx(policy().drain_grace_s - 100)
+    known = terminating("gpu-1", **draining, **quiet(70), **TOLD)
+    assert not steps(replace(seen, workers=(known,)))
+    late = terminating("gpu-1", **draining, **quiet(policy().deadman_s + 1), **TOLD)
+    assert not steps(snapshot(late))
+    again = steps(snapshot(terminating("gpu-1", **draining, **quiet(1), **TOLD)))["gpu-1"]
+    assert isinstance(again, Wait)
+    assert (again.waiting_on, again.deadline_s) == (WaitingOn.WORKER, remark.deadline_s)
+
+
 def test_workers_that_finish_their_tasks_count_among_the_silent_and_the_heard() -> None:
     """During a rollout, a fleet may have no others."""
     draining: dict[str, Any] = {"tasks_running": 1, "exit_cause": ExitCause.MANUAL}
-    cut = terminating("gpu-1", **draining, **quiet(70))
+    cut = terminating("gpu-1", **draining, **quiet(70), **TOLD)
     answers = {"gpu-1": asked(21, True)}
     assert isinstance(steps(snapshot(cut, pod_answers=answers))["gpu-1"], AskPod)
     heard = [terminating(name, **draining, **quiet(1)) for name in ("gpu-2", "gpu-3")]
