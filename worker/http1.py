@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import select
 import socket
+import threading
 import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from .agent_state import AgentState
 
@@ -62,6 +64,7 @@ class HttpConnection:
         self._host, self._port = host.strip("[]"), int(port)
         self._socket: socket.socket | None = None
         self._used = False
+        self._lookup: _Lookup | None = None  # which an earlier call did not wait for
 
     def post(
         self, path: str, headers: str, body: bytes, deadline: float, patience: InterruptibleWait | None = None
@@ -106,17 +109,67 @@ class HttpConnection:
         return status, body
 
     def _connect(self, deadline: float) -> socket.socket:
-        made = socket.create_connection((self._host, self._port), timeout=min(CONNECT_TIMEOUT_S, _left(deadline)))
+        made = self._reach(deadline)
         try:
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls:
                 import ssl  # noqa: PLC0415 10 ms that plain HTTP does not need
 
+                made.settimeout(_left(deadline))
                 made = ssl.create_default_context().wrap_socket(made, server_hostname=self._host)
         except BaseException:
             made.close()
             raise
         return made
+
+    def _reach(self, deadline: float) -> socket.socket:
+        """Connect to the first address that answers. Each address gets its share of the time until the deadline."""
+        failure: Exception = OSError(f"{self._host} has no address")
+        addresses = self._resolve(deadline)
+        for tried, (family, kind, protocol, _, address) in enumerate(addresses):
+            try:
+                made = socket.socket(family, kind, protocol)
+            except OSError as error:  # the pod has no IPv6
+                failure = error
+                continue
+            try:
+                made.settimeout(min(CONNECT_TIMEOUT_S, _left(deadline) / (len(addresses) - tried)))
+                made.connect(address)
+            except OSError as error:
+                made.close()
+                failure = error
+            else:
+                return made
+        raise failure
+
+    def _resolve(self, deadline: float) -> list[Any]:
+        """Return the server's addresses. If the resolver takes longer than this call, the next one uses its answer."""
+        lookup = self._lookup or _Lookup(self._host, self._port)
+        self._lookup = lookup
+        lookup.join(min(CONNECT_TIMEOUT_S, _left(deadline)))
+        if lookup.is_alive():
+            raise TimeoutError(f"the resolver does not answer for {self._host}")
+        self._lookup = None
+        if lookup.failure is not None:
+            raise lookup.failure
+        return lookup.addresses
+
+
+class _Lookup(threading.Thread):
+    """One question to the resolver. The resolver has no timeout of ours, so it is asked in a thread."""
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(name="resolver", daemon=True)
+        self._host, self._port = host, port
+        self.addresses: list[Any] = []
+        self.failure: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.addresses = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        except (OSError, ValueError) as error:  # ValueError: the name cannot be encoded
+            self.failure = error
 
 
 class _Answer:

@@ -378,9 +378,10 @@ $$;
 -- Ends an attempt that did not complete: the task is queued again, Failed after its last attempt, or Cancelled on
 -- request. p_failure: {code, message, point, exit_class, retryable, detail}. The caller holds the task's lock.
 -- An attempt does not count if it is lost with a worker whose end was planned (workers.exit_cause). Nor does it count
--- if the machine failed, up to three times for a task: a task that makes machines fail must not run without end. After
--- the first lost attempt the task is claimable at once, because the worker is the likely cause. From the second one on
--- it waits for half a minute each time, because the task may be the cause.
+-- if the machine failed, or if no agent reached a gateway, up to three times each for a task: a task that makes machines
+-- fail, or breaks their network, must not run without end. After the first lost attempt the task is claimable at once,
+-- because the worker is the likely cause. From the second one on it waits for half a minute each time, because the task
+-- may be the cause.
 create or replace function public.internal_give_up(
     p_task_id uuid, p_outcome text, p_failure jsonb, p_counted boolean, p_backoff boolean, p_now timestamptz,
     p_pause_s int default null
@@ -394,22 +395,28 @@ declare
     v_used int;
     v_jitter numeric;
     v_run_after timestamptz;
-    v_planned text;  -- why its worker ends, if the end was planned
+    v_planned text;  -- why its worker ends, if the task is not to blame: the end was planned, or there was an outage
+    v_fault text;
     v_backoff boolean := p_backoff;
-    c_faults constant int := 3;  -- attempts of a task that machine faults may end without counting
+    c_faults constant int := 3;  -- attempts of a task that faults of one kind may end without counting
 begin
     select * into v_task from public.tasks t where t.id = p_task_id;
     if p_outcome = 'lost' then
-        select w.exit_cause into v_planned from public.workers w
+        select case when w.failure_code = 'GATEWAY_UNREACHED' then w.failure_code else w.exit_cause end into v_planned
+          from public.workers w
          where w.id = v_task.worker_id and w.status in ('terminating', 'terminated')
-           and w.exit_cause in ('idle_timeout', 'scale_down', 'manual', 'shutdown', 'budget', 'superseded', 'worker_sick',
-                                'stale_code', 'gpu_fault', 'host_fault');
+           and (w.failure_code = 'GATEWAY_UNREACHED'
+                or w.exit_cause in ('idle_timeout', 'scale_down', 'manual', 'shutdown', 'budget', 'superseded',
+                                    'worker_sick', 'stale_code', 'gpu_fault', 'host_fault'));
     end if;
-    if v_planned in ('gpu_fault', 'host_fault') then
-        p_failure := jsonb_build_object('code', 'MACHINE_FAULT', 'exit_class', 'lost', 'point', 'Processing',
-            'message', format('The machine of worker %s failed: %s', v_task.worker_id, v_planned));
+    if v_planned in ('gpu_fault', 'host_fault', 'GATEWAY_UNREACHED') then
+        v_fault := case v_planned when 'GATEWAY_UNREACHED' then v_planned else 'MACHINE_FAULT' end;
+        p_failure := jsonb_build_object('code', v_fault, 'exit_class', 'lost', 'point', 'Processing',
+            'message', case v_planned when 'GATEWAY_UNREACHED' then
+                format('Worker %s was ended: its agent reached no gateway', v_task.worker_id) else
+                format('The machine of worker %s failed: %s', v_task.worker_id, v_planned) end);
         p_counted := c_faults <= (select count(*) from public.task_attempts a
-                                   where a.task_id = p_task_id and a.failure_code = 'MACHINE_FAULT');
+                                   where a.task_id = p_task_id and a.failure_code = v_fault);
         p_outcome := case when p_counted then 'lost' else 'released' end;
     elsif v_planned is not null then
         p_outcome := 'released';

@@ -98,7 +98,9 @@ begin
                      where w.fleet = p_fleet and w.pool = v_task.pool and w.status <> 'terminated'
                      group by w.status) s), '{}'),
         'worker', (select jsonb_build_object('id', w.id, 'status', w.status, 'last_heartbeat', w.last_heartbeat,
-                                             'exit_cause', w.exit_cause, 'failure_code', w.failure_code)
+                                             'exit_cause', w.exit_cause, 'failure_code', w.failure_code,
+                                             'waiting_on', w.waiting_on, 'waiting_for', w.waiting_for,
+                                             'deadline_at', w.deadline_at)
                      from public.workers w where w.id = v_task.worker_id),
         'dependencies', coalesce((
             select jsonb_agg(jsonb_build_object(

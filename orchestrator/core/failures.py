@@ -256,6 +256,11 @@ class FailureCode(Explained):
         "SSH works, but the worker's first heartbeat does not reach the database.",
         OPERATOR, REPLACED, "see that pods reach WORKER_API_URL, and that all replicas have the same WORKER_JWT_SECRET",
         Blames.NOTHING)
+    GATEWAY_UNREACHED = "GATEWAY_UNREACHED", FailureRow(
+        "The worker's agent called and got no answer for DEADMAN_TIMEOUT_SEC, like those of most workers.",
+        OPERATOR, "its tasks are queued again; up to three such attempts of a task do not count; terminate, respawn",
+        "see that pods reach WORKER_API_URL: its DNS name, its certificate, the platform's proxy",
+        Blames.NOTHING)
     HOST_AVOIDED = "HOST_AVOIDED", FailureRow(
         "The pod is on a machine that is avoided because it failed before.",
         PROVIDER, "terminate, respawn: possibly on another machine", MORE,

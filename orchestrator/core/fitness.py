@@ -66,9 +66,12 @@ def _claims_nothing(worker: Worker, snapshot: Snapshot) -> bool:
     asked_at = snapshot.claim_seen_at.get(worker.id)
     if observed_since is None or asked_at is None or demand is None or demand.oldest_claimable_at is None:
         return False
-    # A claim that got no answer also counts as a claim: another worker would get no answer either.
+    # A claim that got no answer also counts as a claim: another worker would get no answer either. After an outage, the
+    # first heartbeat may arrive before the first claim.
     unanswered_at = snapshot.unanswered_at.get(worker.id, asked_at)
-    return demand.claimable > 0 and max(asked_at, unanswered_at, demand.oldest_claimable_at) <= observed_since
+    heard_again_at = snapshot.heard_again_at.get(worker.id, asked_at)
+    may_claim_since = max(asked_at, unanswered_at, heard_again_at, demand.oldest_claimable_at)
+    return demand.claimable > 0 and may_claim_since <= observed_since
 
 
 def _end_of_held_back(worker: Worker, held: HeldBack, snapshot: Snapshot, policy: Policy) -> Terminate | None:

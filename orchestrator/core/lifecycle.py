@@ -6,6 +6,7 @@ that its pod is gone. In each state, the SSH address is updated if the list show
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
@@ -133,7 +134,7 @@ def _ready(silences: Silences, worker: Worker, pod: Pod | None, snapshot: Snapsh
 
 def _silent(worker: Worker, pod: Pod | None, silences: Silences, snapshot: Snapshot) -> Action | None:
     """Return what follows for a silent worker. Its silence confirms even a single list that shows its pod as ended."""
-    if pod is not None and pod.status in pod_evidence.DEAD:
+    if pod is not None and pod.status in pod_evidence.DEAD and not silences.is_cut_off(worker):
         silent_s = (snapshot.now - snapshot.last_contact(worker)).total_seconds()
         why = f"the provider says {pod.status}; no heartbeat for {silent_s:.0f} s"
         return Terminate(worker.id, worker.state, ExitCause.POD_LOST, pod_evidence.DEAD[pod.status], why)
@@ -143,7 +144,8 @@ def _silent(worker: Worker, pod: Pod | None, silences: Silences, snapshot: Snaps
 def _listing_remark(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Wait | None:
     """Record a remark while the lists lack the pod or its runtime, and remove it afterwards. Nothing else is done.
 
-    It also removes the remark of a worker whose agent called in vain.
+    It also removes the remark of a worker whose agent called in vain, once the worker is heard again: for a new leader,
+    nothing is silent yet.
     """
     gone = snapshot.absent.get(worker.pod_id or worker.id)
     odd = None
@@ -157,9 +159,15 @@ def _listing_remark(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy:
     if odd and worker.waiting_on is not WaitingOn.PROVIDER:
         return Wait(worker.id, worker.state, WaitingOn.PROVIDER, odd, 0, policy.heartbeat_timeout_s)
     listed = pod is not None and worker.waiting_on is WaitingOn.PROVIDER
-    if not odd and (listed or worker.waiting_on is WaitingOn.OPERATOR):
+    if not odd and (listed or _is_heard_again(worker, snapshot, policy)):
         return Wait(worker.id, worker.state, WaitingOn.WORKER, "tasks", 0, policy.heartbeat_timeout_s)
     return None
+
+
+def _is_heard_again(worker: Worker, snapshot: Snapshot, policy: Policy) -> bool:
+    """Whether a worker is heard whose row still says that its calls get no answer."""
+    silent_s = (snapshot.now - snapshot.last_contact(worker)).total_seconds()
+    return worker.waiting_on is WaitingOn.OPERATOR and silent_s < policy.heartbeat_timeout_s
 
 
 def _stuck(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | None:
@@ -205,9 +213,17 @@ def _requested_end(worker: Worker) -> Terminate | None:
 
 
 def _ending(silences: Silences, worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
-    """Return the next step of an ending worker. The pod of a silent one that finishes its tasks is asked."""
+    """Return the next step of an ending worker. The pod of a silent one that finishes its tasks is asked.
+
+    Its row says what it waits for, until the end of the drain: no silence ends it sooner.
+    """
     step = termination.next_step(worker, pod, snapshot, policy)
-    if step is None and worker.stage is Stage.DRAINING and worker.tasks_running:
-        question = silences.next_step(worker)
-        return question if isinstance(question, AskPod) else None
-    return step
+    if step is not None or worker.stage is not Stage.DRAINING or not worker.tasks_running:
+        return step
+    left_s = policy.drain_grace_s - (snapshot.now - worker.state_since).total_seconds()
+    if _is_heard_again(worker, snapshot, policy):
+        return Wait(worker.id, worker.state, WaitingOn.WORKER, "its tasks to end", 0, left_s)
+    question = silences.next_step(worker)
+    if isinstance(question, Wait):
+        return replace(question, deadline_s=left_s)
+    return question if isinstance(question, AskPod) else None

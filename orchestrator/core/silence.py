@@ -9,8 +9,9 @@ pod is asked over SSH before it ends: an agent records each heartbeat without an
     SSH does not reach the pod for UNREACHED_S              it ends, unless this process may have no network: most
                                                             workers are silent, and RunPod does not answer either
 
-A worker that is silent for `deadman_s` ends unasked, because its agent has ended by itself. A pod is asked before the
-heartbeat timeout is over, so that the leases of the worker's tasks can be renewed in time.
+A worker that is silent for `deadman_s` ends unasked, because its agent has ended by itself. If it called in vain until
+then, the outage is the cause, and the attempts of its tasks do not count. A pod is asked before the heartbeat timeout
+is over, so that the leases of the worker's tasks can be renewed in time.
 """
 
 from dataclasses import dataclass
@@ -77,9 +78,16 @@ class Silences:
                 return AskPod(worker.id, why, not self._most_are_silent)
             if answer is not None and self._may_be_well(answer):
                 return self._remark(worker, answer, self._policy.deadman_s - silent_s)
+        code = FailureCode.GATEWAY_UNREACHED if self.is_cut_off(worker) else FailureCode.NO_HEARTBEAT
         if not self.is_silent(worker):
             return None
-        return Terminate(worker.id, worker.state, ExitCause.HEARTBEAT_LOST, FailureCode.NO_HEARTBEAT, why)
+        return Terminate(worker.id, worker.state, ExitCause.HEARTBEAT_LOST, code, why)
+
+    def is_cut_off(self, worker: Worker) -> bool:
+        """Whether its agent called in vain until it had to end by itself. Then it also asks RunPod to stop its pod."""
+        silent_s = (self._snapshot.now - self._snapshot.last_contact(worker)).total_seconds()
+        called = (worker.waiting_on, worker.waiting_for) == (WaitingOn.OPERATOR, CALLS_IN_VAIN)
+        return called and silent_s >= self._policy.deadman_s
 
     def keeps_tasks(self) -> bool:
         """Whether it is not known yet if a silent worker still works on its tasks. Then nothing is rescued.

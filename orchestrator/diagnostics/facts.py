@@ -13,7 +13,7 @@ from orchestrator.core.blocked import Blocked
 from orchestrator.core.findings import GuardFinding
 from orchestrator.core.model import Demand, EndedBringUp, OfferState, Pause
 from orchestrator.core.plurals import counted
-from orchestrator.core.states import READY
+from orchestrator.core.states import READY, Stage, WaitingOn
 from orchestrator.core.worker_metadata import WorkerMetadata
 from orchestrator.diagnostics.drift import Drift
 
@@ -56,6 +56,11 @@ class WorkerFacts:
     def is_ready(self) -> bool:
         """Whether it was promoted and has not begun to end."""
         return self.state in READY
+
+    @property
+    def is_unheard(self) -> bool:
+        """Whether it stays although it is silent: its agent calls in vain, or the orchestrator has no network."""
+        return self.waiting_on == WaitingOn.OPERATOR and (self.is_ready or self.stage == Stage.DRAINING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +152,7 @@ class Facts:
 
     def capacity(self, pool: str) -> int:
         """Workers of a pool that can take its tasks."""
-        return sum(one.pool == pool and one.is_ready and not one.unfit for one in self.workers)
+        return sum(one.pool == pool and one.is_ready and not (one.unfit or one.is_unheard) for one in self.workers)
 
     def oldest_ready_at(self, pool: str) -> datetime | None:
         """When the oldest ready task of a pool was submitted; None if that is not known."""

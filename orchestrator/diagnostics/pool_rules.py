@@ -153,7 +153,7 @@ def backlog(facts: Facts, found: list[Condition]) -> Iterator[Condition]:
         oldest, waiting = pool.demand.oldest_claimable_at, pool.ready_tasks
         waited_s = facts.ago_s(oldest) if oldest else 0
         limit = next((one for one in pool.blocked if one.kind is Reason.MAX_ACTIVE), None)
-        cause = _cause(pool, found)
+        cause = _cause(facts, pool, found)
         if not waiting or (waited_s < BACKLOG_S and not limit and not cause):
             continue
         capacity = facts.capacity(pool.name)
@@ -187,13 +187,14 @@ def _end(pool: PoolFacts, waiting: int, capacity: int, *, never: bool) -> str:
     return f"ETA {minutes((waiting + pool.demand.running) * pool.mean_task_s / at_once)}"
 
 
-def _cause(pool: PoolFacts, found: list[Condition]) -> Condition | None:
+def _cause(facts: Facts, pool: PoolFacts, found: list[Condition]) -> Condition | None:
     """Return the first condition that prevents the pool from having workers; MAX_ACTIVE_GPUS does not count."""
     for one in found:
         blocks = one.kind in BLOCKED.values() and one.subject == pool.name
         fails = one.kind is ConditionKind.BRINGUPS_FAIL and one.subject == pool.name
         paused = one.kind is ConditionKind.PAUSED and one.subject in ("*", pool.name)
-        if blocks or (one.impact & Impact.WAIT and (fails or paused or one.kind in EVERYWHERE)):
+        unheard = one.kind is ConditionKind.GATEWAY_UNREACHED and facts.lacks_workers(pool.name)
+        if blocks or (one.impact & Impact.WAIT and (fails or paused or unheard or one.kind in EVERYWHERE)):
             return one
     return None
 

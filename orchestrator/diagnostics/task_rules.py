@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from orchestrator.core.exit_causes import FAILURES, ExitCause
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import EndedBringUp
 from orchestrator.diagnostics import causes, heartbeat_loss
 from orchestrator.diagnostics.conditions import Condition, ConditionKind, Impact
@@ -97,7 +98,7 @@ def _lost(facts: Facts) -> Iterator[Condition]:
 def _loss(row: Row) -> tuple[causes.Cause | None, str]:
     """Return why a task was lost with its worker, and the code."""
     code = row["code"] or row["exit_cause"] or "WORKER_LOST"
-    if row["exit_cause"] == ExitCause.HEARTBEAT_LOST:
+    if row["exit_cause"] == ExitCause.HEARTBEAT_LOST and code != FailureCode.GATEWAY_UNREACHED:
         seen = heartbeat_loss.subcause(row["look"])
         return causes.silence(seen), causes.named(code, seen)
     return causes.of(code) or causes.ending(code), code
@@ -111,6 +112,7 @@ def _failed(facts: Facts) -> Iterator[Condition]:
             failed[str(one.failure_code or one.exit_cause)].append(one)
     for code, workers in failed.items():
         silent = all(one.exit_cause is ExitCause.HEARTBEAT_LOST for one in workers)
+        silent = silent and code != FailureCode.GATEWAY_UNREACHED
         cause = causes.silence(None) if silent else causes.of(code) or causes.ending(code)
         detail = {"count": len(workers), "code": code, **_words(cause, workers[-1].worker_id)}
         evidence = ", ".join(one.worker_id for one in workers[:NAMED])

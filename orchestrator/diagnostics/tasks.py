@@ -11,6 +11,7 @@ from orchestrator.core.meanings import CAPACITY, NOBODY, OPERATOR, ORCHESTRATOR,
 from orchestrator.core.model import Policy
 from orchestrator.core.plurals import counted
 from orchestrator.diagnostics import causes
+from orchestrator.diagnostics.conditions import ConditionKind
 from orchestrator.diagnostics.scaling import explained_reason
 from orchestrator.diagnostics.task_limits import limits
 
@@ -237,6 +238,10 @@ def _running(found: Row, _: Policy | None) -> _Why:
         what += "; its cancellation was asked for"
     if task["progress"]:
         what += f"; progress: {progress(task['progress'])}"
+    if worker.get("waiting_on") == OPERATOR:  # SSH shows that its agent calls, and its lease is renewed
+        then = "if that lasts until then, its worker ends"
+        what, fix = f"{worker['waiting_for']}; {what}", ConditionKind.GATEWAY_UNREACHED.row.fix
+        return _Why(OPERATOR, what, then, fix, None, worker["deadline_at"])
     then = "if no heartbeat arrives by then, it is queued again, and the attempt counts"
     return _Why(WORKER, what, then, "python -m orchestrator logs <worker> -f", None, task["lease_expires_at"])
 

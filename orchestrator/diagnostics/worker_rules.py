@@ -110,11 +110,13 @@ def _unheard(facts: Facts) -> Iterator[Condition]:
     """Silent workers that may be well: most workers are silent, and their agents call in vain."""
     groups: defaultdict[str, list[WorkerFacts]] = defaultdict(list)
     for worker in facts.workers:
-        if worker.is_ready and worker.waiting_on == WaitingOn.OPERATOR:
+        if worker.is_unheard:
             groups[worker.waiting_for].append(worker)
     for what, workers in groups.items():
         impact = Impact.MONEY | (Impact.LOSS if any(one.tasks_running for one in workers) else Impact.NONE)
-        evidence = f"{', '.join(one.id for one in workers)}; by itself: they end after DEADMAN_TIMEOUT_SEC"
+        impact |= Impact.WAIT if any(facts.lacks_workers(one.pool) for one in workers) else Impact.NONE
+        names = ", ".join(one.id for one in workers)
+        evidence = f"{names}; by itself: they end after DEADMAN_TIMEOUT_SEC or their drain"
         since = min(one.last_heartbeat_at for one in workers)
         yield Condition(
             ConditionKind.GATEWAY_UNREACHED, what, {"count": len(workers), "what": what}, evidence, impact, since
@@ -132,7 +134,7 @@ def _ready(facts: Facts) -> Iterator[Condition]:
         seen = f"SSH: {worker.connection}" if worker.connection else ""
         if worker.connection == CONNECTED and worker.agent in {"ended", "killed"}:
             yield Condition(ConditionKind.PROCESS_ENDED, worker.id, detail, f"logs {worker.id} says why", impact)
-        elif worker.cluster is None and worker.waiting_on != WaitingOn.OPERATOR and (late or _is_quiet(worker, facts)):
+        elif worker.cluster is None and not worker.is_unheard and (late or _is_quiet(worker, facts)):
             silent_s = facts.ago_s(worker.last_heartbeat_at)
             detail["silent"] = minutes(silent_s) if late else f"{silent_s:.0f} s"
             impact = impact if late else Impact.NONE
@@ -160,9 +162,9 @@ def _claims(worker: WorkerFacts, facts: Facts, detail: Mapping[str, Any], seen: 
         impact = Impact.WAIT if waiting and not _others(worker, facts) else Impact.NONE
         evidence = f"by itself: {worker.explanation['then']}"
         yield Condition(ConditionKind.WORKER_UNFIT, worker.id, detail, evidence, impact)
-    if worker.unfit or worker.tasks_running or not waiting or not facts.is_led or facts.store_away:
-        return
-    if worker.cluster is not None:  # only the controller of a running cluster claims
+    if worker.unfit or worker.is_unheard or worker.tasks_running or worker.cluster is not None:
+        return  # of a cluster, only the controller claims
+    if not waiting or not facts.is_led or facts.store_away:
         return
     since = max(worker.empty_since or worker.state_since, facts.oldest_ready_at(worker.pool) or worker.state_since)
     if facts.ago_s(since) > UNCLAIMED_S:

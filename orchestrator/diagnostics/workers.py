@@ -249,6 +249,8 @@ def _terminating(row: Row, found: Row, _: Policy | None, __: datetime) -> _Wait:
     wait = _Wait(row["waiting_on"], what, then, MORE)
     wait.since, wait.deadline = row["stage_since"], row["deadline_at"]
     _end(wait, row, found)
+    if row["waiting_on"] == WaitingOn.OPERATOR:
+        wait.what, wait.fix = f"{row['waiting_for']}; {what}", ConditionKind.GATEWAY_UNREACHED.row.fix
     return wait
 
 
@@ -277,7 +279,7 @@ def _end(wait: _Wait, row: Row, found: Row) -> None:
     exit_cause = causes.ending(row["exit_cause"] or "")
     wait.ended.append(f"{row['exit_cause']}: {exit_cause.means}" if exit_cause else str(row["exit_cause"]))
     cause = None
-    if wait.code and row["exit_cause"] == ExitCause.HEARTBEAT_LOST:
+    if wait.code == FailureCode.NO_HEARTBEAT and row["exit_cause"] == ExitCause.HEARTBEAT_LOST:
         look = WorkerMetadata.of(row["metadata"]).last_snapshot
         wait.subcause = heartbeat_loss.subcause(look)
         wait.evidence = heartbeat_loss.evidence_line(look) or reason

@@ -19,8 +19,8 @@ from worker.protocol import BASE_DIR, UNANSWERED
 CODE_DIR = f"{BASE_DIR}/code"
 RUNS_DIR = f"{BASE_DIR}/run"
 START_TIME = 19  # index of proc(5) stat field 22 among the fields after the command's closing parenthesis
-# While no heartbeat is answered, an agent sends one every 18 s, or later if each of several addresses or the resolver
-# takes its time.
+# While no heartbeat is answered, an agent sends one every 18 s. An agent of an earlier release sends one later, if each
+# of several addresses or the resolver takes its time.
 UNANSWERED_S = 60.0
 UNANSWERED_BYTES = 64  # that can matter, at the end of the answer of a pod
 UNANSWERED_TIMES = re.compile(r"(?:^|\n)([0-9]{1,12})\n([0-9]{1,12})\n\Z")  # after what a login script may print

@@ -1,4 +1,4 @@
-"""Tasks on a machine that failed: queued again at once, and the attempt does not count, within a bound."""
+"""Tasks on a machine that failed or was cut off: queued again at once; the attempt does not count, within a bound."""
 
 from typing import Any
 
@@ -17,10 +17,10 @@ FAULTS = [ExitCause.GPU_FAULT, ExitCause.HOST_FAULT]
 XID_79 = {"u": 22, "code": "XID_79", "severity": "C", "since": 1763881200.0, "evidence": "fallen off the bus"}
 
 
-async def ended(fleet: Fleet, agent: Agent, cause: ExitCause) -> None:
+async def ended(fleet: Fleet, agent: Agent, cause: ExitCause, code: FailureCode = FailureCode.GPU_LOST) -> None:
     """What the executor does to a worker with this end."""
     state = State(await fleet.status(agent.id))
-    end = {"exit_cause": cause, "failure_code": FailureCode.GPU_LOST}
+    end = {"exit_cause": cause, "failure_code": code}
     await fleet.move(agent.id, state, State.TERMINATING, stage=Stage.DRAINING, **end)
     await fleet.fleet("rescue", p_worker_id=agent.id)
 
@@ -53,6 +53,18 @@ async def test_a_task_that_makes_machines_fail_ends(fleet: Fleet) -> None:
         await ended(fleet, agent, ExitCause.GPU_FAULT)
         seen.append((await task(fleet, name))[:2])
     assert seen == [("Queued", 0), ("Queued", 0), ("Queued", 0), ("Queued", 1), ("Failed", 2)]
+
+
+async def test_an_outage_of_the_gateway_uses_up_no_attempt(fleet: Fleet) -> None:
+    """Up to three of them: a task that breaks the network of its pods must not run without end."""
+    (name,) = await fleet.submit(max_attempts=1)
+    seen = []
+    for _ in range(4):
+        agent = await fleet.agent()
+        assert len(await agent.claim()) == 1
+        await ended(fleet, agent, ExitCause.HEARTBEAT_LOST, FailureCode.GATEWAY_UNREACHED)
+        seen.append(await task(fleet, name))
+    assert seen == [("Queued", 0, "GATEWAY_UNREACHED", None)] * 3 + [("Failed", 1, "GATEWAY_UNREACHED", None)]
 
 
 @pytest.mark.parametrize("cause", FAULTS)

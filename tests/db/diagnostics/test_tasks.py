@@ -10,8 +10,10 @@ from psycopg.rows import DictRow
 from orchestrator.cli import explain_view
 from orchestrator.core.blocked import WORKERS, Blocked, BlockedReason, text
 from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.silence import CALLS_IN_VAIN
 from orchestrator.core.states import Stage, State
 from orchestrator.diagnostics import causes
+from orchestrator.diagnostics.conditions import ConditionKind
 from orchestrator.diagnostics.tasks import FEW
 from tests.db.conformance.builders import START, Fleet, result
 from tests.db.diagnostics.build import bring_up, lines, promoted, times, told
@@ -42,6 +44,21 @@ async def test_a_blocked_task_names_the_dependencies_that_are_missing(fleet: Fle
     )
     assert (said.who, said.fix) == ("worker", f"python -m orchestrator explain {running}")
     assert (await told(fleet, running)).holding_up == 1
+
+
+async def test_a_task_of_a_silent_worker_that_may_be_well_waits_for_what_the_worker_waits_for(fleet: Fleet) -> None:
+    """Its lease is renewed as long as SSH shows that the agent calls, so the end of the lease says nothing."""
+    agent = await fleet.agent()
+    (task,) = await fleet.submit()
+    await agent.claim()
+    await fleet.move(agent.id, State.ACTIVE, waiting_on="operator", waiting_for=CALLS_IN_VAIN, deadline_s=600)
+    await fleet.call("task_cancel", p_id=task)
+    said = await told(fleet, task)
+    assert (said.who, said.fix) == ("operator", ConditionKind.GATEWAY_UNREACHED.row.fix)
+    assert said.what.startswith(f"{CALLS_IN_VAIN}; worker {agent.id} (active) to finish it; its cancellation was asked")
+    assert said.then == "if that lasts until then, its worker ends"
+    assert said.until is not None
+    assert datetime.fromisoformat(said.until) == fleet.now + timedelta(seconds=600)
 
 
 @pytest.mark.parametrize("priority", [-(2**31), 2**31 - 1])

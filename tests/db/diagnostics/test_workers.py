@@ -270,6 +270,16 @@ async def test_odd_things_about_a_ready_worker_come_first(fleet: Fleet) -> None:
     )
 
 
+async def test_the_end_by_an_outage_of_the_gateway_is_no_riddle(fleet: Fleet) -> None:
+    """What the final snapshot shows of the agent's end is a consequence."""
+    worker = await promoted(fleet, 10)
+    end = {"exit_cause": "heartbeat_lost", "failure_code": "GATEWAY_UNREACHED"}
+    await fleet.move(worker, State.ACTIVE, State.TERMINATING, stage=Stage.DRAINING, **end)
+    explanation = await explained(fleet, worker)
+    assert explanation.ended[1].startswith("GATEWAY_UNREACHED: The worker's agent called and got no answer")
+    assert "WORKER_API_URL" in explanation.fix
+
+
 async def test_a_silent_worker_that_may_be_well_waits_for_an_operator(fleet: Fleet) -> None:
     """Its agent runs and its calls do not arrive: the way from the pods to the gateway is what must be corrected."""
     worker = await promoted(fleet, 10)
@@ -279,6 +289,16 @@ async def test_a_silent_worker_that_may_be_well_waits_for_an_operator(fleet: Fle
     assert explanation.what == f"{CALLS_IN_VAIN}; to ask for work"
     assert "WORKER_API_URL" in explanation.fix
     assert explanation.then.endswith("it ends (heartbeat_lost)")
+
+
+async def test_a_silent_worker_that_finishes_its_tasks_waits_for_an_operator_too(fleet: Fleet) -> None:
+    """How its tasks end cannot be heard until the way to the gateway is correct."""
+    worker = await promoted(fleet, 10)
+    told = {"waiting_on": "operator", "waiting_for": CALLS_IN_VAIN, "exit_cause": "manual"}
+    await fleet.move(worker, State.ACTIVE, State.TERMINATING, stage=Stage.DRAINING, **told, deadline_s=600)
+    explanation = await explained(fleet, worker)
+    assert (explanation.who, explanation.what) == ("operator", f"{CALLS_IN_VAIN}; 0 tasks to end")
+    assert "WORKER_API_URL" in explanation.fix
 
 
 async def test_a_stranger_at_a_ready_workers_address_is_named(fleet: Fleet) -> None:

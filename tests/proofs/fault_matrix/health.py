@@ -54,7 +54,7 @@ EXPECTED: Mapping[str, ExpectedHealth] = {
     "ports_change": ExpectedHealth(affected=False),
     **{name: ExpectedHealth(LEASE) for name in ("killed", "leader_killed", "leader_frozen", "orchestrator_frozen")},
     "intent_unasked": ExpectedHealth("is not running", affected=True),
-    "gateway_cut": ExpectedHealth("its calls get no answer", affected=True),
+    **{name: ExpectedHealth("its calls get no answer", affected=True) for name in ("gateway_cut", "gateway_away")},
     **{name: ExpectedHealth("The database is unreachable", affected=True) for name in ("postgres_crashes",
                                                                                      "postgres_restarts")},
     "s3_restarts": ExpectedHealth("S3 cannot be used|do not reach S3"),

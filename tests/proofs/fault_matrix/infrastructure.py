@@ -244,6 +244,19 @@ async def cut_off(env: Environment) -> None:
         raise NotWithin(f"{counted['n']} attempt(s) were lost to the outage")
 
 
+async def cut_off_for_long(env: Environment) -> None:
+    """No agent reaches a gateway until the workers end. Tasks with one attempt must get another one."""
+    await env.busy()
+    assert env.balancer is not None
+    env.mark_fault()
+    env.balancer.cut()
+    await env.until("select 1 from workers where failure_code = 'GATEWAY_UNREACHED'")
+    env.balancer.mend()
+    [counted] = await env.rows("select count(*) as n from task_attempts where outcome not in ('complete', 'released')")
+    if counted["n"]:
+        raise NotWithin(f"{counted['n']} attempt(s) were lost to the outage")
+
+
 async def without_s3(env: Environment) -> None:
     """S3 ends, and comes back after OUTAGE_S."""
     await env.under_way()
@@ -349,6 +362,10 @@ INFRASTRUCTURE: tuple[Case, ...] = (
     Case("gateway_cut", "no agent reaches a gateway for 8 s longer than a worker may be silent",
           "no worker ends, no attempt is lost", "its agent runs, and its calls get no answer", cut_off, orchestrators=2,
           tasks=TASKS * 2, quick=True),
+    Case("gateway_away", "no agent reaches a gateway for as long as an agent waits",
+          "workers end, no attempt is used up", "its agent runs, and its calls get no answer", cut_off_for_long,
+          orchestrators=2, tasks=TASKS * 2, ends_as=(FailureCode.GATEWAY_UNREACHED,),
+          may_end_as=(FailureCode.POD_EXITED,), keeps_logs=False, settings={"DEADMAN_TIMEOUT_SEC": "20"}),
     Case("postgres_crashes", "Postgres: immediate stop, 8 s", OUTLIVED, NO_DATABASE.what, postgres("immediate"),
           own_servers=True, tasks=TASKS * 2),
     Case("postgres_restarts", "Postgres: fast stop, 8 s", OUTLIVED, NO_DATABASE.what, postgres("fast"),

@@ -288,7 +288,7 @@ class Pair:
             fields |= dice.choice(({}, pod, pod | nonce, nonce))
         if to == "terminating":
             cause = dice.choice([*list(ExitCause), None])
-            fields |= {"exit_cause": cause, "failure_code": dice.choice((None, "POD_MISSING", "NO_CAPACITY"))}
+            fields |= {"exit_cause": cause, "failure_code": dice.choice((None, "POD_MISSING", "GATEWAY_UNREACHED"))}
         if dice.random() < 0.2:
             fields |= {"ssh_host": "10.0.0.1", "ssh_port": dice.choice((1, 2))}
         if dice.random() < 0.2:

@@ -129,6 +129,7 @@ def test_a_worker_that_asks_for_none_of_the_waiting_tasks_is_replaced() -> None:
         {"claim_seen_at": {"gpu-1": ago(5)}},  # it asks, and gets none: somebody has locked them
         {"claim_seen_at": {}},
         {"unanswered_at": {"gpu-1": ago(5)}},
+        {"heard_again_at": {"gpu-1": ago(5)}},  # its heartbeats reach a gateway again, and its claims in a moment
         {"demand": (Demand("default", 0, 0, {}, None),)},
         {"demand": (Demand("default", 3, 0, {}, ago(UNCLAIMED_S - 1)),)},
         {"window": ObservationWindow(ago(UNCLAIMED_S - 1))},

@@ -8,6 +8,7 @@ import pytest
 from orchestrator.core import rescue
 from orchestrator.core.actions import Action, AskPod, Terminate, UpdateAddress, Wait
 from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.liveness import ObservationWindow
 from orchestrator.core.model import PodAnswer, PodStatus, Snapshot, Worker
 from orchestrator.core.plan import QUESTIONS_AT_ONCE, in_transition, plan
@@ -49,7 +50,7 @@ def test_a_dead_agent_ends_its_worker_at_the_timeout() -> None:
 
 
 def test_an_agent_whose_first_call_in_vain_takes_its_time_is_asked_again() -> None:
-    """An idle agent calls in each third of the timeout. A resolver or two addresses without an answer take 20 s."""
+    """An idle agent calls in each third of the timeout. In an earlier release, a call to two addresses takes 20 s."""
     seen = snapshot(silent("gpu-1", 61, tasks_running=0), pod_answers={"gpu-1": asked(20, False)})
     assert isinstance(steps(seen)["gpu-1"], AskPod)
     busy_one = replace(seen, workers=(silent("gpu-1", 61),), expired_leases=1)
@@ -150,10 +151,27 @@ def test_a_worker_that_finishes_its_tasks_is_asked_too() -> None:
     assert rescue.plan(snapshot(one, expired_leases=1, pod_answers={"gpu-1": asked(1, False)}), policy())
 
 
+def test_a_worker_that_finishes_its_tasks_says_that_its_agent_calls_in_vain() -> None:
+    """Nobody hears how its tasks end. The remark lasts until the agent is heard, and does not change the drain."""
+    draining: dict[str, Any] = {"tasks_running": 1, "exit_cause": ExitCause.MANUAL, "state_since": ago(100)}
+    seen = snapshot(terminating("gpu-1", **draining, **quiet(70)), pod_answers={"gpu-1": asked(1, True)})
+    remark = steps(seen)["gpu-1"]
+    assert isinstance(remark, Wait)
+    assert (remark.waiting_on, remark.waiting_for) == (WaitingOn.OPERATOR, CALLS_IN_VAIN)
+    assert remark.deadline_s == pytest.approx(policy().drain_grace_s - 100)
+    known = terminating("gpu-1", **draining, **quiet(70), **TOLD)
+    assert not steps(replace(seen, workers=(known,)))
+    late = terminating("gpu-1", **draining, **quiet(policy().deadman_s + 1), **TOLD)
+    assert not steps(snapshot(late))
+    again = steps(snapshot(terminating("gpu-1", **draining, **quiet(1), **TOLD)))["gpu-1"]
+    assert isinstance(again, Wait)
+    assert (again.waiting_on, again.deadline_s) == (WaitingOn.WORKER, remark.deadline_s)
+
+
 def test_workers_that_finish_their_tasks_count_among_the_silent_and_the_heard() -> None:
     """During a rollout, a fleet may have no others."""
     draining: dict[str, Any] = {"tasks_running": 1, "exit_cause": ExitCause.MANUAL}
-    cut = terminating("gpu-1", **draining, **quiet(70))
+    cut = terminating("gpu-1", **draining, **quiet(70), **TOLD)
     answers = {"gpu-1": asked(21, True)}
     assert isinstance(steps(snapshot(cut, pod_answers=answers))["gpu-1"], AskPod)
     heard = [terminating(name, **draining, **quiet(1)) for name in ("gpu-2", "gpu-3")]
@@ -170,6 +188,20 @@ def test_nobody_waits_longer_than_an_agent_does() -> None:
     )
 
 
+def test_a_worker_that_an_outage_ends_is_told_apart_from_one_that_is_lost() -> None:
+    """Its agent has asked RunPod to stop its pod, which a list may show already."""
+    cut_off = silent("gpu-1", policy().deadman_s + 1, **TOLD)
+    stopped = pod_of(cut_off, status=PodStatus.EXITED)
+    for seen in (snapshot(cut_off), snapshot(cut_off, pods=(stopped,))):
+        end = steps(seen)["gpu-1"]
+        assert isinstance(end, Terminate)
+        assert (end.cause, end.code) == (ExitCause.HEARTBEAT_LOST, FailureCode.GATEWAY_UNREACHED)
+    for lost in (silent("gpu-1", policy().deadman_s + 1), silent("gpu-1", 300, **TOLD)):
+        end = steps(snapshot(lost, pod_answers={"gpu-1": asked(1, False)}))["gpu-1"]
+        assert isinstance(end, Terminate)
+        assert end.code is FailureCode.NO_HEARTBEAT
+
+
 def test_a_pod_that_the_list_shows_as_ended_is_not_asked() -> None:
     one = silent("gpu-1")
     end = steps(snapshot(one, pods=(pod_of(one, status=PodStatus.EXITED),)))["gpu-1"]
@@ -182,6 +214,13 @@ def test_the_remark_goes_with_the_silence() -> None:
     remark = steps(snapshot(again))["gpu-1"]
     assert isinstance(remark, Wait)
     assert remark.waiting_on is WaitingOn.WORKER
+
+
+def test_a_new_leader_keeps_the_remark_until_the_worker_is_heard() -> None:
+    """It has not listened long enough to call a worker silent, and an operator must see the cause all the time."""
+    just_now = ObservationWindow(ago(1))
+    assert not steps(snapshot(silent("gpu-1", 61, **TOLD), window=just_now))
+    assert isinstance(steps(snapshot(silent("gpu-1", 1, **TOLD), window=just_now))["gpu-1"], Wait)
 
 
 def test_no_task_is_rescued_before_the_pod_of_its_worker_has_answered() -> None:

@@ -316,7 +316,10 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "a task lost a moment ago, and done by its next attempt": (lost(status="Complete", last_at=when(50)), "MEDIUM", "Tasks", "1 running task was lost", "RUNPOD_MIN_MEMORY_GB", "t-1 Complete"),
     "a poison task": (lost(workers=2, last_at=when(2000), code="POD_EXITED", exit_cause="pod_lost"), "HIGH", "Tasks", "Task t-1 (work) has ended 2 workers (POD_EXITED)", "tasks cancel t-1", "The pod's container ended"),
     "a poison task that was given up": (lost(workers=3, last_at=when(2000), status="Failed"), "MEDIUM", "Tasks", "Task t-1 (work) has ended 3 workers", "explain t-1", ""),
+    "agents that call in vain and finish their tasks": (setting("workers.gpu-1", worker(status="terminating", stage="draining", deadline_at=when(-60), waiting_on="operator", waiting_for="the gateway: no answer")), "HIGH", "Orchestrator", "1 worker is silent and may be well; waiting for the gateway: no answer", "WORKER_API_URL", "or their drain"),
     "a worker that failed in service": (seen(failed_bringup("DISK_FULL", promoted=True, exit_cause=ExitCause.WORKER_SICK, ending_since=ago(50))), "MEDIUM", "Workers", "1 worker in service failed (DISK_FULL): The pod has too little free disk", "RUNPOD_CONTAINER_DISK_GB", "gpu-9"),
+    "a worker that an outage of the gateway ended": (seen(failed_bringup("GATEWAY_UNREACHED", promoted=True, exit_cause=ExitCause.HEARTBEAT_LOST, ending_since=ago(50))), "MEDIUM", "Workers", "1 worker in service failed (GATEWAY_UNREACHED): The worker's agent called and got no answer", "WORKER_API_URL", "gpu-9"),
+    "a task lost by outages of the gateway": (lost(code="GATEWAY_UNREACHED", look=None), "HIGH", "Tasks", "1 running task was lost with its worker (GATEWAY_UNREACHED): The worker's agent called", "WORKER_API_URL", "t-1 Queued"),
     "heartbeats that are missing": (setting("workers.gpu-1", worker(last_heartbeat=when(9), heartbeat_s=20, ssh=MUTE | {"connection_status": ""})), "MEDIUM", "Workers", "no heartbeat for 9 s", "explain gpu-1", ""),
     "agents that call in vain": (setting("workers.gpu-1", worker(waiting_on="operator", waiting_for="the gateway: no answer", last_heartbeat=when(700))), "HIGH", "Orchestrator", "1 worker is silent and may be well; waiting for the gateway: no answer", "WORKER_API_URL", "DEADMAN_TIMEOUT_SEC"),
     "a pod that RunPod does not list": (setting("workers.gpu-1", worker(waiting_on="provider", waiting_for="its pod")), "MEDIUM", "RunPod", "RunPod's list is odd: its pod", "explain gpu-1", ""),
@@ -339,6 +342,7 @@ CAUSES: dict[str, tuple[Callable[[Facts], None], ConditionKind, str, str]] = {
     "bring-ups": (lambda r: (held("paced")(r), seen(*[failed_bringup("AUTH_FAILED")] * 10)(r))[0], ConditionKind.BRINGUPS_FAIL, "No worker comes up in pool default: the last 10 bring-ups failed (AUTH_FAILED)", "RUNPOD_SSH_PUBLIC_KEY"),
     "pause": (lambda r: (held("paused", detail={"reason": "x"})(r), setting("database_state.paused", {"*": {"reason": "x", "until": None}})(r))[0], ConditionKind.PAUSED, "paused in every pool", "resume"),
     "S3": (lambda r: (held("store_away")(r), setting("database_state.store_away", {"reason": "no", "since": when(60)})(r))[0], ConditionKind.STORE_DOWN, "S3 cannot be used", "doctor s3"),
+    "no gateway": (lambda r: (held("max_active", unit="worker", detail={"limit": 1})(r), setting("workers.gpu-1", worker(waiting_on="operator", waiting_for="the gateway: no answer", last_heartbeat=when(70)))(r))[0], ConditionKind.GATEWAY_UNREACHED, "1 worker is silent and may be well; waiting for the gateway", "WORKER_API_URL"),
     "no leader": (lambda r: (held("paced")(r), setting("database_state.leader", None)(r))[0], ConditionKind.NO_LEADER, "is not running", "orchestrator run"),
 }  # fmt: skip
 # Cases that are a warning while no task waits, and make the fleet UNHEALTHY while tasks do.
@@ -437,6 +441,15 @@ def test_a_queue_whose_workers_claim_nothing_is_never_finished() -> None:
     assert (store.kind, store.severity, backlog.severity) == (ConditionKind.STORE_DOWN, "HIGH", "MEDIUM")
     assert "1 task waits, the oldest" in backlog.text
     assert "it will never be finished while that lasts" in backlog.evidence
+
+
+def test_a_worker_that_nobody_hears_is_not_blamed_for_its_claims() -> None:
+    """Its agent claims, and its claims reach no gateway."""
+    report = facts()
+    waits({"Queued": 4}, claimable=4, running=0, oldest_claimable_at=when(90))(report)
+    waiting = {"waiting_on": "operator", "waiting_for": "the gateway: no answer"}
+    report["workers"] = {"gpu-1": worker(**waiting, last_heartbeat=when(70), tasks_running=0)}
+    assert [one.kind for one in found_in(report)] == [ConditionKind.GATEWAY_UNREACHED, ConditionKind.BACKLOG]
 
 
 def test_a_poison_task_comes_before_the_losses_that_it_caused() -> None:

@@ -20,6 +20,7 @@ UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 ENDING = ("terminating", "terminated")
 PLANNED = ("idle_timeout", "scale_down", "manual", "shutdown", "budget", "superseded", "worker_sick", "stale_code")
 MACHINE = ("gpu_fault", "host_fault")
+CUT_OFF = "GATEWAY_UNREACHED"
 RAISE_EVERY = 32  # claims of one task, between two tries to raise the mark of a pool
 LOWERED = 64  # marks, above which a claim raises it
 FAULTS = 3  # attempts of a task that machine faults may end without counting
@@ -420,15 +421,19 @@ class Queue(Fitness):
         """internal_give_up."""
         task = self.tasks[task_id]
         holder = self.workers.get(task["worker_id"] or "")
-        if outcome == "lost" and holder is not None and holder["status"] in ENDING and holder["exit_cause"] in PLANNED:
-            outcome, counted = "released", False
-            failure = {"code": "RELEASED", "message": f"Worker {holder['id']} was ended: {holder['exit_cause']}"}
-        if outcome == "lost" and holder is not None and holder["status"] in ENDING and holder["exit_cause"] in MACHINE:
-            said = f"The machine of worker {holder['id']} failed: {holder['exit_cause']}"
-            failure = {"code": "MACHINE_FAULT", "exit_class": "lost", "point": "Processing", "message": said}
+        ending = holder if outcome == "lost" and holder is not None and holder["status"] in ENDING else None
+        is_cut_off = ending is not None and ending["failure_code"] == CUT_OFF
+        if ending is not None and (is_cut_off or ending["exit_cause"] in MACHINE):
+            said = f"The machine of worker {ending['id']} failed: {ending['exit_cause']}"
+            said = f"Worker {ending['id']} was ended: its agent reached no gateway" if is_cut_off else said
+            fault = CUT_OFF if is_cut_off else "MACHINE_FAULT"
+            failure = {"code": fault, "exit_class": "lost", "point": "Processing", "message": said}
             mine = (a for a in self.task_attempts.values() if a["task_id"] == task_id)
-            counted = sum(a["failure_code"] == "MACHINE_FAULT" for a in mine) >= FAULTS
+            counted = sum(a["failure_code"] == fault for a in mine) >= FAULTS
             outcome = "lost" if counted else "released"
+        elif ending is not None and ending["exit_cause"] in PLANNED:
+            outcome, counted = "released", False
+            failure = {"code": "RELEASED", "message": f"Worker {ending['id']} was ended: {ending['exit_cause']}"}
         used, said, status, run_after = task["attempts"] - task["uncounted"], "requeued", "Queued", None
         if outcome == "lost" and used > 1:
             earlier = (self.task_attempts.get((task_id, number)) for number in range(1, task["attempts"]))
