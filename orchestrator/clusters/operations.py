@@ -49,7 +49,8 @@ def _of_node_tasks(row: ClusterRow, operation: MemberOperation) -> Iterator[Oper
     if operation.status is OperationStatus.ACCEPTED or not tasks or any(one.status in OPEN_NODE_TASK for one in tasks):
         return
     unfinished = [one for one in tasks if one.status is not NodeTaskStatus.COMPLETED]
-    yield OperationEnd(operation, f"its node task {unfinished[0].status}: {unfinished[0].error}" if unfinished else None)
+    error = f"its node task {unfinished[0].status}: {unfinished[0].error}" if unfinished else None
+    yield OperationEnd(operation, error)
 
 
 def _of_member(operation: MemberOperation, member: MemberRow) -> Iterator[OperationEnd]:
