@@ -12,15 +12,12 @@ from orchestrator.clusters.node import Question
 from orchestrator.core.cluster_facts import node_of
 from orchestrator.core.cluster_readings import UNREACHED, Observed, Reading, observe
 from orchestrator.core.cluster_rows import ClusterRow, MemberRow
-from orchestrator.core.cluster_states import LIVE_MEMBER, ClusterStatus
+from orchestrator.core.cluster_states import LIVE_MEMBER
 from orchestrator.core.cluster_view import Node
 from orchestrator.ports import PortError, Unavailable
 
 CONCURRENT_PROBES = 32
-PEERS = (
-    8  # whose slurmd one probe tries to reach: the next ones by index, so that all pairs of a small cluster are tried
-)
-TRIES_PEERS = frozenset({ClusterStatus.DEPLOYING, ClusterStatus.DEGRADED})
+PEERS = 8  # whose slurmd one probe tries to reach: the next ones by index, so all pairs of a small cluster are tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +73,7 @@ class Prober:
             is_due = seen is None or self.now() - seen.at >= timedelta(seconds=every_s)
             if name in busy or name in self._running or not is_due:
                 continue
-            task = asyncio.create_task(self._probe(row.id, member, _peers(row, member, nodes)), name=f"probe:{name}")
+            task = asyncio.create_task(self._probe(row.id, member, _peers(member, nodes)), name=f"probe:{name}")
             self._running[name] = task
             task.add_done_callback(partial(self._ended, name))
 
@@ -116,10 +113,8 @@ class Prober:
         return reading
 
 
-def _peers(row: ClusterRow, member: MemberRow, nodes: list[Node]) -> list[Node]:
-    """Return the nodes that a member tries to reach: a running cluster shows by itself that they reach each other."""
-    if row.status not in TRIES_PEERS:
-        return []
+def _peers(member: MemberRow, nodes: list[Node]) -> list[Node]:
+    """Return the nodes that a member tries to reach."""
     others = [one for one in nodes if one.worker_id != member.worker_id]
     later = [one for one in others if one.index > member.index_no]
     return [*later, *(one for one in others if one not in later)][:PEERS]

@@ -110,7 +110,10 @@ def _configured(member: MemberRow, reading: Reading, facts: ClusterFacts) -> OnM
     configuration = facts.configuration
     if configuration is None or facts.row.status is ClusterStatus.ALLOCATING or not _is_complete(facts):
         return None
-    if reading.slurm_installed is False or _needs_all(reading):
+    lack = _lack(reading)
+    if lack is not None and member.status is MemberStatus.READY:
+        return _step_back(member, reading, facts, lack)
+    if lack is not None:
         return Configure(member.worker_id, configuration, install=reading.slurm_installed is False)
     if reading.conf_sha not in (None, facts.conf_sha):
         return Reconfigure(member.worker_id, configuration)
@@ -120,17 +123,28 @@ def _configured(member: MemberRow, reading: Reading, facts: ClusterFacts) -> OnM
     return _repair(member, reading, facts, configuration, trouble)
 
 
-def _needs_all(reading: Reading) -> bool:
-    """Whether the configuration and the key are missing, or the key is not the cluster's."""
-    return reading.conf_sha == NO_CONFIGURATION or reading.munge_ok is False or reading.munge_matches is False
+def _lack(reading: Reading) -> str | None:
+    """Return why everything must be written again: the programs, the configuration, the key, or munge."""
+    if reading.slurm_installed is False:
+        return "it has no Slurm"
+    if reading.munge_matches is False:
+        return "its munge key is not the cluster's"
+    if reading.munge_ok is False:
+        return "munge makes no credential that it can read"
+    return "it has no configuration" if reading.conf_sha == NO_CONFIGURATION else None
+
+
+def _step_back(member: MemberRow, reading: Reading, facts: ClusterFacts, trouble: str) -> MoveMember:
+    """Record what is wrong with a ready member before it is repaired: people see the cause, and history keeps it."""
+    fields = {"adapter_detail": detail_of(member, reading, facts) | {"phase": CONFIGURING, "error": trouble}}
+    return MoveMember(member.worker_id, MemberStatus.READY, MemberStatus.RECONCILING, trouble, fields)
 
 
 def _repair(
     member: MemberRow, reading: Reading, facts: ClusterFacts, configuration: Configuration, trouble: str
 ) -> OnMember | None:
     if member.status is MemberStatus.READY:
-        fields = {"adapter_detail": detail_of(member, reading, facts) | {"phase": CONFIGURING, "error": trouble}}
-        return MoveMember(member.worker_id, MemberStatus.READY, MemberStatus.RECONCILING, trouble, fields)
+        return _step_back(member, reading, facts, trouble)
     if member is facts.controller and reading.slurmctld_state is DaemonState.DOWN:
         return StartController(member.worker_id, configuration)
     return StartNode(member.worker_id, configuration) if facts.slurmctld is DaemonState.UP else None
@@ -193,8 +207,8 @@ def _overdue(member: MemberRow, reading: Reading, facts: ClusterFacts) -> MoveMe
 def _unfit(reading: Reading, facts: ClusterFacts) -> str | None:
     if reading.slurm_installed is False:
         return "Slurm could not be installed"
-    if reading.munge_ok is False:
-        return "munge makes no credential that it can read"
+    if (lack := _lack(reading)) is not None:
+        return lack
     return "it does not have the configuration" if reading.conf_sha not in (None, facts.conf_sha) else None
 
 

@@ -54,14 +54,20 @@ def test_an_old_reading_says_nothing(world: World) -> None:
 def test_a_reading_of_a_member_with_a_running_action_says_nothing(world: World) -> None:
     view = told(world.view(), 1, conf_sha="")
     name = view.row.members[1].worker_id
-    assert [type(one) for one in plan(view, world.policy)] == [act.Configure]
+    assert [type(one) for one in plan(view, world.policy)] == [act.MoveMember]
     assert plan(replace(view, in_flight=frozenset({name})), world.policy) == ()
     assert plan(replace(view, retry_at={name: view.now + timedelta(seconds=5)}), world.policy) == ()
 
 
-def test_another_munge_key_is_replaced_in_place(world: World) -> None:
-    (action,) = plan(told(world.view(), 1, munge_matches=False), world.policy)
-    assert isinstance(action, act.Configure)
+def test_another_munge_key_is_recorded_and_then_replaced_in_place(world: World) -> None:
+    """People see the cause, although the repair takes a moment only."""
+    view = told(world.view(), 1, munge_matches=False)
+    (action,) = plan(view, world.policy)
+    assert isinstance(action, act.MoveMember)
+    assert (action.to_status, action.fields["adapter_detail"]["munge_matches"]) == (MemberStatus.RECONCILING, False)
+    back = [replace(m, status=action.to_status) if m.worker_id == action.worker_id else m for m in view.row.members]
+    again = changed(view, members=tuple(back))
+    assert any(isinstance(one, act.Configure) for one in plan(again, world.policy))
 
 
 def test_a_moved_address_is_recorded_before_anything_else(world: World) -> None:
