@@ -4,8 +4,8 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from psycopg import AsyncConnection
@@ -22,6 +22,12 @@ NODES, PAIR_NODES = 3, 2  # of the cluster, and of the first job
 POLL_S = 0.25
 SHARE_KILLED_AT = 0.5  # of the long job's time
 STEPS, STEP_S = 30, 1.0  # of the long job
+IDLE_S = 40  # until the cluster gives its nodes back: longer than a failed task waits for its next attempt
+TOLD = MappingProxyType({  # of the states of a member: the others take a moment only
+    "ready": "is a node of the cluster",
+    "failed": "is lost as a node",
+    "removed": "has left the cluster",
+})  # fmt: skip
 POOLS = f"""
 [pools.train]
 kind = "cluster"
@@ -102,7 +108,9 @@ class _Story:
         if victim is None:
             return None
         await self._stack.control("POST", f"pods/{victim['pod_id']}/kill", {"how": "vanish"})
-        self._narrator.tell("kill", f"the demo deletes the pod of {victim['node_name']} during the job")
+        self._narrator.tell(
+            "kill", f"the demo deletes the pod of {self._narrator.worker(victim['worker_id'])} during the job"
+        )
         return str(victim["worker_id"])
 
     async def rest(self) -> bool:
@@ -136,7 +144,11 @@ class _Story:
         events = await (await self._sql.execute(EVENTS, (self.id, self._last_event))).fetchall()
         for event in events:
             self._last_event = event["id"]
-            self._narrator.tell("scale", _sentence(event, self.id))
+            if event["subject"] == "cluster":
+                self._narrator.tell("scale", f"the cluster is {event['to_state']}: {_brief(event['reason'] or '')}")
+            elif event["to_state"] in TOLD:
+                worker = self._narrator.worker(event["worker_id"])
+                self._narrator.tell("scale", f"{worker} {TOLD[event['to_state']]}: {_brief(event['reason'] or '')}")
         if not self._orchestrator.alive:
             raise ChildFailed(f"the orchestrator ended{self._orchestrator.output_tail()}")
         await asyncio.sleep(POLL_S)
@@ -152,9 +164,9 @@ class _Story:
         return json.loads(out)
 
 
-def _sentence(event: Mapping[str, Any], cluster: str) -> str:
-    who = f"cluster {cluster}" if event["subject"] == "cluster" else f"node {event['worker_id']}"
-    return f"{who} is {event['to_state']}" + (f": {event['reason']}" if event["reason"] else "")
+def _brief(reason: str) -> str:
+    """Return the first clause of a reason."""
+    return reason.partition(": ")[0].partition("; ")[0]
 
 
 async def run_cluster_scenario(options: Options) -> dict[str, Any]:
@@ -175,7 +187,8 @@ async def _run(options: Options, narrator: Narrator) -> dict[str, Any]:
     async with Stack(options.directory, seed=options.seed, transport=options.transport) as stack:
         pools = options.directory / "pools.toml"
         pools.write_text(POOLS)
-        stack.environment |= {"POOLS_FILE": str(pools), "WORKER_HANDLERS": "train=slurm"}
+        settings = {"POOLS_FILE": str(pools), "WORKER_HANDLERS": "train=slurm", "GPU_IDLE_TIMEOUT_SEC": str(IDLE_S)}
+        stack.environment |= settings
         await stack.migrate()
         async with await stack.connect() as sql:
             narrator.begin(sql, 2)

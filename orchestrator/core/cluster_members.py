@@ -223,7 +223,8 @@ def _draining(member: MemberRow, facts: ClusterFacts, bound_s: float) -> OnMembe
         return None
     if is_drained(facts.state_of(member)):
         return RemoveNode(name, "no job runs on its node")
-    return RemoveNode(name, f"still busy after {waited_s:.0f} s") if is_over else None
+    why = f"still busy after {waited_s:.0f} s" if bound_s else f"the cluster is {facts.row.status}"
+    return RemoveNode(name, why) if is_over else None
 
 
 def leave(member: MemberRow, facts: ClusterFacts, bound_s: float) -> OnMember | None:
