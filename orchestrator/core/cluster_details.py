@@ -9,6 +9,7 @@ from orchestrator.core.cluster_rows import MemberRow
 
 CODES = 5  # of the agent's log, the newest last
 STEP_S = 10  # of a shown difference of clocks
+UNREACHED_S = 15.0  # without SSH, after which people are told
 
 
 def addresses(member: MemberRow, reading: Reading) -> dict[str, Any]:
@@ -83,3 +84,15 @@ def detail_update(member: MemberRow, reading: Reading, facts: ClusterFacts) -> U
         return None
     why = member.reason or "its probe shows a change"
     return UpdateMember(member.worker_id, member.status, why, {"adapter_detail": detail})
+
+
+def unreached(member: MemberRow, facts: ClusterFacts) -> UpdateMember | None:
+    """Return the remark that SSH does not reach a member. Slurm may hear it, so nothing else follows at once."""
+    seen = facts.view.observed.get(member.worker_id)
+    if seen is None or seen.unreached_since is None or facts.unreached_s(member.worker_id) < UNREACHED_S:
+        return None
+    why = f"SSH has not reached it since {seen.unreached_since:%H:%M:%S}"
+    if member.adapter_detail.get("error") == why:
+        return None
+    detail = {**member.adapter_detail, "error": why}
+    return UpdateMember(member.worker_id, member.status, member.reason or why, {"adapter_detail": detail})

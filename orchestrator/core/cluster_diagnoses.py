@@ -107,8 +107,9 @@ def diagnose(row: ClusterRow, now: datetime) -> tuple[ClusterDiagnosis, ...]:
         return ()
     live = [member for member in row.members if member.status in LIVE_MEMBER]
     found = [ClusterDiagnosis(code, row.id, None, evidence) for code, evidence in _of_cluster(row, live)]
+    silent = {member.node_name for member in live if _is_silent(member)}
     for member in live:
-        own = (*_of_member(member), *_of_tasks(row, member, now))
+        own = (*_of_member(member, silent), *_of_tasks(row, member, now))
         found += [ClusterDiagnosis(code, row.id, member.worker_id, evidence) for code, evidence in own]
     if row.status is ClusterStatus.FAILED and row.failure_code == Diagnosis.SLURM_MISSING:
         found.append(ClusterDiagnosis(Diagnosis.SLURM_MISSING, row.id, None, row.reason or ""))
@@ -136,16 +137,21 @@ def _has_process(detail: Mapping[str, Any]) -> bool:
     return detail.get("slurmctld_pid") is not None or detail.get("slurmctld_started_at") is not None
 
 
-def _of_member(member: MemberRow) -> Found:
+def _is_silent(member: MemberRow) -> bool:
+    """Whether the member's slurmd does not run, or slurmctld does not hear it."""
+    state = member.adapter_detail.get("slurmd_state")
+    return isinstance(state, str) and state != DaemonState.UP and is_silent(state)
+
+
+def _of_member(member: MemberRow, silent: set[str]) -> Found:
+    """`silent`: names of nodes without a slurmd, which no other node can reach."""
     detail, name = member.adapter_detail, member.node_name
     if member.ssh_host is not None and member.ssh_host == member.hostname:
         yield Diagnosis.TRANSPORT_HOSTNAME, f"{name}: ssh_host {member.ssh_host} is its hostname"
     if member.role is MemberRole.CONTROLLER and detail.get("slurmctld_state") == DaemonState.DOWN:
         yield Diagnosis.CONTROLLER_DOWN, f"{name}: slurmctld_state=down"
-    state = detail.get("slurmd_state")
-    is_node = member.status in (MemberStatus.READY, MemberStatus.RECONCILING)
-    if is_node and isinstance(state, str) and state != DaemonState.UP and is_silent(state):
-        yield Diagnosis.NODE_DOWN, f"{name}: slurmd_state={state}"
+    if member.status in (MemberStatus.READY, MemberStatus.RECONCILING) and _is_silent(member):
+        yield Diagnosis.NODE_DOWN, f"{name}: slurmd_state={detail['slurmd_state']}"
     if detail.get("slurm_installed") is False:
         yield Diagnosis.SLURM_MISSING, f"{name}: no slurmctld, slurmd or munged"
     if detail.get("munge_matches") is False:
@@ -153,8 +159,8 @@ def _of_member(member: MemberRow) -> Found:
     skew_s = detail.get("clock_skew_s")
     if isinstance(skew_s, int | float) and abs(skew_s) > SKEW_S:
         yield Diagnosis.CLOCK_SKEW, f"{name}: {skew_s:+.0f} s"
-    if cut := detail.get("cut_peers"):
-        yield Diagnosis.FABRIC_CUT, f"{name} does not reach {', '.join(map(str, cut))}"
+    if cut := [str(peer) for peer in detail.get("cut_peers") or () if peer not in silent]:
+        yield Diagnosis.FABRIC_CUT, f"{name} does not reach {', '.join(cut)}"
     if detail.get("api_reachable") is False:
         yield Diagnosis.AGENT_API_UNREACHABLE, f"{name}: asked from the pod"
     codes = detail.get("agent_codes") or ()

@@ -21,7 +21,7 @@ from orchestrator.core.cluster_actions import (
     UpdateMember,
 )
 from orchestrator.core.cluster_addresses import NodeName
-from orchestrator.core.cluster_details import addresses, detail_of, detail_update, moved_address
+from orchestrator.core.cluster_details import addresses, detail_of, detail_update, moved_address, unreached
 from orchestrator.core.cluster_facts import ClusterFacts
 from orchestrator.core.cluster_readings import NO_CONFIGURATION, DaemonState, Reading, is_drained, is_silent, is_up
 from orchestrator.core.cluster_rows import MemberRow
@@ -75,7 +75,7 @@ def step(member: MemberRow, facts: ClusterFacts) -> OnMember | None:
     if member.status is MemberStatus.DRAINING:
         return _draining(member, facts, facts.policy.drain_s)
     if reading is None:
-        return None
+        return unreached(member, facts)
     return _overdue(member, reading, facts) or (
         _progress(member, reading, facts) if facts.is_free(member.worker_id) else None
     )

@@ -64,6 +64,13 @@ def test_one_observation_gives_one_diagnosis(healthy: ClusterRow, detail: Mappin
     assert "<worker>" not in found.fix
 
 
+def test_a_node_whose_slurmd_is_down_is_not_cut_off(healthy: ClusterRow) -> None:
+    """Nobody can connect to its port."""
+    down = with_detail(healthy, {"slurmd_state": "down"}, 0)
+    row = with_detail(down, {"cut_peers": [healthy.members[0].node_name]}, 1)
+    assert codes(row) == [Diagnosis.NODE_DOWN]
+
+
 @pytest.mark.parametrize("detail", [{"agent_codes": ["token_expired", "token_renewed"]}, {"clock_skew_s": 20}, {}])
 def test_what_is_over_or_small_or_unknown_is_no_diagnosis(healthy: ClusterRow, detail: Mapping[str, Any]) -> None:
     assert codes(with_detail(healthy, detail)) == []

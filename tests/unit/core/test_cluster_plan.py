@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core import cluster_actions as act
-from orchestrator.core.cluster_readings import Observed, Reading, is_busy, is_drained, is_up, observe
+from orchestrator.core.cluster_readings import UNREACHED, Observed, Reading, is_busy, is_drained, is_up, observe
 from orchestrator.core.cluster_states import ClusterStatus, MemberStatus
 from orchestrator.core.cluster_view import ClusterView
 from orchestrator.core.clusters import backoff_s, is_moving, plan
@@ -68,6 +68,18 @@ def test_another_munge_key_is_recorded_and_then_replaced_in_place(world: World) 
     back = [replace(m, status=action.to_status) if m.worker_id == action.worker_id else m for m in view.row.members]
     again = changed(view, members=tuple(back))
     assert any(isinstance(one, act.Configure) for one in plan(again, world.policy))
+
+
+def test_people_are_told_once_that_ssh_does_not_reach_a_member(world: World) -> None:
+    view = world.view()
+    name = view.row.members[1].worker_id
+    since = view.now - timedelta(seconds=20)
+    unread = replace(view, observed={**view.observed, name: Observed(UNREACHED, view.now, since)})
+    (action,) = plan(unread, world.policy)
+    assert isinstance(action, act.UpdateMember)
+    assert action.fields["adapter_detail"]["error"] == f"SSH has not reached it since {since:%H:%M:%S}"
+    again = replace(view.row.members[1], adapter_detail=action.fields["adapter_detail"])
+    assert plan(changed(unread, members=(view.row.members[0], again, *view.row.members[2:])), world.policy) == ()
 
 
 def test_a_moved_address_is_recorded_before_anything_else(world: World) -> None:
