@@ -1,6 +1,9 @@
 """The table of operations: the routes and the OpenAPI document are made from it."""
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -174,12 +177,16 @@ def routes(api: Api) -> list[BaseRoute]:
 
 
 def _document(api: Api) -> Callable[[Request], Awaitable[Response]]:
-    made = document(OPERATIONS, BASE)
-
     async def answer(_: Request) -> Response:
-        return await _if_on(api) or JSONResponse(made, headers=NO_STORE)
+        return await _if_on(api) or JSONResponse(await asyncio.to_thread(_made), headers=NO_STORE)
 
     return answer
+
+
+@functools.cache
+def _made() -> Mapping[str, Any]:
+    """Return the document. It takes a twentieth of a second, and few processes are asked for it."""
+    return document(OPERATIONS, BASE)
 
 
 async def _if_on(api: Api) -> Response | None:
