@@ -9,6 +9,7 @@ HOST = "127.0.0.1"
 # Below the range from which systems take ports for outgoing connections (Linux 32768, macOS 49152): whatever is free
 # here is not taken by a passer-by between our look and the server's bind, nor while the server is down.
 PORTS = range(20_000, 32_000)
+STRIDE = 7_919  # a prime: steps of it reach every port once
 # On Linux a port that was given away stays bound until this process ends: no other process that looks for one finds it
 # free before the server binds it, or while the server is down. The server may bind it all the same, because its socket
 # and ours have SO_REUSEADDR, and ours does not listen.
@@ -17,7 +18,9 @@ _held: list[socket.socket] = []
 
 def free_port() -> int:
     """Return an unused port. Raises OSError if there is none."""
-    for port in random.SystemRandom().sample(PORTS, len(PORTS)):  # where others do not set the seed
+    first = random.SystemRandom().randrange(len(PORTS))  # others do not set its seed
+    for number in range(len(PORTS)):
+        port = PORTS[(first + number * STRIDE) % len(PORTS)]
         probe = socket.socket()
         with contextlib.suppress(OSError):
             probe.bind((HOST, port))
