@@ -25,6 +25,7 @@ from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.adapters.supabase import SupabaseDb
 from orchestrator.ports import Db
 from testbed.services.free_port import free_port
+from testbed.services.plain_http import NO_TLS
 from testbed.services.postgres import EmbeddedPostgres
 from testbed.services.postgrest import EmbeddedPostgrest
 from testbed.services.processes import Child, ChildFailed
@@ -179,7 +180,7 @@ class Stack:
     async def until_ready(self, child: Child, url: str | None = None) -> None:
         """Wait for /readyz; ChildFailed if the process ends first or takes too long."""
         deadline = time.monotonic() + START_TIMEOUT_S
-        async with httpx.AsyncClient(base_url=url or self.url, timeout=5, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=url or self.url, timeout=5, trust_env=False, verify=NO_TLS) as client:
             while time.monotonic() < deadline:
                 if not child.alive:
                     raise ChildFailed(f"{child.name} ended with {child.process.returncode}{child.output_tail()}")
@@ -193,7 +194,7 @@ class Stack:
 
     async def control(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The emulator's control API, `/__emulator__/…`: the truth behind what the provider reports."""
-        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=60, trust_env=False, verify=NO_TLS) as client:
             answer = await client.request(method, f"{self.control_url}/{path}", json=body)
             answer.raise_for_status()
             return answer.json() if answer.content else None

@@ -12,6 +12,7 @@ import httpx
 import psutil
 
 from testbed.runpod import Emulator
+from testbed.services.plain_http import NO_TLS
 
 GPU = "NVIDIA GeForce RTX 4090"
 KEY = asyncssh.generate_private_key("ssh-ed25519")
@@ -54,7 +55,10 @@ class Api:
     def __init__(self, emulator: Emulator) -> None:
         self.emulator = emulator
         self.client = httpx.AsyncClient(
-            base_url=emulator.url, headers={"Authorization": f"Bearer {emulator.api_key}"}, timeout=PATIENCE_S
+            base_url=emulator.url,
+            headers={"Authorization": f"Bearer {emulator.api_key}"},
+            timeout=PATIENCE_S,
+            verify=NO_TLS,
         )
 
     async def call(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, status: int = 200) -> Any:

@@ -17,6 +17,7 @@ from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from testbed.services.free_port import free_port
+from testbed.services.plain_http import NO_TLS
 from testbed.services.postgrest import EmbeddedPostgrest
 from testbed.services.processes import Child
 from testbed.shared_services import SharedServices
@@ -100,7 +101,7 @@ class Fleet:
 
     async def pods(self) -> list[dict[str, Any]]:
         """The emulator's pods of this fleet that live."""
-        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=60, trust_env=False, verify=NO_TLS) as client:
             headers = {"Authorization": f"Bearer {self.environment['RUNPOD_API_KEY']}"}
             answer = await client.get(f"{self.environment['RUNPOD_API_BASE_URL']}/v2/pods", headers=headers)
             answer.raise_for_status()

@@ -19,6 +19,7 @@ from orchestrator.core.api_tokens import hash_of
 from orchestrator.observability.health import Health
 from orchestrator.web.api.operations import Api
 from orchestrator.web.wakeups import WakeupHub
+from testbed.services.plain_http import NO_TLS
 from tests.process.web.builders import DEADLINE_S, Caller, ServerUnderTest, serving
 
 ADMIN, VIEWER = "admin-" + "0123456789abcdef" * 3, "viewer-" + "0123456789abcdef" * 3
@@ -80,7 +81,9 @@ async def api_rig(
     health = Health(started_at_s=time.monotonic())
     async with (
         serving(db, blobs, wakeups, health, api=api) as url,
-        httpx.AsyncClient(base_url=url, timeout=40, limits=httpx.Limits(max_connections=2_000)) as client,
+        httpx.AsyncClient(
+            base_url=url, timeout=40, limits=httpx.Limits(max_connections=2_000), verify=NO_TLS
+        ) as client,
     ):
         yield ApiRig(url, rows, SqlStore(db, fleet), wakeups, blobs, api, client, f"pool-{uuid.uuid4().hex[:12]}")
 

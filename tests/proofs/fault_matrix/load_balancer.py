@@ -9,6 +9,7 @@ from typing import Self
 
 import httpx
 
+from testbed.services.plain_http import NO_TLS
 from testbed.tasks import ended
 
 LOOK_EVERY_S = 0.5
@@ -53,7 +54,7 @@ class LoadBalancer:
         self._is_cut = False
 
     async def _look(self) -> None:
-        async with httpx.AsyncClient(timeout=LOOK_TIMEOUT_S, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=LOOK_TIMEOUT_S, trust_env=False, verify=NO_TLS) as client:
             while True:
                 answers = await asyncio.gather(*(self._answers(client, port) for port in self._backends))
                 self._healthy = frozenset(port for port, up in zip(self._backends, answers, strict=True) if up)
