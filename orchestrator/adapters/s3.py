@@ -7,10 +7,11 @@ and the log gets no gap.
 
 import asyncio
 import itertools
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
@@ -18,6 +19,7 @@ from orchestrator.adapters.s3_signing import presigned
 from orchestrator.ports import BlobRefused, NoBucket, NotFound, ObjectExists, PortError, Unavailable
 
 if TYPE_CHECKING:
+    from boto3.session import Session
     from mypy_boto3_s3 import S3Client
 
 THREADS = 8  # simultaneous calls; each holds one connection and at most one piece of a log in memory
@@ -34,6 +36,21 @@ MALFORMED = (KeyError, ValueError, RecursionError)  # boto's and ours for a repl
 MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
 PRECONDITION_FAILED = 412  # HTTP status
 T = TypeVar("T")
+_one_at_a_time = threading.Lock()  # a session makes no two clients at once
+
+
+def s3_client(**options: Any) -> "S3Client":
+    """A client of boto3 with the region, keys and options given. All share what boto3 has read about S3's API."""
+    with _one_at_a_time:
+        client: S3Client = _session().client("s3", **options)
+        return client
+
+
+@cache
+def _session() -> "Session":
+    import boto3  # noqa: PLC0415  see the module's docstring
+
+    return boto3.session.Session()
 
 
 class S3Blobs:
@@ -165,11 +182,9 @@ class S3Blobs:
 
     @cached_property
     def _client(self) -> "S3Client":
-        import boto3  # noqa: PLC0415  see the module's docstring
-        from botocore.config import Config  # noqa: PLC0415
+        from botocore.config import Config  # noqa: PLC0415  see the module's docstring
 
-        return boto3.session.Session().client(
-            "s3",
+        return s3_client(
             endpoint_url=self._endpoint_url,
             aws_access_key_id=self._access_key,
             aws_secret_access_key=self._secret_key,

@@ -20,6 +20,7 @@ from tempfile import gettempdir
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from orchestrator.adapters.s3 import s3_client
 from testbed.services.child_process import ChildProcess
 from testbed.services.free_port import free_port
 
@@ -152,11 +153,9 @@ class EmbeddedS3:
                 await asyncio.sleep(POLL_S)
 
     def _client(self) -> "S3Client":
-        import boto3  # noqa: PLC0415 - slow to import, see blobs.py
-        from botocore.config import Config  # noqa: PLC0415
+        from botocore.config import Config  # noqa: PLC0415 - slow to import, see blobs.py
 
-        return boto3.session.Session().client(
-            "s3",
+        return s3_client(
             endpoint_url=self.endpoint_url,
             aws_access_key_id=self.access_key,
             aws_secret_access_key=self.secret_key,
