@@ -31,6 +31,7 @@ IMPORTED = (
     *("orchestrator.cli", "orchestrator.adapters", "orchestrator.diagnostics", "orchestrator.wiring"),
     *("orchestrator.service", "testbed.runpod"),
 )
+IMPORTED_AT_FIRST_USE = ("boto3", "httpcore", "anyio._backends._asyncio")  # by those: clients of S3 and of HTTP
 COMMAND_TIMEOUT_S = 60.0
 IMPORT_TIMEOUT_S = 120.0  # the first request of a process waits for the imports, too
 Die = Callable[[], None] | None
@@ -153,6 +154,8 @@ def _serve(line: socket.socket) -> None:
         for module in pkgutil.walk_packages(getattr(package, "__path__", ()), f"{name}."):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
+    for name in IMPORTED_AT_FIRST_USE:
+        importlib.import_module(name)
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
