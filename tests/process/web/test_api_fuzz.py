@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from http import HTTPStatus
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import Case, GenerationMode
 from schemathesis.core.result import Ok
-from schemathesis.specs.openapi.checks import positive_data_acceptance
+from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
 from orchestrator.web.api.routes import BASE, OPERATIONS
 from orchestrator.web.token_buckets import Buckets, Rate
@@ -64,7 +65,11 @@ async def test_every_answer_is_one_that_the_document_describes(rig: ApiRig, name
         def ask(case: Case[Any]) -> None:
             headers = {"Authorization": f"Bearer {ADMIN}"}
             where = f"{rig.url}{BASE}"
-            named(case).call_and_validate(where, headers=headers, excluded_checks=BEYOND_SCHEMAS, timeout=40)
+            answer = named(case).call(where, headers=headers, timeout=40)
+            # A body with too many values is refused before it is looked at.
+            is_too_large = answer.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+            beyond = [*BEYOND_SCHEMAS, *([negative_data_rejection] if is_too_large else [])]
+            case.validate_response(answer, headers=headers, excluded_checks=beyond)
 
         ask()
 
