@@ -130,6 +130,7 @@ class Delete:
     worker_id: str
     pod_id: str
     reason: str
+    listed: bool = True  # False: the last list lacked it, so lists without it prove less afterwards
 
 
 @dataclass(frozen=True, slots=True)

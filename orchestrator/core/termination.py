@@ -14,7 +14,7 @@ LISTED_S = 4.0  # after a delete, a list may lag for so long; later, the row get
 UNDECLARED_S = 600.0  # after this, a flush that cannot even declare the logs lost no longer delays the delete
 # after so many failed connections and seconds, the end does not wait for the pod
 UNREACHED_TRIES, UNREACHED_S = 3, 15.0
-# absence after our delete: two lists and this age; if the pod was listed after a delete, the usual age
+# absence after our delete: two lists and this age, or the usual age if a list has been wrong about the pod
 DELETED_AGE_S = 2.0
 STILL_LISTED = "it is still listed since"  # part of `waiting_for` of a deleting row
 
@@ -65,7 +65,7 @@ def _deleting(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
     is_foreign = any(pod.id == worker.pod_id for pod in snapshot.foreign_pods)
     if worker.pod_id is not None and not sent and not is_foreign and (not unlisted or is_ours(worker, snapshot)):
         because = "RunPod's pod list is unavailable" if unlisted else "RunPod does not list it"
-        return Delete(worker.id, worker.pod_id, f"deleted although {because}")
+        return Delete(worker.id, worker.pod_id, f"deleted although {because}", listed=unlisted)
     if worker.pod_id is None and worker.failure_code in NEVER_CREATED:
         return MarkTerminated(worker.id, f"no pod was ever created ({worker.failure_code})")
     outlived = worker.metadata.deletes or STILL_LISTED in (worker.waiting_for or "")

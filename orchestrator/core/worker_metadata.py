@@ -27,7 +27,7 @@ class WorkerMetadata:
     lacks: str | None = None  # a task type without a handler in its release, but with one in the leader's
     logs_late: str | None = None  # why its logs do not arrive
     last_snapshot: Mapping[str, Any] | None = None  # the final snapshot of its pod
-    deletes: int = 0  # how many deletes of its pod were requested, from the second one on
+    deletes: int = 0  # requested deletes of its pod, from the second one on, or if lists had lacked it before
     unreached: int = 0  # how many connections to the pod failed in a row during its end
 
     @classmethod

@@ -143,7 +143,7 @@ class Teardown:
             waiting_on=WaitingOn.PROVIDER if sent else WaitingOn.ORCHESTRATOR,
             waiting_for=f"{ABSENCE if sent else 'the delete call to succeed'} ({_asked(begun)})",
             next_attempt_s=self._policy.delete_retry_s if sent else _pause_s(len(begun)),
-            metadata=metadata(deletes=len(begun)) if len(begun) > 1 else {},
+            metadata=metadata(deletes=len(begun)) if len(begun) > 1 or not action.listed else {},
             # A pod that was never listed may still appear during this time. Until then, its absence does not count.
             deadline_s=max(self._policy.drain_grace_s, LISTING_LAG_S),
         )

@@ -543,6 +543,15 @@ def test_a_delete_is_repeated_while_the_pod_is_listed() -> None:
     assert isinstance(only(snapshot(replace(sent, next_attempt_at=ago(1)))), Delete)
 
 
+def test_a_delete_says_whether_the_last_list_had_the_pod() -> None:
+    """Lists that lacked a pod before its delete may lack it afterwards too, although it is there."""
+    one = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.ORCHESTRATOR, next_attempt_at=ago(1))
+    for pods, listed in (((pod_of(one),), True), ((), False)):
+        found = only(snapshot(one, pods=pods))
+        assert isinstance(found, Delete)
+        assert found.listed is listed
+
+
 def test_only_a_confirmed_absence_marks_a_worker_as_terminated() -> None:
     """Terminated means that two complete lists did not show the pod after the delete."""
     sent = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.PROVIDER)
@@ -555,6 +564,7 @@ def test_only_a_confirmed_absence_marks_a_worker_as_terminated() -> None:
     "known",
     [
         {"metadata": WorkerMetadata(deletes=2)},
+        {"metadata": WorkerMetadata(deletes=1)},  # the list before the first delete lacked it
         {"waiting_for": "the delete was answered, and it is still listed since 11:59:50"},
     ],
 )
