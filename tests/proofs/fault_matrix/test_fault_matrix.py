@@ -31,6 +31,13 @@ QUICK = [
     if case.quick
 ]
 SIDE_BY_SIDE = 3  # they wait for most of their time; with more, `health` is asked too seldom on two cores
+OF_CLUSTERS = {
+    FailureCode.MEMBER_LOST,
+    FailureCode.MEMBER_UNUSABLE,
+    FailureCode.SLURM_MISSING,
+    FailureCode.ALLOCATION_TIMEOUT,
+    FailureCode.DEPLOY_TIMEOUT,
+}
 Running = dict[str, asyncio.Task[Result]]
 
 
@@ -76,11 +83,11 @@ def test_every_failure_code_is_what_some_trial_must_end_as() -> None:
     """A code added to the product needs a fault that ends a running worker with it; of the Xids, one stands for all.
 
     Findings of severity H end a worker after 10 minutes only, claims that hang after 5: tests/unit/core/test_guards.py
-    and test_fitness.py have them.
+    and test_fitness.py have them. Codes of clusters end no worker: tests/process/clusters and test_cluster_life.py.
     """
     required = {code for case in CASES for code in case.ends_as}
     late = {guard.code for guard in GUARDS.values() if guard.severity is Severity.BLOCK}
-    assert set(FailureCode) - late - {FailureCode.NOT_CLAIMING} <= required
+    assert set(FailureCode) - late - OF_CLUSTERS - {FailureCode.NOT_CLAIMING} <= required
     assert any(code.startswith("XID_") for code in required)
 
 
