@@ -50,6 +50,8 @@ pid_of() {
   { read -r pid <"$ROOT/run/$1.pid"; } 2>/dev/null
   is_ours "$pid" "$1" && printf %s "$pid"
 }
+# started PID: when a process began, in clock ticks after the boot: with its id, it names the process for ever.
+started() { line=$(cat "/proc/$1/stat") 2>/dev/null || return 1; printf %s "${line##*) }" | cut -d ' ' -f 20; }
 alive() { [ -r "/proc/$1/cmdline" ] && [ -n "$(tr -d '\0' <"/proc/$1/cmdline" 2>/dev/null)" ]; }
 # end_pids GRACE PID...: TERM, then KILL after GRACE tenths of a second. Waits until all are gone.
 end_pids() {

@@ -82,7 +82,10 @@ if [ -s "$ROOT/etc/template" ] && [ -s "$ROOT/etc/slurm.conf" ]; then
   if [ "$(sha256sum <"$ROOT/etc/slurm.conf")" = "$(cat "$ROOT/etc/written" 2>/dev/null)" ]
   then say conf "$(sum "$ROOT/etc/template")"; else say conf "$(sum "$ROOT/etc/slurm.conf")"; echo changed=yes; fi
 else echo conf=none; fi
-if [ -s "$ROOT/munge/key" ]; then say key "$(sum "$ROOT/munge/key") $(cat "$ROOT/run/munged.key" 2>/dev/null)"
+if [ -s "$ROOT/munge/key" ]; then
+  read_by=$(cat "$ROOT/run/munged.key" 2>/dev/null)
+  if running=$(pid_of munged) && [ "${{read_by#* }}" != "$running $(started "$running")" ]; then read_by=other; fi
+  say key "$(sum "$ROOT/munge/key") ${{read_by%% *}}"
 else echo key=none; fi
 process munged
 process slurmctld

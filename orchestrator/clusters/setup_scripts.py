@@ -79,13 +79,15 @@ host=$(uname -n); host=${host%%.*}
 mv "$ROOT/etc/template.part" "$ROOT/etc/template" && mv "$ROOT/etc/slurm.conf.part" "$ROOT/etc/slurm.conf" &&
   sha256sum <"$ROOT/etc/slurm.conf" >"$ROOT/etc/written" || die NO_SPACE "cannot write the configuration"
 sum=$(sha256sum <"$ROOT/munge/key" | cut -d ' ' -f 1)
-running=$(pid_of munged) && [ "$(cat "$ROOT/run/munged.key" 2>/dev/null)" = "$sum" ] || {
+# munged.key: which key the running munged has read. Another munged may have been started with another key since.
+running=$(pid_of munged) && [ "$(cat "$ROOT/run/munged.key" 2>/dev/null)" = "$sum $running $(started "$running")" ] || {
   stop_daemon munged 20
   munged --force --key-file="$ROOT/munge/key" --socket="$SHORT/munge/socket" --pid-file="$ROOT/run/munged.pid" \
     --log-file="$ROOT/log/munged.log" --seed-file="$ROOT/munge/seed" --num-threads=10 --origin=127.0.0.1 \
     </dev/null >/dev/null 2>"$ROOT/log/munged.err" ||
     die MUNGE_NOT_STARTED "$(tail -n 1 "$ROOT/log/munged.err" | cut -c 1-300)"
-  printf %s "$sum" >"$ROOT/run/munged.key"
+  running=$(pid_of munged) || die MUNGE_NOT_STARTED "it ended at once"
+  printf '%s %s %s' "$sum" "$running" "$(started "$running")" >"$ROOT/run/munged.key"
 }
 if [ "$3" != controller ]; then stop_daemon slurmctld 50; rm -rf "$ROOT/state"; mkdir "$ROOT/state"; fi
 echo configured=yes

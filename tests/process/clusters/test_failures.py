@@ -107,6 +107,14 @@ async def test_a_wrong_munge_key_is_not_a_dead_munged(rig: Rig) -> None:
     await node.configure(worker.session, conf, worker.node, rig.munge_key)
     right = await rig.probe(worker)
     assert (right.munge_ok, right.munge_matches, right.slurmctld_state) == (True, True, DaemonState.UP)
+    words = Path(f"/proc/{worker.pid('munged')}/cmdline").read_bytes().split(b"\0")[:-1]
+    worker.kill("munged")  # somebody starts another one with the same arguments, and another key
+    (worker.root / "munge" / "key").write_bytes(os.urandom(128))
+    again = await asyncio.create_subprocess_exec(*words)
+    assert await again.wait() == 0
+    assert (await rig.probe(worker)).munge_matches is False
+    await node.configure(worker.session, conf, worker.node, rig.munge_key)
+    assert (await rig.probe(worker)).slurmctld_state is DaemonState.UP
 
 
 async def test_a_changed_configuration_has_another_identity(rig: Rig) -> None:
