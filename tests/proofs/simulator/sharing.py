@@ -87,16 +87,19 @@ class SharingLaws:
     def _claimed(self, task: Mapping[str, Any]) -> None:
         """Of each other tenant, a worker claims at most one claim's tasks before a tenant's first task.
 
-        Tasks without a tenant get turns only when a claim has met a tenant's task: they wait for one claim more.
+        Tasks without a tenant get turns only when a claim has met a tenant's task: they wait for one claim more. A task
+        that a limit lets in gets the turn after the first one's, which another task may have: that one waits for one
+        claim more too.
         """
         pool, worker = self._world.pool(task["pool"]), task["worker_id"]
         most = pool.batch if pool is not None else 1
+        was_let_in = task["queue_gate"] > 0
         for first, (place, before) in self._first.items():
             pool_name, priority, tenant = place
             if (pool_name, priority) != (task["pool"], task["priority"]) or tenant == task["tenant"]:
                 continue
             before[worker, task["tenant"]] += 1
-            if (count := before[worker, task["tenant"]]) > most * (2 if tenant is None else 1):
+            if (count := before[worker, task["tenant"]]) > most * (2 if tenant is None or was_let_in else 1):
                 what = f"{worker} has claimed {count} tasks of {task['tenant']}"
                 self._world.laws.broken("fair", f"{what}, and {first}, the first of {tenant}, waits")
 
