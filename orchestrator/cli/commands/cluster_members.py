@@ -21,6 +21,7 @@ from orchestrator.errors import BAD_ARGUMENT, WRONG_STATE, Failure
 MAX_SCRIPT_BYTES = 256 << 10
 MAX_GPUS = 8  # of one node
 MAX_TIME_S = 30 * 86_400
+MARGIN_S = 3_600  # of an attempt beyond the job's time limit: for its wait for nodes, and the upload
 
 
 @click.command()
@@ -128,6 +129,8 @@ async def submit(
         raise Failure(BAD_ARGUMENT, what=f"cluster {name} is too small", why=why, fix=fix)
     task: dict[str, Any] = {"task_type": submit_type(settings_for("database"), row.pool, task_type), "pool": row.pool}
     task["params"] = _params(script, **given)
+    if limit_s := task["params"].get("time_limit_s"):
+        task["timeout_s"] = min(limit_s + MARGIN_S, MAX_TIME_S)
     if max_attempts is not None:
         task["max_attempts"] = max_attempts
     async with opened_clusters() as (_, store):

@@ -117,6 +117,7 @@ async def test_a_task_of_a_cluster_is_a_script_and_its_nodes(trainer: Cli, fleet
     assert made.code == 0, made.err
     task = (await fleet.store.task(made.out.strip()))["task"]
     assert (task["task_type"], task["pool"], task["max_attempts"]) == ("train", POOL, 2)
+    assert task["timeout_s"] == 43_200 + 3_600
     assert task["params"] == {
         "script": SCRIPT, "nodes": 2, "time_limit_s": 43_200, "gpus_per_node": 1, "env": {"A": "b"},
         "outputs": ["results/*"],
