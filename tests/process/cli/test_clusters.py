@@ -61,7 +61,7 @@ async def test_a_cluster_from_its_creation_to_its_end(trainer: Cli, fleet: Fleet
     rows = ClusterStore(fleet.db, fleet_id)
     created = await trainer("cluster", "create", name, "--pool", POOL, "--nodes", "2", "--max-nodes", "4")
     assert (created.code, created.out) == (
-        0, f"created {name}: 2 nodes of pool train, rented now, and kept until it is deleted\n",
+        0, f"created {name}: 2 nodes of pool train, rented now, and then 2 to 4, as the tasks need them\n",
     ), created.err  # fmt: skip
     assert (await trainer("cluster", "status", name)).lines_with("WAITING ON orchestrator: the leader")
     none = await trainer("cluster", "reconcile", name)
