@@ -18,7 +18,7 @@ from orchestrator.diagnostics import causes
 
 ENDED = frozenset({ClusterStatus.DELETED, ClusterStatus.FAILED})
 SCALING = "python -m orchestrator explain scaling"
-INTERNAL = frozenset({"host_key", "nonce", "token_jti"})  # of a worker's launch: of no use to a person
+INTERNAL = frozenset({"nonce"})  # of a worker's launch: of no use to a person
 REMEMBERED = 5  # members that ended whose reasons are shown
 
 
