@@ -104,7 +104,6 @@ def reading(
         peers=_peers(answer, peers),
         api_reachable=answer.yes("api"),
         agent_log_tail=tuple(map(_agent_code, answer.every("agent"))) if asked_agent and answer.is_complete else None,
-        key_managed=answer.yes("managed"),
         error=_error(answer),
     )
 

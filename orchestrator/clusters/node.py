@@ -49,7 +49,6 @@ class Question:
     peers: tuple[Node, ...] = ()  # whose slurmd a TCP connection is tried to
     nonce: str | None = None  # the launch whose agent log is read
     api_url: str | None = None  # the agent's API, without a secret
-    managed_key: str | None = None  # the public key that authorized_keys must have, as "type base64"
     python: str = "python3"
 
 
@@ -70,8 +69,7 @@ async def probe(
         f"{one.name.text}={one.address.ip}={configuration.slurm_port(question.cluster, one.index)}"
         for one in question.peers
     ]
-    key = _public_key(question.managed_key) if question.managed_key else ""
-    arguments = (question.nonce or "", key, question.python, question.api_url or "", *peers)
+    arguments = (question.nonce or "", question.python, question.api_url or "", *peers)
     command = node_scripts.command(probe_script.PROBE, PROBE_S, _checked(question.cluster), *arguments)
     asked_at = clock()
     try:
@@ -138,12 +136,7 @@ async def smoke(session: Session, conf: Configuration, nodes: int, *, clock: Cal
 async def drain(session: Session, cluster: str, node: NodeName, why: str) -> None:
     """Let a node take no new job, from a member on which slurmctld answers. Its running jobs go on."""
     reason = NOT_PRINTED.sub(" ", why)[:REASON_CHARS] or "on request"
-    await _run(session, node_scripts.UPDATE_NODE, UPDATE_S, cluster, node.text, "DRAIN", reason, wants="updated")
-
-
-async def resume(session: Session, cluster: str, node: NodeName) -> None:
-    """Let a drained node take jobs again."""
-    await _run(session, node_scripts.UPDATE_NODE, UPDATE_S, cluster, node.text, "RESUME", "", wants="updated")
+    await _run(session, node_scripts.DRAIN_NODE, UPDATE_S, cluster, node.text, reason, wants="drained")
 
 
 async def stop(session: Session, cluster: str) -> None:

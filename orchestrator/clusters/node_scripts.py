@@ -157,18 +157,14 @@ echo "srun=$status"
 [ "$status" = 0 ] || printf 'error=SMOKE_FAILED %s\n' "$(tail -n 1 "$ROOT/log/smoke.err" | cut -c 1-300)"
 """
 )
-# $2: the node. $3: DRAIN | RESUME. $4: the reason
-UPDATE_NODE = (
+# $2: the node. $3: the reason
+DRAIN_NODE = (
     BASE
     + r"""
-said=$({ timeout -k 1 5 scontrol update "NodeName=$2" "State=$3" ${4:+"Reason=drained: $4"} 2>&1; echo " $?"; } |
+said=$({ timeout -k 1 5 scontrol update "NodeName=$2" State=DRAIN "Reason=drained: $3" 2>&1; echo " $?"; } |
   head -c 300 | tr '\n' ' ')
-case "$3 $said" in
-  *' 0 ') ;;
-  RESUME*'Invalid node state'*) ;; # it was not drained
-  *) die NOT_UPDATED "$said" ;;
-esac
-echo updated=yes
+case "$said" in *' 0 ') ;; *) die NOT_DRAINED "$said" ;; esac
+echo drained=yes
 """
 )
 # $2: keep | remove. Ends the daemons, the processes that serve jobs, and everything that those started.

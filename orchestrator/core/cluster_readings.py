@@ -45,7 +45,6 @@ class Reading:
     peers: Mapping[str, bool] | None = None  # node name -> whether a TCP connection to its slurmd was made
     api_reachable: bool | None = None  # whether the pod reaches the agent's API
     agent_log_tail: tuple[str, ...] | None = None  # codes that the agent's log shows, newest last
-    key_managed: bool | None = None  # the managed line is in authorized_keys
     error: str | None = None  # why the probe is not complete
 
     def state_of(self, node: NodeName | str) -> str | None:
