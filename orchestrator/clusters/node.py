@@ -21,7 +21,7 @@ PROBE_S = 12.0
 CONFIGURE_S = 20.0
 START_S = 30.0
 UPDATE_S = 10.0
-STOP_S = 40.0
+REMOVE_S = 40.0
 INSTALL_S = 600.0
 SMOKE_S = 30.0
 MARGIN_S = 5.0  # beyond a script's own limit, for the connection
@@ -139,19 +139,14 @@ async def drain(session: Session, cluster: str, node: NodeName, why: str) -> Non
     await _run(session, node_scripts.DRAIN_NODE, UPDATE_S, cluster, node.text, reason, wants="drained")
 
 
-async def stop(session: Session, cluster: str) -> None:
-    """End the cluster's daemons and its jobs on this member, and nothing else. The files stay."""
-    await _run(session, node_scripts.STOP, STOP_S, cluster, "keep", wants="stopped")
-
-
 async def remove(session: Session, cluster: str) -> None:
-    """Stop, and remove the cluster's files from this member."""
-    await _run(session, node_scripts.STOP, STOP_S, cluster, "remove", wants="stopped")
+    """End the cluster's daemons and its jobs on this member, and nothing else. Remove the cluster's files."""
+    await _run(session, node_scripts.REMOVE, REMOVE_S, cluster, wants="removed")
 
 
-async def set_authorized_key(session: Session, cluster: str, public_key: str | None) -> None:
-    """Make `public_key` ("type base64") the one managed line of authorized_keys; None removes it. Other lines stay."""
-    key = _public_key(public_key) if public_key else ""
+async def set_authorized_key(session: Session, cluster: str, public_key: str) -> None:
+    """Make `public_key` ("type base64") the one managed line of authorized_keys. Other lines stay."""
+    key = _public_key(public_key)
     await _run(session, node_scripts.AUTHORIZED_KEY, UPDATE_S, cluster, key, wants="key")
 
 
