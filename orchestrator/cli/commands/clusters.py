@@ -49,7 +49,10 @@ async def create(
     if not least <= nodes <= most:
         why = f"--min-nodes {least}, --nodes {nodes} and --max-nodes {most} are not in this order"
         raise Failure(BAD_ARGUMENT, why=why)
-    cluster_pool(settings_for("database"), pool)
+    if nodes > (room := cluster_pool(settings_for("database"), pool).max_active):
+        why = f"pool {pool} may have {counted(room, 'worker')}, so not every node could be rented"
+        fix = f"give fewer --nodes, or raise max_active_gpus in [pools.{pool}] of POOLS_FILE"
+        raise Failure(BAD_ARGUMENT, why=why, fix=fix)
     async with opened_clusters() as (rows, store):
         await rows.create(name, pool, nodes=nodes, min_nodes=least, max_nodes=most, actor=actor())
         (row,) = (await rows.report(name)).clusters

@@ -134,6 +134,7 @@ async def test_a_task_of_a_cluster_is_a_script_and_its_nodes(trainer: Cli, fleet
         (("create", "x", "--pool", "trian", "--nodes", "2"), "Did you mean 'train'?", 2),
         (("create", "No Name", "--pool", POOL, "--nodes", "2"), "lower-case letters", 2),
         (("create", "x", "--pool", POOL, "--nodes", "65"), "not in the range", 2),
+        (("create", "x", "--pool", POOL, "--nodes", "64"), "not every node could be rented", 2),
         (("create", "x", "--pool", POOL, "--nodes", "2", "--max-nodes", "1"), "not in this order", 2),
         (("status", "unknown"), "no cluster 'unknown'", 3),
         (("delete", "unknown", "--force"), "no cluster 'unknown'", 3),
