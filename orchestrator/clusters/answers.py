@@ -1,4 +1,4 @@
-"""Decodes what a member's scripts print. Anything on a pod can be wrong: each line is a value or unknown by itself."""
+"""Decodes what a member's scripts print. A pod may print anything, so each line by itself is a value or unknown."""
 
 import re
 from collections.abc import Iterator, Mapping

@@ -59,7 +59,7 @@ class Prober:
             running.cancel()
 
     def keep(self, worker_ids: frozenset[str]) -> None:
-        """Forget everybody else."""
+        """Forget all other members."""
         for worker_id in (self._observed.keys() | self._running.keys()) - worker_ids:
             self.forget(worker_id)
 

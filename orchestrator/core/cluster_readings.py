@@ -1,7 +1,8 @@
-"""What one probe of a member said, and what successive probes say together.
+"""The answer of one probe of a member, and for how long probes have failed to reach it.
 
-Each field is decoded by itself to a value or to None, which means unknown. Nothing is decided from an unknown field: an
-unreadable answer is no bad answer. `reached` is False only if SSH was tried and did not get through.
+Each field is decoded by itself to a value, or to None, which means unknown. The plan decides nothing from an unknown
+field: an answer that cannot be read is not a bad answer. `reached` is False only if SSH was tried and did not get
+through.
 """
 
 from collections.abc import Mapping
