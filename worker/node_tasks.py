@@ -1,6 +1,6 @@
 """Node tasks: what the orchestrator asks this pod's agent to do for a cluster, with the answer to a heartbeat.
 
-There is one kind: to put the orchestrator's public key into authorized_keys, which restores SSH without SSH.
+There is one kind: to put the orchestrator's public key into authorized_keys. This restores SSH if SSH refuses the key.
 """
 
 from __future__ import annotations

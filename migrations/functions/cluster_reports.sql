@@ -122,8 +122,8 @@ create or replace function public.internal_cluster_worker(p_worker public.worker
 language sql stable security definer set search_path = '' as $$
     select jsonb_object_agg(f.key, f.value) from jsonb_each(to_jsonb(internal_cluster_worker.p_worker)) f
      where f.key = any (array['id', 'status', 'stage', 'gpu_count', 'gpu_type', 'data_center', 'price_usd_per_hour',
-        'created_at', 'promoted_at', 'last_heartbeat', 'drain_requested_at', 'pod_id', 'ssh_host', 'ssh_port', 'host_key',
-        'nonce', 'token_jti', 'release', 'cluster'])
+        'created_at', 'promoted_at', 'last_heartbeat', 'drain_requested_at', 'pod_id', 'ssh_host', 'ssh_port', 'nonce',
+        'release', 'cluster'])
 $$;
 
 -- {operations, node_tasks, events}, the newest first: so many open ones, and so many others.

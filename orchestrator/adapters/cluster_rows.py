@@ -98,9 +98,7 @@ def member_worker_of(row: Row) -> MemberWorker:
         pod_id=row["pod_id"],
         ssh_host=row["ssh_host"],
         ssh_port=row["ssh_port"],
-        host_key=row["host_key"],
         nonce=row["nonce"],
-        token_jti=row["token_jti"],
         release=row["release"],
         cluster=row["cluster"],
     )

@@ -107,7 +107,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "cluster create": (
         ("train --pool train --nodes 4", "rents four nodes now, and keeps them"),
-        ("train --pool train --nodes 4 --min-nodes 0", "rents them when a task is ready, and returns them without one"),
+        (
+            "train --pool train --nodes 4 --min-nodes 0",
+            "rents four nodes now, and returns them while no task needs them",
+        ),
     ),
     "cluster list": (("", "the live ones, and what each waits for"), ("--all", "also ended ones, and why")),
     "cluster status": (("train", "what it waits for, its members, what is wrong"), ("train --json", "for a program")),
@@ -116,7 +119,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "cluster reconcile": (("train", "every member"), ("train --worker 18865e9b", "one of them")),
     "cluster bootstrap-ssh": (("train", "the orchestrator's key on every member, again"),),
     "cluster scale": (
-        ("train 6 --max-nodes 8", "six nodes, and eight for a larger task"),
+        ("train 6 --max-nodes 8", "six nodes, and up to eight if the tasks need them"),
         ("train --max-nodes 8", "the limit only"),
     ),
     "cluster submit": (

@@ -1,4 +1,4 @@
-"""Decodes what a member's scripts print. Anything on a pod can be wrong: each line is a value or unknown by itself."""
+"""Decodes what a member's scripts print. A pod may print anything, so each line by itself is a value or unknown."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -104,7 +104,6 @@ def reading(
         peers=_peers(answer, peers),
         api_reachable=answer.yes("api"),
         agent_log_tail=tuple(map(_agent_code, answer.every("agent"))) if asked_agent and answer.is_complete else None,
-        key_managed=answer.yes("managed"),
         error=_error(answer),
     )
 

@@ -21,7 +21,7 @@ PROBE_S = 12.0
 CONFIGURE_S = 20.0
 START_S = 30.0
 UPDATE_S = 10.0
-STOP_S = 40.0
+REMOVE_S = 40.0
 INSTALL_S = 600.0
 SMOKE_S = 30.0
 MARGIN_S = 5.0  # beyond a script's own limit, for the connection
@@ -49,7 +49,6 @@ class Question:
     peers: tuple[Node, ...] = ()  # whose slurmd a TCP connection is tried to
     nonce: str | None = None  # the launch whose agent log is read
     api_url: str | None = None  # the agent's API, without a secret
-    managed_key: str | None = None  # the public key that authorized_keys must have, as "type base64"
     python: str = "python3"
 
 
@@ -70,8 +69,7 @@ async def probe(
         f"{one.name.text}={one.address.ip}={configuration.slurm_port(question.cluster, one.index)}"
         for one in question.peers
     ]
-    key = _public_key(question.managed_key) if question.managed_key else ""
-    arguments = (question.nonce or "", key, question.python, question.api_url or "", *peers)
+    arguments = (question.nonce or "", question.python, question.api_url or "", *peers)
     command = node_scripts.command(probe_script.PROBE, PROBE_S, _checked(question.cluster), *arguments)
     asked_at = clock()
     try:
@@ -138,27 +136,17 @@ async def smoke(session: Session, conf: Configuration, nodes: int, *, clock: Cal
 async def drain(session: Session, cluster: str, node: NodeName, why: str) -> None:
     """Let a node take no new job, from a member on which slurmctld answers. Its running jobs go on."""
     reason = NOT_PRINTED.sub(" ", why)[:REASON_CHARS] or "on request"
-    await _run(session, node_scripts.UPDATE_NODE, UPDATE_S, cluster, node.text, "DRAIN", reason, wants="updated")
-
-
-async def resume(session: Session, cluster: str, node: NodeName) -> None:
-    """Let a drained node take jobs again."""
-    await _run(session, node_scripts.UPDATE_NODE, UPDATE_S, cluster, node.text, "RESUME", "", wants="updated")
-
-
-async def stop(session: Session, cluster: str) -> None:
-    """End the cluster's daemons and its jobs on this member, and nothing else. The files stay."""
-    await _run(session, node_scripts.STOP, STOP_S, cluster, "keep", wants="stopped")
+    await _run(session, node_scripts.DRAIN_NODE, UPDATE_S, cluster, node.text, reason, wants="drained")
 
 
 async def remove(session: Session, cluster: str) -> None:
-    """Stop, and remove the cluster's files from this member."""
-    await _run(session, node_scripts.STOP, STOP_S, cluster, "remove", wants="stopped")
+    """End the cluster's daemons and its jobs on this member, and nothing else. Remove the cluster's files."""
+    await _run(session, node_scripts.REMOVE, REMOVE_S, cluster, wants="removed")
 
 
-async def set_authorized_key(session: Session, cluster: str, public_key: str | None) -> None:
-    """Make `public_key` ("type base64") the one managed line of authorized_keys; None removes it. Other lines stay."""
-    key = _public_key(public_key) if public_key else ""
+async def set_authorized_key(session: Session, cluster: str, public_key: str) -> None:
+    """Make `public_key` ("type base64") the one managed line of authorized_keys. Other lines stay."""
+    key = _public_key(public_key)
     await _run(session, node_scripts.AUTHORIZED_KEY, UPDATE_S, cluster, key, wants="key")
 
 

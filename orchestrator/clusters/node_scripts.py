@@ -157,22 +157,18 @@ echo "srun=$status"
 [ "$status" = 0 ] || printf 'error=SMOKE_FAILED %s\n' "$(tail -n 1 "$ROOT/log/smoke.err" | cut -c 1-300)"
 """
 )
-# $2: the node. $3: DRAIN | RESUME. $4: the reason
-UPDATE_NODE = (
+# $2: the node. $3: the reason
+DRAIN_NODE = (
     BASE
     + r"""
-said=$({ timeout -k 1 5 scontrol update "NodeName=$2" "State=$3" ${4:+"Reason=drained: $4"} 2>&1; echo " $?"; } |
+said=$({ timeout -k 1 5 scontrol update "NodeName=$2" State=DRAIN "Reason=drained: $3" 2>&1; echo " $?"; } |
   head -c 300 | tr '\n' ' ')
-case "$3 $said" in
-  *' 0 ') ;;
-  RESUME*'Invalid node state'*) ;; # it was not drained
-  *) die NOT_UPDATED "$said" ;;
-esac
-echo updated=yes
+case "$said" in *' 0 ') ;; *) die NOT_DRAINED "$said" ;; esac
+echo drained=yes
 """
 )
-# $2: keep | remove. Ends the daemons, the processes that serve jobs, and everything that those started.
-STOP = (
+# Ends the daemons, the processes that serve jobs, and everything that those started. Then it removes the files.
+REMOVE = (
     BASE
     + r"""
 stop_daemon slurmctld 50
@@ -192,23 +188,23 @@ if [ -n "$steps" ]; then
   end_pids 10 $tree
 fi
 stop_daemon munged 20
-[ "$SHORT" = "$ROOT" ] || [ "$(readlink "$SHORT")" != "$ROOT" ] || [ "$2" = keep ] || rm -f "$SHORT"
-[ "$2" = keep ] || rm -rf "$ROOT"
+[ "$SHORT" = "$ROOT" ] || [ "$(readlink "$SHORT")" != "$ROOT" ] || rm -f "$SHORT"
+rm -rf "$ROOT"
 for one in munged slurmctld slurmd; do
   left=$(all_of "$one"); [ -z "$left" ] || die NOT_STOPPED "$one still runs: $left"
 done
-echo stopped=yes
+echo removed=yes
 """
 )
-# $2: the public key, as "type base64"; empty: remove the managed line. Every other line stays.
+# $2: the public key, as "type base64". Every other line stays.
 AUTHORIZED_KEY = (
     BASE
     + rf"""
 mkdir -p "$HOME/.ssh" || die NO_SPACE "cannot write below $HOME"
 file="$HOME/.ssh/authorized_keys"
 {{ [ ! -e "$file" ] || grep -v ' {MANAGED_KEY}$' "$file"
-  [ -z "$2" ] || printf '%s {MANAGED_KEY}\n' "$2"; }} >"$file.gpu-cluster"
-[ -z "$2" ] || tail -n 1 "$file.gpu-cluster" | grep -qxF -e "$2 {MANAGED_KEY}" || die NO_SPACE "cannot write $file"
+  printf '%s {MANAGED_KEY}\n' "$2"; }} >"$file.gpu-cluster"
+tail -n 1 "$file.gpu-cluster" | grep -qxF -e "$2 {MANAGED_KEY}" || die NO_SPACE "cannot write $file"
 chmod 600 "$file.gpu-cluster" && mv "$file.gpu-cluster" "$file" || die NO_SPACE "cannot write $file"
 echo key=yes
 """

@@ -1,11 +1,11 @@
 """How operations end. The rows alone decide, so another leader continues where the last one stopped.
 
     add             succeeded when the member is ready; failed when it is lost before
-    drain, remove   succeeded when the member is removed; failed when it is lost before
+    drain           succeeded when the member is removed; failed when it is lost before
     bootstrap_ssh   succeeded when its node tasks are completed; failed with the first one that failed
     reconcile       the call itself says how it ended (leader_jobs/clusters.py)
 
-An operation of which nobody hears any more expires at its deadline.
+An operation that does not end expires at its deadline.
 """
 
 from collections.abc import Iterator
@@ -20,8 +20,6 @@ from orchestrator.core.cluster_states import (
     OperationKind,
     OperationStatus,
 )
-
-LEAVES = frozenset({OperationKind.DRAIN, OperationKind.REMOVE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +58,6 @@ def _of_member(operation: MemberOperation, member: MemberRow) -> Iterator[Operat
             yield OperationEnd(operation, None)
         elif is_over:
             yield OperationEnd(operation, f"the member is {member.status}: {member.reason}")
-    elif operation.kind in LEAVES and is_over and operation.status is not OperationStatus.ACCEPTED:
+    elif operation.kind is OperationKind.DRAIN and is_over and operation.status is not OperationStatus.ACCEPTED:
         lost = member.status is MemberStatus.FAILED
         yield OperationEnd(operation, f"the member was lost: {member.reason}" if lost else None)

@@ -5,7 +5,7 @@ not mix. The last line is `end=`; a missing line is an unknown answer.
 """
 
 from orchestrator.clusters.node_scripts import BASE
-from worker.protocol import BASE_DIR, MANAGED_KEY
+from worker.protocol import BASE_DIR
 
 ASK_S = 4  # seconds for one question to a daemon or over the network
 AGENT_TAIL_BYTES = 16_384
@@ -40,7 +40,7 @@ for one in asked:
     one.join({ASK_S})
 """
 
-# $2: the agent's nonce or "". $3: the managed public key or "". $4: python. $5: the API's URL or "". Then the peers.
+# $2: the agent's nonce or "". $3: python. $4: the API's URL or "". Then the peers.
 PROBE = (
     BASE
     + rf"""
@@ -58,7 +58,7 @@ process() {{
   set -- "$1" $(printf %s "${{line##*) }}" | cut -d ' ' -f 1,20)
   case "$2" in Z|X) echo "$1=none" ;; *) echo "$1=$pid $3 ${{conf:-unknown}}" ;; esac
 }}
-cluster=$1; nonce=$2; key=$3; python=$4; api=$5; shift 5
+nonce=$2; python=$3; api=$4; shift 4
 
 ask clock date +%s
 ask hostname uname -n
@@ -73,10 +73,6 @@ ask memory_kb sed -n 's/^MemTotal: *\([0-9]*\) kB$/\1/p' /proc/meminfo
 cgroup=/sys/fs/cgroup
 ask memory_limit sh -c 'cat "$0/memory.max" || cat "$0/memory/memory.limit_in_bytes"' $cgroup
 say gpu_files "$(ls /dev 2>/dev/null | grep -cE '^nvidia[0-9]+$')"
-if [ -n "$key" ]; then
-  if grep -qxF -e "$key {MANAGED_KEY}" "$HOME/.ssh/authorized_keys" 2>/dev/null; then echo managed=yes
-  else echo managed=no; fi
-fi
 if [ -s "$ROOT/etc/template" ] && [ -s "$ROOT/etc/slurm.conf" ]; then
   # A text that was changed on the pod has an identity of its own.
   if [ "$(sha256sum <"$ROOT/etc/slurm.conf")" = "$(cat "$ROOT/etc/written" 2>/dev/null)" ]

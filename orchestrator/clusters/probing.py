@@ -26,7 +26,6 @@ class ProbeSettings:
 
     key_of: Callable[[str], bytes]  # cluster id -> its munge key
     api_url: str | None  # of the agents' API
-    managed_key: str | None  # "type base64": the key that authorized_keys must have
     python: str
 
 
@@ -60,7 +59,7 @@ class Prober:
             running.cancel()
 
     def keep(self, worker_ids: frozenset[str]) -> None:
-        """Forget everybody else."""
+        """Forget all other members."""
         for worker_id in (self._observed.keys() | self._running.keys()) - worker_ids:
             self.forget(worker_id)
 
@@ -90,9 +89,7 @@ class Prober:
     async def _probe(self, cluster: str, member: MemberRow, peers: Iterable[Node]) -> None:
         one = self._settings
         nonce = member.worker.nonce if member.worker else None
-        question = Question(
-            cluster, one.key_of(cluster), tuple(peers), nonce, one.api_url, one.managed_key, python=one.python
-        )
+        question = Question(cluster, one.key_of(cluster), tuple(peers), nonce, one.api_url, python=one.python)
         async with self._gate:
             reading = await self._asked(member.worker_id, question)
         if reading is not None and self._running.get(member.worker_id) is asyncio.current_task():

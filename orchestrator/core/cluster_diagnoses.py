@@ -64,14 +64,14 @@ class Diagnosis(Explained):
         PROVIDER, "if munge fails because of it, the node is replaced after ten minutes", REPLACE)
     FABRIC_CUT = "FABRIC_CUT", Meaning(
         "A node does not reach the slurmd of another one over the private network.",
-        PROVIDER, "no smoke job is run while it lasts, so the cluster fails at the deadline of its deployment", REPLACE)
+        PROVIDER, "no smoke job is run while it lasts: a cluster that is deploying fails at its deadline", REPLACE)
     SLURM_MISSING = "SLURM_MISSING", Meaning(
         "The pod has no Slurm.",
         OPERATOR, "the cluster fails, unless the pool has install_slurm = true",
         "set install_slurm = true for the pool in POOLS_FILE, or RUNPOD_WORKER_IMAGE to an image with Slurm and munge")
     TASK_TOO_LARGE = "TASK_TOO_LARGE", Meaning(
         "A task asks for more nodes than the cluster may have.",
-        OPERATOR, "the task waits in Slurm until its time limit",
+        OPERATOR, "its job waits in Slurm until the task's timeout_s; no other task of the pool runs meanwhile",
         "python -m orchestrator cluster scale <cluster> NODES --max-nodes N; or submit it with fewer nodes")
     NODES_MISSING = "NODES_MISSING", Meaning(
         "Wanted nodes are not there yet.",

@@ -1,4 +1,4 @@
-"""What the rows and the fresh readings of one cluster say together. None means unknown."""
+"""Facts about one cluster, from its rows and the fresh readings of its members. None means unknown."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -39,11 +39,11 @@ class ClusterFacts:
         return seen.reading if self.is_fresh(seen.at) else None
 
     def is_fresh(self, at: datetime) -> bool:
-        """Whether a reading of this time still says something."""
+        """Whether a reading of this time still counts."""
         return self.now - at <= timedelta(seconds=self.policy.fresh_s)
 
     def unreached_s(self, worker_id: str) -> float:
-        """Return for how long probes have failed to reach a member; 0 if the newest one is not such a probe."""
+        """Return for how long probes have failed to reach a member; 0 if the newest one reached it or is too old."""
         seen = self.view.observed.get(worker_id)
         if seen is None or seen.unreached_since is None or not self.is_fresh(seen.at):
             return 0.0
@@ -117,21 +117,21 @@ class ClusterFacts:
         if worker is None or worker.status in (State.TERMINATING, State.TERMINATED):
             return FailureCode.MEMBER_LOST, "its worker ends" if worker else "its worker is gone"
         heard_at = worker.last_heartbeat
-        is_dumb = heard_at is not None and (self.now - heard_at).total_seconds() >= cut_s
-        if member.role is MemberRole.CONTROLLER and is_dumb:
+        is_unheard = heard_at is not None and (self.now - heard_at).total_seconds() >= cut_s
+        if member.role is MemberRole.CONTROLLER and is_unheard:
             return FailureCode.MEMBER_LOST, f"its agent, which claims the tasks, was last heard at {heard_at:%H:%M:%S}"
         unreached_s = self.unreached_s(member.worker_id)
         if unreached_s < lost_s:
             return None
-        told = self._told_by_others(member)
+        told = self._slurm_says(member)
         if told is not None:
             return FailureCode.MEMBER_LOST, f"SSH has not reached it for {unreached_s:.0f} s, and {told}"
-        if unreached_s >= cut_s and is_dumb:
+        if unreached_s >= cut_s and is_unheard:
             return FailureCode.MEMBER_LOST, f"neither SSH nor its agent has answered for {cut_s:.0f} s"
         return None
 
-    def _told_by_others(self, member: MemberRow) -> str | None:
-        """Return what Slurm says about a member that SSH does not reach; None if it says nothing bad."""
+    def _slurm_says(self, member: MemberRow) -> str | None:
+        """Return what Slurm says against a member that SSH does not reach; None if it does not call it down."""
         state = self.state_of(member)
         if state is not None:
             return f"slurmctld shows its node as {state}" if is_silent(state) else None

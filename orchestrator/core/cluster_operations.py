@@ -17,8 +17,6 @@ from orchestrator.core.cluster_readings import NO_CONFIGURATION
 from orchestrator.core.cluster_rows import MemberOperation, MemberRow
 from orchestrator.core.cluster_states import MemberStatus, OperationKind, OperationStatus
 
-DRAINS = frozenset({OperationKind.DRAIN, OperationKind.REMOVE})
-
 
 def plan(facts: ClusterFacts) -> tuple[list[OnMember], list[RefuseOperation]]:
     """Return the actions of accepted operations, the oldest first, and the refusals."""
@@ -47,7 +45,7 @@ def plan(facts: ClusterFacts) -> tuple[list[OnMember], list[RefuseOperation]]:
 def _refusal(operation: MemberOperation, members: list[MemberRow], facts: ClusterFacts) -> str | None:
     if not members:
         return "the cluster has no such live member"
-    if operation.kind not in DRAINS:
+    if operation.kind is not OperationKind.DRAIN:
         return None
     if operation.worker_id is None:
         return "name one worker"
@@ -63,7 +61,7 @@ def _action(operation: MemberOperation, member: MemberRow, facts: ClusterFacts) 
     """Return the action of an operation on one member; None if it must wait."""
     if operation.kind is OperationKind.BOOTSTRAP_SSH:
         return ReconcileAuthorizedKey(member.worker_id, operation.id)
-    if operation.kind in DRAINS:
+    if operation.kind is OperationKind.DRAIN:
         if member.status is not MemberStatus.READY or facts.controller is None:
             return None
         return DrainNode(member.worker_id, facts.controller.worker_id, f"{operation.actor} asked for it", operation.id)

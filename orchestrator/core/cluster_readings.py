@@ -1,7 +1,8 @@
-"""What one probe of a member said, and what successive probes say together.
+"""The answer of one probe of a member, and for how long probes have failed to reach it.
 
-Each field is decoded by itself to a value or to None, which means unknown. Nothing is decided from an unknown field: an
-unreadable answer is no bad answer. `reached` is False only if SSH was tried and did not get through.
+Each field is decoded by itself to a value, or to None, which means unknown. The plan decides nothing from an unknown
+field: an answer that cannot be read is not a bad answer. `reached` is False only if SSH was tried and did not get
+through.
 """
 
 from collections.abc import Mapping
@@ -45,7 +46,6 @@ class Reading:
     peers: Mapping[str, bool] | None = None  # node name -> whether a TCP connection to its slurmd was made
     api_reachable: bool | None = None  # whether the pod reaches the agent's API
     agent_log_tail: tuple[str, ...] | None = None  # codes that the agent's log shows, newest last
-    key_managed: bool | None = None  # the managed line is in authorized_keys
     error: str | None = None  # why the probe is not complete
 
     def state_of(self, node: NodeName | str) -> str | None:

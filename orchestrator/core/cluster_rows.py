@@ -40,9 +40,7 @@ class MemberWorker:
     pod_id: str | None
     ssh_host: str | None  # the transport address: what SSH connects to
     ssh_port: int | None
-    host_key: str | None
     nonce: str | None  # the launch of the agent
-    token_jti: str | None  # the id of the one token that the database accepts from the agent
     release: str | None
     cluster: str | None  # the cluster that reserves it
 

@@ -1,4 +1,4 @@
-"""The smoke job: a cluster counts as running only after one job has run over two of its nodes."""
+"""The smoke job: a cluster counts as running only after a job over two of its nodes (or its only one) succeeded."""
 
 from orchestrator.core.cluster_actions import OnMember, Smoke
 from orchestrator.core.cluster_facts import ClusterFacts
@@ -15,7 +15,7 @@ def is_deployed(facts: ClusterFacts) -> bool:
 
 
 def plan(facts: ClusterFacts) -> list[OnMember]:
-    """Return the smoke job, if all is ready for it and the members reach each other as far as is known."""
+    """Return the smoke job if every wanted node is ready, and no node is known to be cut off from another one."""
     controller, configuration = facts.controller, facts.configuration
     if controller is None or configuration is None or facts.is_smoked or not is_deployed(facts):
         return []

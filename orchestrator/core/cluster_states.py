@@ -20,7 +20,7 @@ S = TypeVar("S", bound=StrEnum)
 class ClusterStatus(StrEnum):
     """`cluster_apps.status`."""
 
-    REQUESTED = "requested"  # wants no node yet: it was just created, or it has released its nodes
+    REQUESTED = "requested"  # has no nodes: it was just created, or it has released them
     ALLOCATING = "allocating"  # wants its nodes; fails at the deadline unless all of them are promoted
     DEPLOYING = "deploying"  # all members are promoted; Slurm is set up until the deadline
     RUNNING = "running"  # the smoke job succeeded
@@ -54,7 +54,6 @@ class OperationKind(StrEnum):
     ADD = "add"
     RECONCILE = "reconcile"
     DRAIN = "drain"
-    REMOVE = "remove"
     BOOTSTRAP_SSH = "bootstrap_ssh"
 
 

@@ -52,13 +52,13 @@ class ClusterPolicy:
 
     conf_sha: Callable[[Configuration], str]
     install_slurm: bool = False  # whether Slurm may be installed on a pod whose image has none
-    idle_s: float = 600  # for how long less work must be waiting before nodes are released
+    idle_s: float = 600  # for which nodes must have no work before they are released
     allocate_s: float = 1_800  # until every node of a new cluster is promoted
     deploy_s: float = 900  # from then until the smoke job has succeeded
     reconcile_s: float = 600  # of one member, before it is replaced
-    lost_s: float = 60  # a member that neither SSH nor slurmctld knows
-    cut_off_s: float = 900  # a member that SSH does not reach, if slurmctld says nothing either: as long as a deadman
-    fresh_s: float = 30  # a reading that is older says nothing
+    lost_s: float = 60  # without SSH, if slurmctld calls the node down
+    cut_off_s: float = 900  # without SSH and heartbeats, if slurmctld says nothing about the node
+    fresh_s: float = 30  # an older reading counts as unknown
     delete_s: float = 600  # for running jobs, after a delete was asked for
     max_nodes: int = MAX_NODES  # MAX_ACTIVE_GPUS of the pool
     drain_s: float = 86_400  # for the jobs of a node that is drained

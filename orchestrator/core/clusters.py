@@ -1,6 +1,6 @@
 """The plan of one cluster. Pure: the same view and policy give the same actions.
 
-    requested    it wants no node, until tasks wait (or an operator asked for nodes): allocating
+    requested    it has no nodes; allocating as soon as nodes are wanted, by an operator or by tasks
     allocating   its pool gets the wanted workers, which join; fails at the deadline unless all of them are there
     deploying    the members get one configuration, the daemons start, the smoke job runs; fails at the deadline
     running      nodes follow the tasks: more at once, fewer after `idle_s`; with none needed, all of them are released

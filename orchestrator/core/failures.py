@@ -338,7 +338,7 @@ class FailureCode(Explained):
         PROVIDER, AVOIDED, MORE,
         Blames.FAULT)
     MEMBER_LOST = "MEMBER_LOST", FailureRow(
-        "A node of a Slurm cluster was lost: neither SSH nor slurmctld reaches it.",
+        "A node of a Slurm cluster was lost: its worker ended, or it was not reached; its reason says which.",
         PROVIDER, REPLACED, MORE,
         Blames.NOTHING)
     MEMBER_UNUSABLE = "MEMBER_UNUSABLE", FailureRow(

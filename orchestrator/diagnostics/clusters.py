@@ -18,7 +18,7 @@ from orchestrator.diagnostics import causes
 
 ENDED = frozenset({ClusterStatus.DELETED, ClusterStatus.FAILED})
 SCALING = "python -m orchestrator explain scaling"
-INTERNAL = frozenset({"host_key", "nonce", "token_jti"})  # of a worker's launch: of no use to a person
+INTERNAL = frozenset({"nonce"})  # of a worker's launch: of no use to a person
 REMEMBERED = 5  # members that ended whose reasons are shown
 
 
@@ -56,11 +56,6 @@ def ended_members(row: ClusterRow) -> tuple[MemberRow, ...]:
     return tuple(ended[-REMEMBERED:])
 
 
-def controller_of(row: ClusterRow) -> MemberRow | None:
-    """Return the live member that runs slurmctld."""
-    return next((one for one in live_members(row) if one.role is MemberRole.CONTROLLER), None)
-
-
 def ready_nodes(row: ClusterRow) -> int:
     """Return how many members are ready."""
     return sum(one.status is MemberStatus.READY for one in row.members)
@@ -96,10 +91,9 @@ def standing(row: ClusterRow) -> ClusterStanding:
 
 
 def _requested(row: ClusterRow) -> ClusterStanding:
-    if row.min_nodes or row.demand.nodes:
-        then = f"the leader's next step asks for {counted(row.nodes, 'node')}"
-        return _made(ORCHESTRATOR, "the leader", then, "python -m orchestrator health")
-    then = f"the next one starts {counted(row.nodes, 'node')}; without tasks it costs nothing"
+    if row.nodes or row.demand.nodes:
+        return _made(ORCHESTRATOR, "the leader", "its next step rents the nodes", "python -m orchestrator health")
+    then = "a task that is ready to run brings its nodes back; without tasks it costs nothing"
     return _made(NOBODY, f"tasks of pool {row.pool}", then, f"python -m orchestrator cluster submit {row.id} --help")
 
 
@@ -113,7 +107,7 @@ def _deploying(row: ClusterRow) -> ClusterStanding:
     ready = ready_nodes(row)
     what = f"Slurm on the nodes: {ready} of {row.nodes} are ready"
     if ready >= row.nodes:
-        what = "the smoke job on all nodes"
+        what = "the smoke job"
     then = "after the smoke job it is running; at the deadline it fails, and every worker ends"
     return _made(ORCHESTRATOR, what, then, f"python -m orchestrator cluster explain {row.id}")
 

@@ -1065,7 +1065,7 @@ export interface components {
          * @description `member_operations.kind`.
          * @enum {string}
          */
-        OperationKind: "add" | "reconcile" | "drain" | "remove" | "bootstrap_ssh";
+        OperationKind: "add" | "reconcile" | "drain" | "bootstrap_ssh";
         /**
          * OperationShown
          * @description An operation on a member, or on all of them.

@@ -21,6 +21,7 @@ from orchestrator.errors import BAD_ARGUMENT, WRONG_STATE, Failure
 MAX_SCRIPT_BYTES = 256 << 10
 MAX_GPUS = 8  # of one node
 MAX_TIME_S = 30 * 86_400
+MARGIN_S = 3_600  # of an attempt beyond the job's time limit: for its wait for nodes, and the upload
 
 
 @click.command()
@@ -29,7 +30,7 @@ MAX_TIME_S = 30 * 86_400
 @click.pass_obj
 @runs
 async def members(output: Output, name: str) -> None:
-    """List the members: node name, role, state, what Slurm says, machine and addresses."""
+    """List the members: role, state, what Slurm says, addresses."""
     seen = await read(name)
     row = seen.clusters[0]
     rows = (*facts.live_members(row), *facts.ended_members(row))
@@ -46,7 +47,7 @@ async def members(output: Output, name: str) -> None:
 @click.pass_obj
 @runs
 async def operations(output: Output, name: str) -> None:
-    """List the operations on members and the tasks on their pods, newest first."""
+    """List operations on members and tasks on pods, newest first."""
     seen = await read(name)
     row = seen.clusters[0]
     if output.json:
@@ -65,7 +66,7 @@ async def operations(output: Output, name: str) -> None:
 @click.pass_obj
 @runs
 async def reconcile(output: Output, name: str, worker: str | None) -> None:
-    """Check and configure the members again: configuration, munge, slurmd and slurmctld."""
+    """Configure the members again. Their Slurm daemons start again with it, and their jobs go on."""
     (row,) = (await read(name)).clusters
     chosen = member_named(row, worker).worker_id if worker else None
     async with opened_clusters() as (rows, _):
@@ -79,7 +80,7 @@ async def reconcile(output: Output, name: str, worker: str | None) -> None:
 @click.pass_obj
 @runs
 async def bootstrap_ssh(output: Output, name: str, worker: str | None) -> None:
-    """Write the orchestrator's SSH key into the members' authorized_keys again, through their agents."""
+    """Write the orchestrator's SSH key to the members again. Their agents do it, or the leader over SSH."""
     (row,) = (await read(name)).clusters
     chosen = member_named(row, worker).worker_id if worker else None
     async with opened_clusters() as (rows, _):
@@ -93,7 +94,7 @@ async def bootstrap_ssh(output: Output, name: str, worker: str | None) -> None:
 @click.pass_obj
 @runs
 async def drain(output: Output, name: str, member: str) -> None:
-    """Take a member out of Slurm when its jobs have ended; its worker ends and is replaced."""
+    """Replace a member when its jobs have ended. They have a day."""
     (row,) = (await read(name)).clusters
     chosen = member_named(row, member).worker_id
     async with opened_clusters() as (rows, _):
@@ -105,9 +106,9 @@ async def drain(output: Output, name: str, member: str) -> None:
 @click.option("--script", metavar="FILE", required=True, help="The batch script; - for stdin.")
 @click.option("--nodes", type=click.IntRange(1, 64), default=1, show_default=True, help="Nodes that it needs at once.")
 @click.option("--gpus-per-node", type=click.IntRange(0, MAX_GPUS), help="GPUs of each node; by default all of them.")
-@click.option("--time-limit", metavar="SPAN", help="Slurm ends the job after this: 30m, 12h, 2d.")
+@click.option("--time-limit", metavar="SPAN", help="The job may run for so long: 30m, 12h, 2d.")
 @click.option("--env", "variables", multiple=True, metavar="KEY=VALUE", help="For the script; may be repeated.")
-@click.option("--output", "outputs", multiple=True, metavar="GLOB", help="Files to upload at the end; may be repeated.")
+@click.option("--output", "outputs", multiple=True, metavar="GLOB", help="Files to store at the end; may be repeated.")
 @click.option("--type", "task_type", help="The task type, if the pool has several.")
 @click.option("--max-attempts", type=click.IntRange(1, 100), help="Attempts before it counts as Failed.")
 @click.option("--wait", is_flag=True, help="Follow it to its end and print its result; exit 1 unless it is Complete.")
@@ -117,7 +118,7 @@ async def drain(output: Output, name: str, member: str) -> None:
 async def submit(
     output: Output, name: str, *, script: str, task_type: str | None, max_attempts: int | None, wait: bool, **given: Any
 ) -> None:
-    """Submit a task that runs SCRIPT with sbatch on the cluster, and print its id. `tasks` has the other commands."""
+    """Submit a script for sbatch as a task, and print its id. `tasks` has the other commands."""
     (row,) = (await read(name)).clusters
     if row.status in facts.ENDED:
         fix = f"python -m orchestrator cluster create NAME --pool {row.pool} --nodes {given['nodes']}"
@@ -128,6 +129,8 @@ async def submit(
         raise Failure(BAD_ARGUMENT, what=f"cluster {name} is too small", why=why, fix=fix)
     task: dict[str, Any] = {"task_type": submit_type(settings_for("database"), row.pool, task_type), "pool": row.pool}
     task["params"] = _params(script, **given)
+    if limit_s := task["params"].get("time_limit_s"):
+        task["timeout_s"] = min(limit_s + MARGIN_S, MAX_TIME_S)
     if max_attempts is not None:
         task["max_attempts"] = max_attempts
     async with opened_clusters() as (_, store):

@@ -32,16 +32,16 @@ def cluster() -> None:
 @cluster.command()
 @click.argument("name")
 @click.option("--pool", required=True, help='The pool whose workers become its nodes; its kind is "cluster".')
-@click.option("--nodes", type=NODES, required=True, help="How many nodes: all of them, or none.")
-@click.option("--min-nodes", type=FEWEST, help="Nodes to keep without tasks; by default all of them.")
-@click.option("--max-nodes", type=NODES, help="Nodes to grow to for a larger task; by default --nodes.")
+@click.option("--nodes", type=NODES, required=True, help="Nodes to rent: all of them, or none.")
+@click.option("--min-nodes", type=FEWEST, help="Nodes to keep without tasks; by default --nodes.")
+@click.option("--max-nodes", type=NODES, help="Nodes to grow to if the tasks need more; by default --nodes.")
 @json_option
 @click.pass_obj
 @runs
 async def create(
     output: Output, name: str, *, pool: str, nodes: int, min_nodes: int | None, max_nodes: int | None
 ) -> None:
-    """Create a cluster. It rents all its nodes now; with --min-nodes 0, when a task of its pool is ready."""
+    """Create a cluster, and rent its nodes. Without limits, it keeps them until it is deleted."""
     if not CLUSTER_ID.fullmatch(name):
         why = f"{name!r} is no name for a cluster: lower-case letters, digits and '-', at most 41"
         raise Failure(BAD_ARGUMENT, why=why)
@@ -49,7 +49,10 @@ async def create(
     if not least <= nodes <= most:
         why = f"--min-nodes {least}, --nodes {nodes} and --max-nodes {most} are not in this order"
         raise Failure(BAD_ARGUMENT, why=why)
-    cluster_pool(settings_for("database"), pool)
+    if nodes > (room := cluster_pool(settings_for("database"), pool).max_active):
+        why = f"pool {pool} may have {counted(room, 'worker')}, so not every node could be rented"
+        fix = f"give fewer --nodes, or raise max_active_gpus in [pools.{pool}] of POOLS_FILE"
+        raise Failure(BAD_ARGUMENT, why=why, fix=fix)
     async with opened_clusters() as (rows, store):
         await rows.create(name, pool, nodes=nodes, min_nodes=least, max_nodes=most, actor=actor())
         (row,) = (await rows.report(name)).clusters
@@ -57,8 +60,8 @@ async def create(
     if output.json:
         output.document(cluster=facts.cluster_document(row))
         return
-    when = "rented now, and kept until it is deleted" if least else "rented when a task is ready"
-    output.show(f"created {name}: {counted(nodes, 'node')} of pool {pool}, {when}")
+    kept = "kept until it is deleted" if least == most else f"then {least} to {most}, as the tasks need them"
+    output.show(f"created {name}: {counted(nodes, 'node')} of pool {pool}, rented now, and {kept}")
     output.say(f"To follow it: python -m orchestrator cluster status {name}")
     if warning:
         output.say(warning, "bold yellow")
@@ -70,7 +73,7 @@ async def create(
 @click.pass_obj
 @runs
 async def listed(output: Output, everyone: bool) -> None:
-    """List the live clusters: state, ready nodes, price, and what each waits for."""
+    """List the live clusters, and what each waits for."""
     seen = await read()
     ended = await _ended() if everyone else []
     if output.json:
@@ -88,7 +91,7 @@ async def listed(output: Output, everyone: bool) -> None:
 @click.pass_obj
 @runs
 async def status(output: Output, name: str) -> None:
-    """Show what a cluster waits for and until when, its members, and what is wrong with the fix."""
+    """Show what a cluster waits for, its members and problems. Each problem has its fix."""
     seen = await read(name)
     row, found = seen.clusters[0], facts.problems(seen.clusters[0], seen.now)
     if output.json:
@@ -110,7 +113,7 @@ async def status(output: Output, name: str) -> None:
 @click.pass_obj
 @runs
 async def explain(output: Output, name: str, history: bool) -> None:
-    """Explain what is wrong with a cluster: each cause with its evidence and its fix."""
+    """Explain what is wrong with a cluster. Each cause has its evidence and its fix."""
     seen = await read(name)
     row, found = seen.clusters[0], facts.problems(seen.clusters[0], seen.now)
     if output.json:
@@ -128,12 +131,12 @@ async def explain(output: Output, name: str, history: bool) -> None:
 @click.argument("name")
 @click.argument("nodes", type=NODES, required=False)
 @click.option("--min-nodes", type=FEWEST, help="Nodes to keep without tasks.")
-@click.option("--max-nodes", type=NODES, help="Nodes to grow to for a larger task.")
+@click.option("--max-nodes", type=NODES, help="Nodes to grow to if the tasks need more.")
 @json_option
 @click.pass_obj
 @runs
 async def scale(output: Output, name: str, nodes: int | None, **limits: int | None) -> None:
-    """Set the number of nodes, within the limits that it was created with, or that are given here; or the limits."""
+    """Set the number of nodes, or its limits. The limits of a cluster of a fixed size follow its number of nodes."""
     if nodes is None and not any(one is not None for one in limits.values()):
         raise Failure(BAD_ARGUMENT, why="give NODES, --min-nodes or --max-nodes")
     await read(name)
@@ -154,7 +157,7 @@ async def scale(output: Output, name: str, nodes: int | None, **limits: int | No
 @click.pass_obj
 @runs
 async def delete(output: Output, name: str, *, reason: str, force: bool) -> None:
-    """Delete a cluster: its nodes finish their jobs, and their pods are deleted."""
+    """Delete a cluster and its pods. Jobs that run have ten minutes to end."""
     (row,) = (await read(name)).clusters
     if row.status not in facts.ENDED:
         nodes = counted(len(facts.live_members(row)) + len(row.unjoined), "node")

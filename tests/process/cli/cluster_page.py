@@ -67,7 +67,7 @@ class Story:
         """Queue the managed key for an agent; the number of the node task."""
         kind, via = NodeTaskKind.AUTHORIZED_KEY, NodeTaskVia.AGENT
         queued = await self.rows.node_task(
-            self.fleet.term, NAME, worker, operation_id=operation, kind=kind, payload={}, via=via, deadline_s=600
+            self.fleet.term, NAME, worker, operation_id=operation, kind=kind, payload={}, via=via, deadline_s=300
         )
         assert queued is not None
         self.node_tasks.append(queued)

@@ -61,7 +61,7 @@ async def test_a_cluster_from_its_creation_to_its_end(trainer: Cli, fleet: Fleet
     rows = ClusterStore(fleet.db, fleet_id)
     created = await trainer("cluster", "create", name, "--pool", POOL, "--nodes", "2", "--max-nodes", "4")
     assert (created.code, created.out) == (
-        0, f"created {name}: 2 nodes of pool train, rented now, and kept until it is deleted\n",
+        0, f"created {name}: 2 nodes of pool train, rented now, and then 2 to 4, as the tasks need them\n",
     ), created.err  # fmt: skip
     assert (await trainer("cluster", "status", name)).lines_with("WAITING ON orchestrator: the leader")
     none = await trainer("cluster", "reconcile", name)
@@ -117,6 +117,7 @@ async def test_a_task_of_a_cluster_is_a_script_and_its_nodes(trainer: Cli, fleet
     assert made.code == 0, made.err
     task = (await fleet.store.task(made.out.strip()))["task"]
     assert (task["task_type"], task["pool"], task["max_attempts"]) == ("train", POOL, 2)
+    assert task["timeout_s"] == 43_200 + 3_600
     assert task["params"] == {
         "script": SCRIPT, "nodes": 2, "time_limit_s": 43_200, "gpus_per_node": 1, "env": {"A": "b"},
         "outputs": ["results/*"],
@@ -133,6 +134,7 @@ async def test_a_task_of_a_cluster_is_a_script_and_its_nodes(trainer: Cli, fleet
         (("create", "x", "--pool", "trian", "--nodes", "2"), "Did you mean 'train'?", 2),
         (("create", "No Name", "--pool", POOL, "--nodes", "2"), "lower-case letters", 2),
         (("create", "x", "--pool", POOL, "--nodes", "65"), "not in the range", 2),
+        (("create", "x", "--pool", POOL, "--nodes", "64"), "not every node could be rented", 2),
         (("create", "x", "--pool", POOL, "--nodes", "2", "--max-nodes", "1"), "not in this order", 2),
         (("status", "unknown"), "no cluster 'unknown'", 3),
         (("delete", "unknown", "--force"), "no cluster 'unknown'", 3),

@@ -1,4 +1,4 @@
-"""The life of a Slurm cluster: created, used, hurt, made smaller and deleted, with nothing left of it."""
+"""The life of a Slurm cluster: it is created, used, damaged, made smaller and deleted, and nothing is left of it."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ TRANSITIONS = """
 """
 
 
-async def test_a_cluster_runs_a_job_survives_a_node_shrinks_and_ends(
+async def test_a_cluster_runs_jobs_replaces_a_node_is_made_smaller_and_ends(
     stack: Stack, cluster: Cluster, tmp_path: Path
 ) -> None:
     """From `cluster create` to an empty account, over the command line, the queue and real Slurm."""

@@ -73,7 +73,7 @@ async def test_a_killed_slurmctld_is_seen_from_every_pod_within_the_deadline(rig
         assert reading.error
     await node.start_node(worker.session, rig.cluster, worker.name)
     began = time.monotonic()
-    with pytest.raises(NodeFailed, match="NOT_UPDATED"):
+    with pytest.raises(NodeFailed, match="NOT_DRAINED"):
         await node.drain(worker.session, rig.cluster, worker.name, "no controller")
     assert time.monotonic() - began < node.UPDATE_S + node.MARGIN_S
     await node.start_controller(controller.session, rig.cluster)
@@ -198,7 +198,7 @@ async def test_what_a_hostile_pod_prints_is_unknown(rig: Rig, tool: str) -> None
     await asyncio.gather(*map(probe, HOSTILE))
 
 
-async def test_stop_ends_exactly_the_clusters_processes(rig: Rig) -> None:
+async def test_a_removal_ends_exactly_the_clusters_processes(rig: Rig) -> None:
     controller, worker = await rig.add(), await rig.add()
     await rig.deploy()
     other = Rig(rig.directory, rig.key, f"{rig.cluster}x", list(rig.members))
@@ -216,7 +216,7 @@ async def test_stop_ends_exactly_the_clusters_processes(rig: Rig) -> None:
     try:
         (controller.root / "run" / "slurmd.pid").unlink()  # lost: the command line still tells
         for member in (controller, worker):
-            await node.stop(member.session, rig.cluster)
+            await node.remove(member.session, rig.cluster)
             assert not any(name in line.split(" ")[0] for line in processes_with(f"{member.root}/") for name in SLURM)
         assert processes_with(sleep) == []
         left = marked(str(controller.root)) | marked(str(worker.root))
@@ -241,7 +241,7 @@ async def test_a_reused_pid_is_not_ended(rig: Rig) -> None:
             (member.root / "run" / f"{name}.pid").write_text(f"{stranger.pid}\n")
         reading = await rig.probe(member)
         assert (reading.slurmd_state, reading.slurmctld_pid, reading.munge_ok) == (DaemonState.DOWN, None, False)
-        await node.stop(member.session, rig.cluster)
+        await node.remove(member.session, rig.cluster)
         assert stranger.returncode is None
         await rig.deploy()
         assert stranger.returncode is None
@@ -257,4 +257,4 @@ async def test_a_home_that_is_no_plain_path_is_refused(rig: Rig, tmp_path: Path)
         await rig.deploy()
     rig.environment = {}
     with pytest.raises(ValueError, match="no id of a cluster"):
-        await node.stop(member.session, "../../etc")
+        await node.remove(member.session, "../../etc")

@@ -91,10 +91,10 @@ def test_a_status_answers_what_it_is_what_it_waits_for_and_what_is_wrong(width: 
 @pytest.mark.parametrize(
     ("fields", "who", "what"),
     [
-        ({"status": ClusterStatus.REQUESTED}, "nobody", "tasks of pool train"),
-        ({"status": ClusterStatus.REQUESTED, "min_nodes": 4}, "orchestrator", "the leader"),
+        ({"status": ClusterStatus.REQUESTED, "nodes": 0}, "nobody", "tasks of pool train"),
+        ({"status": ClusterStatus.REQUESTED}, "orchestrator", "the leader"),
         ({"status": ClusterStatus.ALLOCATING} | UNJOINED, "provider", "workers: 1 of 4 are promoted"),
-        ({"status": ClusterStatus.DEPLOYING, "nodes": 2}, "orchestrator", "the smoke job on all nodes"),
+        ({"status": ClusterStatus.DEPLOYING, "nodes": 2}, "orchestrator", "the smoke job"),
         ({"status": ClusterStatus.RUNNING}, "nobody", "tasks of pool train"),
         ({"status": ClusterStatus.DEGRADED, "reason": "a member is lost"}, "orchestrator", "a member is lost"),
         ({"status": ClusterStatus.DELETING}, "orchestrator", "the end of 3 nodes"),

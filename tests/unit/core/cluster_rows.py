@@ -28,8 +28,8 @@ def worker(number: int, **fields: Any) -> MemberWorker:
         "id": f"gpu-20261125_22000{number}-0000000{number}", "status": State.ACTIVE, "stage": Stage.PROMOTED,
         "gpu_count": 1, "gpu_type": "NVIDIA H100 80GB HBM3", "data_center": "US-KS-2", "price_usd_per_hour": 2.0,
         "created_at": BORN, "promoted_at": BORN, "last_heartbeat": NOW, "drain_requested_at": None,
-        "pod_id": f"pod{number}", "ssh_host": "213.173.110.7", "ssh_port": 12080 + number, "host_key": "ssh-ed25519 A",
-        "nonce": "boot-1", "token_jti": f"jti-{number}", "release": "r1", "cluster": "train",
+        "pod_id": f"pod{number}", "ssh_host": "213.173.110.7", "ssh_port": 12080 + number,
+        "nonce": "boot-1", "release": "r1", "cluster": "train",
     }  # fmt: skip
     return MemberWorker(**(given | fields))
 

@@ -47,7 +47,7 @@ def tasks(*nodes: int) -> ClusterDemand:
 def member_worker(w: Worker) -> MemberWorker:
     return MemberWorker(
         w.id, w.state, w.stage, 1, w.gpu_type, w.data_center, w.price_usd_per_hour, w.created_at, w.state_since,
-        w.last_heartbeat, None, w.pod_id, w.ssh_host, w.ssh_port, None, w.nonce, None, None, w.cluster,
+        w.last_heartbeat, None, w.pod_id, w.ssh_host, w.ssh_port, w.nonce, None, w.cluster,
     )  # fmt: skip
 
 
