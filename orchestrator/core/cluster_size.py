@@ -29,6 +29,8 @@ def plan(facts: ClusterFacts) -> OnCluster | None:
     if facts.for_tasks < row.nodes and facts.busy is None:
         return None
     needed = min(max(facts.for_tasks, facts.busy or 0), row.nodes)
+    if row.nodes == 0 and facts.busy == 0:  # an operator asked for none
+        return MoveCluster(row.status, ClusterStatus.REQUESTED, "no node is wanted", NOTHING)
     if needed == row.nodes:
         return Remark(None, None) if row.deadline_at is not None else None
     if row.deadline_at is None:

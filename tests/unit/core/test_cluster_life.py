@@ -69,7 +69,7 @@ def test_without_every_node_at_the_deadline_the_cluster_fails_and_all_is_release
 
 
 def test_a_cluster_that_cannot_be_deployed_fails_at_its_deadline() -> None:
-    world = World(2)
+    world = World(2, min_nodes=2)
     world.reads = lambda reading: replace(reading, munge_ok=False) if reading.reached else reading
     world.until(ClusterStatus.FAILED, within_s=1_200)
     assert (world.row.failure_code, world.row.reason) == ("DEPLOY_TIMEOUT", "only 0 of 2 nodes are ready")
@@ -78,7 +78,7 @@ def test_a_cluster_that_cannot_be_deployed_fails_at_its_deadline() -> None:
 
 
 def test_an_image_without_slurm_fails_the_cluster_at_once() -> None:
-    world = World(2)
+    world = World(2, min_nodes=2)
     world.installed = False
     world.until(ClusterStatus.FAILED, within_s=300)
     assert world.row.failure_code == "SLURM_MISSING"
@@ -87,7 +87,7 @@ def test_an_image_without_slurm_fails_the_cluster_at_once() -> None:
 
 
 def test_slurm_is_installed_if_the_pool_allows_it() -> None:
-    world = World(2, install_slurm=True)
+    world = World(2, min_nodes=2, install_slurm=True)
     world.installed = False
     world.until(RUNNING)
     assert all(one.install for one in world.told if isinstance(one, act.Configure))
@@ -312,3 +312,60 @@ def test_fifty_members_survive_losses_slow_probes_unknown_readings_and_other_lea
     assert len(world.live_workers) == 50
     world.change(delete_requested_at=world.now)
     world.until(ClusterStatus.DELETED, within_s=1_500)
+
+
+def test_nodes_that_no_task_needs_are_not_rented() -> None:
+    """`create --min-nodes 0` rents its nodes when a task is ready, and all of the nodes that were asked for."""
+    world = World(3)
+    world.run(300)
+    assert (world.row.status, world.row.nodes, world.live_workers) == (REQUESTED, 3, [])
+    world.change(demand=tasks(1))
+    world.until(RUNNING)
+    assert len(world.of(MemberStatus.READY)) == 3
+
+
+def test_an_operator_who_asks_for_no_node_gets_no_node() -> None:
+    """Whatever the state: none is kept, and the next task starts nodes again."""
+    world = running(2)
+    world.change(demand=NONE, nodes=0)
+    world.until(REQUESTED, within_s=60)
+    world.run(180)
+    assert not world.live_workers
+    world.change(demand=tasks(1))
+    world.until(ClusterStatus.ALLOCATING, within_s=60)
+    world.change(demand=NONE, nodes=0)
+    world.until(REQUESTED, within_s=60)
+    world.run(180)
+    assert not world.live_workers
+
+
+def test_a_job_ends_before_the_last_node_is_released() -> None:
+    world = running(2)
+    for pod in world.pods.values():
+        pod.busy = True
+    world.change(demand=NONE, nodes=0)
+    world.run(300)
+    assert world.row.status is RUNNING
+    for pod in world.pods.values():
+        pod.busy = False
+    world.until(REQUESTED, within_s=120)
+
+
+def test_a_cluster_whose_nodes_do_not_drain_is_deleted_after_the_bound() -> None:
+    """Its slurmctld answers, and refuses every drain."""
+    world = running(2)
+    fails = world._carry_out
+    world._carry_out = lambda action: not isinstance(action, act.DrainNode) and fails(action)  # type: ignore[method-assign]
+    world.change(delete_requested_at=world.now)
+    world.until(ClusterStatus.DELETED, within_s=world.policy.delete_s + 300)
+    assert not world.live_workers
+
+
+def test_another_leader_deletes_as_quickly_as_the_first() -> None:
+    """It has seen nothing yet: a node that it does not drain would be waited for until the bound."""
+    world = running(3)
+    world.change(delete_requested_at=world.now)
+    world.until(ClusterStatus.DELETING, within_s=10)
+    world.slow_s = 30
+    world.another_leader()
+    world.until(ClusterStatus.DELETED, within_s=world.policy.delete_s / 2)
