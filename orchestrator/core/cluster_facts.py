@@ -108,7 +108,9 @@ class ClusterFacts:
     @property
     def is_smoked(self) -> bool:
         """Whether the present controller has run a smoke job with success."""
-        evidence = self.row.smoke_evidence or {}
+        evidence = self.row.smoke_evidence
+        if not isinstance(evidence, Mapping):  # none, or a value that a user wrote
+            return False
         return self.controller is not None and evidence.get("controller") == self.controller.worker_id
 
     def lost(self, member: MemberRow) -> tuple[FailureCode, str] | None:

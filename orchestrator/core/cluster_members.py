@@ -21,7 +21,7 @@ from orchestrator.core.cluster_actions import (
     UpdateMember,
 )
 from orchestrator.core.cluster_addresses import NodeName
-from orchestrator.core.cluster_details import addresses, detail_of, detail_update, moved_address
+from orchestrator.core.cluster_details import addresses, detail_of, detail_update, moved_address, own_detail
 from orchestrator.core.cluster_facts import ClusterFacts
 from orchestrator.core.cluster_readings import NO_CONFIGURATION, DaemonState, Reading, is_drained, is_silent, is_up
 from orchestrator.core.cluster_rows import MemberRow
@@ -92,7 +92,7 @@ def _progress(member: MemberRow, reading: Reading, facts: ClusterFacts) -> OnMem
 
 
 def _fail(member: MemberRow, code: FailureCode, why: str) -> MoveMember:
-    detail = {**member.adapter_detail, "phase": "failed", "failure_code": str(code), "error": why}
+    detail = own_detail(member) | {"phase": "failed", "failure_code": str(code), "error": why}
     return MoveMember(member.worker_id, member.status, MemberStatus.FAILED, why, {"adapter_detail": detail})
 
 
