@@ -12,6 +12,7 @@ of nodes is recorded (`waiting_for` and `deadline_at` of a running cluster), so 
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from types import MappingProxyType
 
 from orchestrator.core import cluster_members, cluster_operations, cluster_size, cluster_smoke
@@ -38,6 +39,7 @@ from orchestrator.core.failures import FailureCode
 from orchestrator.core.plurals import counted
 from orchestrator.core.states import State
 
+NO_POOL_S = 300.0  # while a release rolls out, the leader may not know a new pool
 BACKOFF_S, MAX_BACKOFF_S = 5.0, 120.0  # after a failed action; it doubles with each failure in a row
 
 
@@ -59,6 +61,20 @@ def plan(view: ClusterView, policy: ClusterPolicy) -> tuple[ClusterAction, ...]:
     on_cluster, on_members = STEPS[row.status](facts)
     asked, refused = cluster_operations.plan(facts)
     return (*([on_cluster] if on_cluster else []), *refused, *_one_each(facts, asked, on_members))
+
+
+def plan_without_pool(view: ClusterView, since: datetime, policy: ClusterPolicy) -> tuple[ClusterAction, ...]:
+    """Return the end of a cluster whose pool is not configured, at the latest `NO_POOL_S` after `since`.
+
+    Its pool gets no worker and keeps none, so the cluster would wait for nodes without end.
+    """
+    row = view.row
+    if row.status is ClusterStatus.DELETING or row.delete_requested_at is not None:
+        return plan(view, policy)
+    if (view.now - since).total_seconds() < NO_POOL_S:
+        return ()
+    why = f"{row.pool} is no cluster pool of the orchestrator"
+    return (Fail(row.status, FailureCode.POOL_REMOVED, why),)
 
 
 def is_moving(view: ClusterView) -> bool:

@@ -12,6 +12,7 @@ from statistics import median
 
 import structlog
 
+from orchestrator.clusters import configuration
 from orchestrator.clusters.execute import ROWS_ONLY, Calls, ClusterExecutor
 from orchestrator.clusters.node import NodeFailed
 from orchestrator.clusters.operations import outcomes
@@ -27,8 +28,10 @@ from orchestrator.ports.clusters import ClusterRows
 
 TICK_S = 1.0  # of the timer
 STEADY_S, MOVING_S = 5.0, 1.0  # between two steps, and while a cluster changes
+REST_S = 60.0  # without a cluster pool and without a cluster
 PROBE_S, MOVING_PROBE_S = 10.0, 2.0  # between two probes of a member
 CANCEL_S = 2.0  # for cancelled calls to end
+ENDING = ClusterPolicy(configuration.conf_sha)  # of clusters without a pool
 log = structlog.get_logger()
 
 
@@ -42,11 +45,12 @@ class Clusters:
         executor: ClusterExecutor,
         policies: Mapping[str, ClusterPolicy],
     ) -> None:
-        """`policies`: by pool. A cluster of a pool that is not configured as one is left alone."""
+        """`policies`: by pool. A cluster of a pool that is not configured as one fails soon."""
         self._rows, self._prober, self._executor, self._policies = rows, prober, executor, policies
         self._running: dict[str, asyncio.Task[None]] = {}  # by worker id, for a smoke job also by the cluster's id
         self._failures: Counter[str] = Counter()  # in a row, by worker or cluster id, or of a cluster's plan
         self._retry_at: dict[str, datetime] = {}
+        self._without_pool: dict[str, datetime] = {}  # cluster id -> since when this leader sees it without its pool
         self._next_s = 0.0  # on the loop's clock
         self._term: int | None = None  # of the running step; None once this process no longer leads
 
@@ -60,8 +64,9 @@ class Clusters:
         if report.clusters:
             await self._rows.sweep(term)
         self._forget_others(report)
-        moving = [await self._advance(term, row, report.now) for row in report.clusters if row.pool in self._policies]
-        self._next_s = asyncio.get_running_loop().time() + (MOVING_S if any(moving) else STEADY_S)
+        moving = [await self._advance(term, row, report.now) for row in report.clusters]
+        steady_s = STEADY_S if self._policies or report.clusters else REST_S
+        self._next_s = asyncio.get_running_loop().time() + (MOVING_S if any(moving) else steady_s)
 
     async def stop(self) -> None:
         """Cancel everything, and forget it: this process no longer leads. A running step begins nothing more."""
@@ -72,6 +77,7 @@ class Clusters:
         self._running.clear()
         self._failures.clear()
         self._retry_at.clear()
+        self._without_pool.clear()
         await self._prober.stop()
         if tasks:
             await asyncio.wait(tasks, timeout=CANCEL_S)
@@ -102,9 +108,16 @@ class Clusters:
         self._prober.begin(row, in_flight, MOVING_PROBE_S if is_moving else PROBE_S)
         for ended in outcomes(row):
             await self._end(term, ended.operation.id, ended.operation.status, ended.error)
-        for action in clusters.plan(view, self._policies[row.pool]):
+        for action in self._plan(view):
             await self._start(term, row, action)
         return is_moving
+
+    def _plan(self, view: ClusterView) -> tuple[ClusterAction, ...]:
+        row, policy = view.row, self._policies.get(view.row.pool)
+        if policy is not None:
+            return clusters.plan(view, policy)
+        since = self._without_pool.setdefault(row.id, view.now)
+        return clusters.plan_without_pool(view, since, ENDING)
 
     async def _start(self, term: int, row: ClusterRow, action: ClusterAction) -> None:
         if isinstance(action, ROWS_ONLY):
@@ -196,6 +209,7 @@ class Clusters:
         self._prober.keep(frozenset(live))
         for key in self._failures.keys() - known:
             del self._failures[key]
+        self._without_pool = {key: at for key, at in self._without_pool.items() if key in known}
         self._retry_at = {key: at for key, at in self._retry_at.items() if key in known}
 
 

@@ -17,6 +17,8 @@ from orchestrator.clusters.probing import Prober, ProbeSettings
 from orchestrator.core.cluster_rows import ClusterReport
 from orchestrator.core.cluster_states import ClusterStatus, MemberStatus, OperationStatus
 from orchestrator.core.cluster_view import ClusterPolicy, Configuration
+from orchestrator.core.clusters import NO_POOL_S
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Worker
 from orchestrator.core.states import State
 from orchestrator.leader_jobs import clusters as leader_job
@@ -221,3 +223,25 @@ async def test_a_smoke_evidence_that_is_no_object_is_none(
     with capture_logs() as logs:
         await steps(job_of(cluster.rows, Pods()), cluster, 2)
     assert [one for one in logs if one["event"] == "cluster_plan_failed"] == []
+
+
+async def test_a_cluster_whose_pool_was_removed_fails_after_a_while(cluster: Cluster) -> None:
+    """Nobody else would end it: the row would say running for ever, and its name would be taken."""
+    job = job_of(cluster.rows, Pods(), {})
+    await steps(job, cluster, 1)
+    assert (await cluster.report()).status is ClusterStatus.RUNNING
+    cluster.fleet.wait(NO_POOL_S)
+    await steps(job, cluster, 1)
+    found = await cluster.report()
+    assert (found.status, found.failure_code) == (ClusterStatus.FAILED, FailureCode.POOL_REMOVED)
+    assert {one.status for one in found.members} == {MemberStatus.FAILED}
+
+
+async def test_a_cluster_whose_pool_was_removed_can_be_deleted(cluster: Cluster) -> None:
+    """Its workers end as idle ones of a pool that nobody knows."""
+    await cluster.rows.delete(NAME, actor="ann")
+    for agent in cluster.agents:
+        await cluster.fleet.end(agent.id, State.ACTIVE)
+        await cluster.fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
+    await steps(job_of(cluster.rows, Pods(), {}), cluster)
+    assert (await cluster.report()).status is ClusterStatus.DELETED
