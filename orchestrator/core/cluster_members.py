@@ -155,7 +155,7 @@ def _trouble(member: MemberRow, reading: Reading, facts: ClusterFacts) -> str | 
     state = facts.state_of(member)
     if is_silent(state):
         return f"slurmctld shows its node as {state}"
-    if member.status is MemberStatus.RECONCILING and is_drained(state):
+    if is_drained(state):  # by Slurm itself, as after a job that it could not kill: the node would take no job any more
         return f"slurmctld shows its node as {state}"
     return None
 

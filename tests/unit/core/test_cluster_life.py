@@ -369,3 +369,15 @@ def test_another_leader_deletes_as_quickly_as_the_first() -> None:
     world.slow_s = 30
     world.another_leader()
     world.until(ClusterStatus.DELETED, within_s=world.policy.delete_s / 2)
+
+
+def test_a_node_that_slurm_drained_by_itself_does_not_stay_ready() -> None:
+    """As after a job that it could not kill: a job over all nodes would wait for it without end."""
+    world = running(2, min_nodes=2)
+    other = next(name for name in world.members if name != world.controller)
+    world.pods[world.controller].drained.add(world.members[other].node_name)
+    world.lost.add(other)
+    world.run(60)
+    assert other in world.of(MemberStatus.RECONCILING)
+    world.run(1_200)
+    assert len(world.of(MemberStatus.READY)) == 2
