@@ -11,6 +11,7 @@ running action. A member that stays reconciling although it is reached is replac
 
 from orchestrator.core.cluster_actions import (
     Configure,
+    DrainNode,
     Join,
     MoveMember,
     OnMember,
@@ -23,7 +24,7 @@ from orchestrator.core.cluster_actions import (
 from orchestrator.core.cluster_addresses import NodeName
 from orchestrator.core.cluster_details import addresses, detail_of, detail_update, moved_address, own_detail
 from orchestrator.core.cluster_facts import ClusterFacts
-from orchestrator.core.cluster_readings import NO_CONFIGURATION, DaemonState, Reading, is_drained, is_silent, is_up
+from orchestrator.core.cluster_readings import NO_CONFIGURATION, DaemonState, Reading, is_drained, is_draining, is_silent, is_up
 from orchestrator.core.cluster_rows import MemberRow
 from orchestrator.core.cluster_states import ClusterStatus, MemberRole, MemberStatus
 from orchestrator.core.cluster_view import Configuration
@@ -207,9 +208,14 @@ def _draining(member: MemberRow, facts: ClusterFacts, bound_s: float) -> OnMembe
         return MoveMember(name, MemberStatus.DRAINING, MemberStatus.REMOVED, why)
     if not facts.is_free(name):
         return None
-    if is_drained(facts.state_of(member)):
+    state = facts.state_of(member)
+    if is_drained(state) and facts.has_registered:
         return RemoveNode(name, "no job runs on its node")
-    return RemoveNode(name, f"still busy after {waited_s:.0f} s") if is_over else None
+    if is_over:
+        return RemoveNode(name, f"still busy after {waited_s:.0f} s")
+    if facts.controller is not None and is_up(state) and not is_draining(state):  # another slurmctld, with an empty state
+        return DrainNode(name, facts.controller.worker_id, member.reason or "it leaves the cluster")
+    return None
 
 
 def leave(member: MemberRow, facts: ClusterFacts, bound_s: float) -> OnMember | None:

@@ -58,6 +58,7 @@ class ClusterPolicy:
     reconcile_s: float = 600  # of one member, before it is replaced
     lost_s: float = 60  # a member that neither SSH nor slurmctld knows
     cut_off_s: float = 900  # a member that SSH does not reach, if slurmctld says nothing either: as long as a deadman
+    registers_s: float = 30  # from the start of slurmctld until all nodes have registered: 3 s were seen
     fresh_s: float = 30  # a reading that is older says nothing
     delete_s: float = 600  # for running jobs, after a delete was asked for
     max_nodes: int = MAX_NODES  # MAX_ACTIVE_GPUS of the pool

@@ -381,3 +381,57 @@ def test_a_node_that_slurm_drained_by_itself_does_not_stay_ready() -> None:
     assert other in world.of(MemberStatus.RECONCILING)
     world.run(1_200)
     assert len(world.of(MemberStatus.READY)) == 2
+
+
+def test_a_node_that_the_tasks_need_is_not_drained_by_a_smaller_size() -> None:
+    """It would be replaced at once, by a node that costs money and is not ready."""
+    world = running(3)
+    world.change(demand=tasks(3), nodes=1)
+    world.run(120)
+    assert world.row.nodes == 3
+    assert len(world.members) == 3
+    assert not any(isinstance(one, act.DrainNode) for one in world.told)
+
+
+def draining(world: World) -> str:
+    """A member that drains while a job runs on all nodes."""
+    for pod in world.pods.values():
+        pod.busy = True
+    name = next(name for name in world.members if name != world.controller)
+    world.ask(operation(world, 1, OperationKind.DRAIN, name))
+    world.run(60)
+    assert world.of(MemberStatus.DRAINING) == [name]
+    return name
+
+
+def test_a_node_that_looks_drained_after_a_start_of_slurmctld_is_not_removed() -> None:
+    """For some seconds, Slurm does not know the node's running job. Its end would be the job's end."""
+    world = running(2, min_nodes=2)
+    name = draining(world)
+    started_at = world.now
+    drained = {world.members[name].node_name: "drained"}
+
+    def restarted(reading: Reading) -> Reading:
+        if (world.now - started_at).total_seconds() > 15 or reading.node_states is None:
+            return reading
+        again = {"slurmctld_started_at": started_at if reading.slurmctld_pid else None}
+        return replace(reading, node_states={**reading.node_states, **drained}, **again)
+
+    world.reads = restarted
+    world.run(15)
+    assert world.of(MemberStatus.DRAINING) == [name]
+    world.run(60)
+    world.pods[name].busy = False
+    world.run(120)
+    assert world.members[name].status is MemberStatus.REMOVED
+
+
+def test_a_draining_node_drains_on_under_another_controller() -> None:
+    """The new slurmctld knows nothing of it, and would give it new jobs for a day."""
+    world = running(3, min_nodes=3)
+    name = draining(world)
+    world.kill(world.controller)
+    for pod in world.pods.values():
+        pod.busy = False
+    world.run(900)
+    assert world.members[name].status is MemberStatus.REMOVED
