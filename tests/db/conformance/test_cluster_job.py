@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, DataError, IntegrityError
 from psycopg.rows import DictRow
 from structlog.testing import capture_logs
 
+from orchestrator.adapters.store import SqlStore
 from orchestrator.clusters.access import Members
 from orchestrator.clusters.execute import ClusterExecutor
 from orchestrator.clusters.probing import Prober, ProbeSettings
@@ -25,7 +26,7 @@ from orchestrator.leader_jobs import clusters as leader_job
 from orchestrator.leader_jobs.clusters import Clusters
 from orchestrator.ports import Completed, Session, Unavailable
 from orchestrator.ports.clusters import ClusterRows
-from tests.db.conformance.builders import Fleet
+from tests.db.conformance.builders import FLEET, Fleet
 from tests.db.conformance.cluster_builders import NAME, POOL, Cluster
 from tests.unit.core import build
 
@@ -245,3 +246,59 @@ async def test_a_cluster_whose_pool_was_removed_can_be_deleted(cluster: Cluster)
         await cluster.fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
     await steps(job_of(cluster.rows, Pods(), {}), cluster)
     assert (await cluster.report()).status is ClusterStatus.DELETED
+
+
+DEEP = "select ('{\"a\": ' || repeat('[', 3000) || repeat(']', 3000) || '}')::jsonb"
+HOSTILE = (
+    "update cluster_apps set created_at = 'infinity', status_since = '-infinity' where id = 'train'",
+    "update cluster_apps set deadline_at = '-infinity', smoke_at = 'infinity' where id = 'train'",
+    "update cluster_apps set delete_requested_at = '-infinity' where id = 'train'",
+    "update cluster_apps set nodes = 64, max_nodes = 64 where id = 'train'",
+    "update cluster_apps set nodes = 0, min_nodes = 0 where id = 'train'",
+    "update cluster_apps set pool = '' where id = 'train'",
+    "update cluster_apps set pool = repeat('x', 100000) where id = 'train'",
+    f"update cluster_apps set smoke_evidence = ({DEEP}) where id = 'train'",
+    "update cluster_apps set status = 'degraded', smoke_evidence = '[]' where id = 'train'",
+    "update cluster_members set status_since = 'infinity', created_at = '-infinity'",
+    "update cluster_members set status_since = '-infinity', status = 'reconciling'",
+    "update cluster_members set fabric_addr = 'fe80::1%eth0', hostname = '$(reboot)', ssh_host = '; reboot'",
+    "update cluster_members set fabric_addr = null, status = 'reconciling'",
+    f"update cluster_members set adapter_detail = ({DEEP})",
+    "update cluster_members set adapter_detail = '{\"cpus\": 1e400, \"memory_mb\": \"x\", \"gpu_files\": [], \"error\": {}}'",
+    "update cluster_members set node_name = 'n' || index_no, index_no = 63 - index_no",
+    "insert into cluster_members (cluster, worker_id, role, node_name, index_no) values ('train', E'\\n', 'worker', 'x', 9)",
+    "delete from cluster_members",
+    "insert into member_operations (cluster, worker_id, kind, actor, deadline_at)"
+    " select 'train', null, k, repeat('x', 400), 'infinity' from unnest(array['drain', 'reconcile', 'remove']) k",
+    "insert into member_operations (cluster, worker_id, kind, actor, deadline_at, evidence)"
+    f" select 'train', 'nobody', 'bootstrap_ssh', '', '-infinity', ({DEEP})",
+    "insert into node_tasks (cluster, worker_id, kind, payload, via, deadline_at) select 'train', worker_id,"
+    " 'allocation.reconcile_managed_authorized_key', '{\"key\": [1]}', 'agent', 'infinity' from cluster_members",
+    "update workers set last_heartbeat = 'infinity', created_at = '-infinity', promoted_at = null where cluster = 'train'",
+    "update workers set gpu_count = 2147483647, price_usd_per_hour = 'NaN' where cluster = 'train'",
+    "update workers set ssh_host = '', ssh_port = 1, nonce = null, token_jti = null where cluster = 'train'",
+    "update workers set cluster = 'nobody' where cluster = 'train'",
+    "delete from cluster_apps where id = 'train'",
+)
+
+
+@pytest.mark.parametrize("statement", HOSTILE)
+async def test_a_row_that_a_user_wrote_harms_its_own_cluster_only(
+    fleet: Fleet, cluster: Cluster, hand: AsyncConnection[DictRow], statement: str
+) -> None:
+    """The next ticks have their snapshot, and another cluster goes on."""
+    for agent in cluster.agents:
+        await cluster.move_member(agent, MemberStatus.READY, None, fabric_addr="10.0.0.1")
+    other = Cluster(fleet, OTHER, OTHER)
+    await other.create(1)
+    try:
+        await hand.execute(statement.encode())
+    except (DataError, IntegrityError):  # the database refused it
+        return
+    pods = Pods({agent.id: Pod({"clock": "1", "conf": SHA, "lacks": ""}) for agent in cluster.agents})
+    job = job_of(cluster.rows, pods, {POOL: ClusterPolicy(sha_of), OTHER: ClusterPolicy(sha_of)})
+    with capture_logs() as logs:
+        await steps(job, cluster, 5)
+    assert [one for one in logs if one["event"] in {"cluster_plan_failed", "cluster_probe_crashed"}] == []
+    assert (await other.report()).status is ClusterStatus.ALLOCATING
+    assert (await SqlStore(fleet.db, FLEET).snapshot()).clusters
