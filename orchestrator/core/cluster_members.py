@@ -24,7 +24,15 @@ from orchestrator.core.cluster_actions import (
 from orchestrator.core.cluster_addresses import NodeName
 from orchestrator.core.cluster_details import addresses, detail_of, detail_update, moved_address, own_detail
 from orchestrator.core.cluster_facts import ClusterFacts
-from orchestrator.core.cluster_readings import NO_CONFIGURATION, DaemonState, Reading, is_drained, is_draining, is_silent, is_up
+from orchestrator.core.cluster_readings import (
+    NO_CONFIGURATION,
+    DaemonState,
+    Reading,
+    is_drained,
+    is_draining,
+    is_silent,
+    is_up,
+)
 from orchestrator.core.cluster_rows import MemberRow
 from orchestrator.core.cluster_states import ClusterStatus, MemberRole, MemberStatus
 from orchestrator.core.cluster_view import Configuration
@@ -213,7 +221,9 @@ def _draining(member: MemberRow, facts: ClusterFacts, bound_s: float) -> OnMembe
         return RemoveNode(name, "no job runs on its node")
     if is_over:
         return RemoveNode(name, f"still busy after {waited_s:.0f} s")
-    if facts.controller is not None and is_up(state) and not is_draining(state):  # another slurmctld, with an empty state
+    if (
+        facts.controller is not None and is_up(state) and not is_draining(state)
+    ):  # another slurmctld, with an empty state
         return DrainNode(name, facts.controller.worker_id, member.reason or "it leaves the cluster")
     return None
 

@@ -9,7 +9,6 @@ from orchestrator.core.cluster_addresses import FabricAddress
 from orchestrator.core.cluster_readings import UNREACHED, DaemonState, Observed, Reading
 from orchestrator.core.cluster_view import Configuration
 
-
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 
 
