@@ -117,7 +117,7 @@ def _member_steps(facts: ClusterFacts) -> list[OnMember]:
 def _requested(facts: ClusterFacts) -> Step:
     row, policy = facts.row, facts.policy
     leaving = [one for member in facts.live if (one := cluster_members.leave(member, facts, 0)) is not None]
-    wanted = row.nodes or facts.for_tasks
+    wanted = max(row.nodes, facts.for_tasks)
     if leaving or facts.live or not wanted or not (row.min_nodes or row.demand.tasks):
         return None, leaving
     why = f"for {counted(row.demand.tasks, 'task')}" if row.demand.tasks else "nodes were asked for"

@@ -324,6 +324,13 @@ def test_nodes_that_no_task_needs_are_not_rented() -> None:
     assert len(world.of(MemberStatus.READY)) == 3
 
 
+def test_the_first_nodes_are_enough_for_the_task_that_waits() -> None:
+    world = World(1)
+    world.change(demand=tasks(3))
+    world.until(ClusterStatus.ALLOCATING)
+    assert world.row.nodes == 3
+
+
 def test_an_operator_who_asks_for_no_node_gets_no_node() -> None:
     """Whatever the state: none is kept, and the next task starts nodes again."""
     world = running(2)
