@@ -421,8 +421,8 @@ def test_a_node_that_looks_drained_after_a_start_of_slurmctld_is_not_removed() -
     def restarted(reading: Reading) -> Reading:
         if (world.now - started_at).total_seconds() > 15 or reading.node_states is None:
             return reading
-        again = {"slurmctld_started_at": started_at if reading.slurmctld_pid else None}
-        return replace(reading, node_states={**reading.node_states, **drained}, **again)
+        again = started_at if reading.slurmctld_pid else None
+        return replace(reading, node_states={**reading.node_states, **drained}, slurmctld_started_at=again)
 
     world.reads = restarted
     world.run(15)
