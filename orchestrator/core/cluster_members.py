@@ -56,7 +56,7 @@ def joins(facts: ClusterFacts) -> list[Join]:
     ]
 
 
-def controller_choice(facts: ClusterFacts) -> UpdateMember | None:
+def controller_choice(facts: ClusterFacts) -> MoveMember | UpdateMember | None:
     """Return the member that becomes the controller if there is none: one that SSH reaches, the lowest id first."""
     if facts.controller is not None or (facts.row.status is ClusterStatus.DEPLOYING and _some_unread(facts)):
         return None
@@ -65,8 +65,10 @@ def controller_choice(facts: ClusterFacts) -> UpdateMember | None:
     if not able:
         return None
     chosen = able[0]
-    fields = {"role": MemberRole.CONTROLLER}
-    return UpdateMember(chosen.worker_id, chosen.status, "it becomes the controller: there is none", fields)
+    fields, why = {"role": MemberRole.CONTROLLER}, "it becomes the controller: there is none"
+    if chosen.status is MemberStatus.READY:  # a ready controller would claim tasks before its slurmctld runs
+        return MoveMember(chosen.worker_id, chosen.status, MemberStatus.RECONCILING, why, fields)
+    return UpdateMember(chosen.worker_id, chosen.status, why, fields)
 
 
 def _some_unread(facts: ClusterFacts) -> bool:

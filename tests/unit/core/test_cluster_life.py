@@ -442,3 +442,17 @@ def test_a_draining_node_drains_on_under_another_controller() -> None:
         pod.busy = False
     world.run(900)
     assert world.members[name].status is MemberStatus.REMOVED
+
+
+def test_a_new_controller_is_not_ready_before_its_slurmctld_runs() -> None:
+    """A ready controller claims tasks; it would submit them to the slurmctld of the lost one."""
+    world = running(2, min_nodes=2)
+    lost = world.controller
+    world.kill(lost)
+    world.pods[lost].slurmctld = False
+    for _ in range(300):
+        world.run(5)
+        heads = [name for name in world._controllers() if name != lost]
+        assert all(world.pods[one].slurmctld for one in heads if one in world.of(MemberStatus.READY))
+    assert heads
+    assert world.row.status is RUNNING
