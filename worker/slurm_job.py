@@ -32,6 +32,7 @@ REPORT_S = 5.0  # seconds between two reports of progress
 CALL_S = 10.0  # for one call of a Slurm client, which hangs without slurmctld
 CANCEL_S = 3.0
 SILENT_S = 300.0  # for which slurmctld may not answer; it is started again meanwhile
+GROW_S = 1_800.0  # for which a job waits until the cluster has as many nodes as it needs
 MAX_OUTPUTS = 10_000
 COPY_BYTES = 1 << 20  # of the job's output, for one poll
 ANSWER_BYTES = 65_536
@@ -70,6 +71,7 @@ def run(task: Task) -> dict[str, Any]:
         os.environ["PATH"] = f"{os.environ.get('PATH', '')}:{PLACES}"
         _cancel_earlier()
         try:
+            _await_nodes(task, job["nodes"])
             ended = _attend(task, _submit(job, name), job)
         except BaseException:  # cancelled, too: Slurm would run the job on
             _call(["scancel", f"--jobname={name}"], CANCEL_S)
@@ -119,11 +121,34 @@ def _cancel_earlier() -> None:
         _call(["scancel", *old])
 
 
-def _controller() -> tuple[str | None, int]:
-    """Return the controller's node name, and the number of its GPUs."""
+def _nodes() -> list[list[str]]:
+    """Return [name, features, generic resources] of each node that slurmctld knows; [] if it does not answer."""
     status, text = _call(["sinfo", "--noheader", "--Node", "--format=%N %f %G"])
-    for line in text.splitlines() if status == 0 else ():
-        node, features, gres = [*line.split(), "", "", ""][:3]
+    return [[*line.split(), "", "", ""][:3] for line in text.splitlines()] if status == 0 else []
+
+
+def _await_nodes(task: Task, wanted: int) -> None:
+    """Wait for the nodes of a job: sbatch refuses one that is larger than the cluster, which grows for a task.
+
+    Also while a lost node is replaced, the cluster has fewer. Raises SlurmFailed after GROW_S: it does not grow so far.
+    """
+    began, reported = time.monotonic(), float("-inf")
+    while True:
+        known, now = len(_nodes()), time.monotonic()
+        if known >= wanted or not known:  # sbatch says it if slurmctld does not answer
+            return
+        if now - began > GROW_S:
+            why = f"the cluster has {known} of {wanted} nodes after {GROW_S:.0f} s"
+            raise SlurmFailed("SLURM_REFUSED", why, retryable=False)
+        if now - reported >= REPORT_S:
+            reported = now
+            task.progress(message=f"waits for nodes of the cluster: {known} of {wanted}")
+        time.sleep(POLL_S)
+
+
+def _controller(nodes: list[list[str]]) -> tuple[str | None, int]:
+    """Return the controller's node name, and the number of its GPUs."""
+    for node, features, gres in nodes:
         if features == "controller":
             gpus = re.match(r"gpu:(?:[^:(]*:)?([0-9]+)", gres)
             return node, int(gpus[1]) if gpus else 0
@@ -136,14 +161,17 @@ def _submit(job: dict[str, Any], name: str) -> str:
     text = job["script"]
     with open("job.sh", "w", encoding="utf-8") as file:
         file.write(text if text.startswith("#!") else f"#!/bin/sh\n{text}")
-    node, gpus = _controller()
+    nodes = _nodes()
+    node, gpus = _controller(nodes)
     gpus = gpus if job["gpus_per_node"] is None else job["gpus_per_node"]
     words = [
         "sbatch", "--parsable", f"--job-name={name}", f"--nodes={job['nodes']}", "--exclusive", "--no-requeue",
         f"--output={os.path.join(os.getcwd(), OUTPUT)}", f"--chdir={os.getcwd()}", "--export=ALL",
     ]  # fmt: skip
     if node:
-        words += [f"--nodelist={node}", "--constraint=controller|node", "--batch=controller"]
+        words.append(f"--nodelist={node}")
+    if node and len(nodes) > 1:  # with one node, no node has the other feature, and sbatch refuses it
+        words += ["--constraint=controller|node", "--batch=controller"]
     if gpus:
         words.append(f"--gpus-per-node={gpus}")
     if job["time_limit_s"] is not None:  # Slurm counts minutes, so it is the second to notice

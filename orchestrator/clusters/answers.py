@@ -153,7 +153,7 @@ def _conf_sha(answer: ScriptAnswer) -> str | None:
 
 
 def _started_at(process: re.Match[str] | None, answer: ScriptAnswer, asked_at: datetime) -> datetime | None:
-    uptime_s = answer.number("uptime", r"[0-9]{1,12}(\.[0-9]{1,3})?")
+    uptime_s = answer.number("uptime", r"[0-9]{1,10}(\.[0-9]{1,3})?")  # 300 years at most
     if process is None or uptime_s is None:
         return None
     age_s = uptime_s - int(process[2]) / TICKS_PER_S

@@ -62,8 +62,9 @@ class ClusterExecutor:
             case act.UpdateMember():
                 await self._move(term, row, action.worker_id, action.status, None, action)
             case act.RefuseOperation():
+                waiting = [OperationStatus.ACCEPTED, OperationStatus.DISPATCHED]
                 await self._rows.move_operation(
-                    term, action.operation_id, [OperationStatus.ACCEPTED], OperationStatus.FAILED, error=action.why
+                    term, action.operation_id, waiting, OperationStatus.FAILED, error=action.why
                 )
             case _:
                 await self._write_cluster(term, row, action)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
+import structlog
+
 from orchestrator.clusters import node
 from orchestrator.clusters.access import Members
 from orchestrator.clusters.node import Question
@@ -18,6 +20,7 @@ from orchestrator.ports import PortError, Unavailable
 
 CONCURRENT_PROBES = 32
 PEERS = 8  # whose slurmd one probe tries to reach: the next ones by index, so all pairs of a small cluster are tried
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +93,12 @@ class Prober:
         one = self._settings
         nonce = member.worker.nonce if member.worker else None
         question = Question(cluster, one.key_of(cluster), tuple(peers), nonce, one.api_url, python=one.python)
-        async with self._gate:
-            reading = await self._asked(member.worker_id, question)
+        try:
+            async with self._gate:
+                reading = await self._asked(member.worker_id, question)
+        except Exception as error:  # a bug: the next probe is not earlier than after an answer, and nothing follows
+            log.exception("cluster_probe_crashed", cluster=cluster, worker=member.worker_id)
+            reading = Reading(error=f"{type(error).__name__}: {error}"[:300])
         if reading is not None and self._running.get(member.worker_id) is asyncio.current_task():
             self._observed[member.worker_id] = observe(self._observed.get(member.worker_id), reading, self.now())
 

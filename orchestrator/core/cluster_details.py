@@ -1,5 +1,6 @@
 """What a probe changes in a member's row: its addresses, and the details that people see."""
 
+import json
 from typing import Any
 
 from orchestrator.core.cluster_actions import UpdateMember
@@ -10,6 +11,12 @@ from orchestrator.core.cluster_rows import MemberRow
 CODES = 5  # of the agent's log, the newest last
 STEP_S = 10  # of a shown difference of clocks
 UNREACHED_S = 15.0  # without SSH, after which people are told
+VALUE_CHARS, PEERS_CHARS = 400, 6_000  # of one detail as JSON, and of a list of 64 names
+OWN = frozenset({
+    "phase", "failure_code", "cpus", "memory_mb", "gpu_files", "slurmd_state", "slurm_installed", "version", "munge_ok",
+    "munge_matches", "conf_sha", "clock_skew_s", "cut_peers", "api_reachable", "agent_codes", "slurmctld_state",
+    "slurmctld_pid", "slurmctld_started_at",
+})  # fmt: skip
 
 
 def addresses(member: MemberRow, reading: Reading) -> dict[str, Any]:
@@ -33,6 +40,18 @@ def moved_address(member: MemberRow, reading: Reading) -> UpdateMember | None:
     return UpdateMember(member.worker_id, member.status, "its address has changed", found)
 
 
+def own_detail(member: MemberRow) -> dict[str, Any]:
+    """Return the details that the leader wrote before, without the error.
+
+    What a user wrote is left out: with it, a row could become too large for every change of the member.
+    """
+    return {
+        name: value
+        for name, value in member.adapter_detail.items()
+        if name in OWN and len(json.dumps(value)) <= (PEERS_CHARS if name == "cut_peers" else VALUE_CHARS)
+    }
+
+
 def detail_of(member: MemberRow, reading: Reading, facts: ClusterFacts) -> dict[str, Any]:
     """Return what people see of a member, and what its diagnoses follow from. An unknown answer changes nothing.
 
@@ -54,14 +73,14 @@ def detail_of(member: MemberRow, reading: Reading, facts: ClusterFacts) -> dict[
     }
     known = {name: value for name, value in seen.items() if value is not None}
     of_controller = _of_controller(member, reading) if member is facts.controller else {}
-    return {**member.adapter_detail, **known, **of_controller, "error": reading.error}
+    return {**own_detail(member), **known, **of_controller, "error": reading.error}
 
 
 def _of_controller(member: MemberRow, reading: Reading) -> dict[str, Any]:
     """Return the details of slurmctld. Its start is computed from its age, so it stays while the process does."""
     if reading.slurmctld_state is None:
         return {}
-    before, started = member.adapter_detail, reading.slurmctld_started_at
+    before, started = own_detail(member), reading.slurmctld_started_at
     started_at = started.isoformat() if started else None
     if reading.slurmctld_pid is not None and reading.slurmctld_pid == before.get("slurmctld_pid"):
         started_at = before.get("slurmctld_started_at", started_at)
@@ -94,5 +113,5 @@ def unreached(member: MemberRow, facts: ClusterFacts) -> UpdateMember | None:
     why = f"SSH has not reached it since {seen.unreached_since:%H:%M:%S}"
     if member.adapter_detail.get("error") == why:
         return None
-    detail = {**member.adapter_detail, "error": why}
+    detail = {**own_detail(member), "error": why}
     return UpdateMember(member.worker_id, member.status, member.reason or why, {"adapter_detail": detail})

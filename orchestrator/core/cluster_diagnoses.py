@@ -16,6 +16,7 @@ from orchestrator.core.cluster_states import LIVE_MEMBER, ClusterStatus, MemberR
 from orchestrator.core.meanings import NOBODY, OPERATOR, ORCHESTRATOR, PROVIDER, Explained, Meaning
 
 SKEW_S = 30.0  # munge refuses credentials of a clock that is minutes off; tokens and signed URLs fail earlier
+MAX_SKEW_S = 1e10  # 300 years: a larger value was written by hand
 STARVED_S = 60.0  # an agent takes a node task with its next heartbeat
 RECONCILE = "python -m orchestrator cluster reconcile <cluster> --worker <worker>"
 REPLACE = "for another node: python -m orchestrator cluster drain <cluster> <worker>"
@@ -157,17 +158,23 @@ def _of_member(member: MemberRow, silent: set[str]) -> Found:
     if detail.get("munge_matches") is False:
         yield Diagnosis.MUNGE_KEY_MISMATCH, f"{name}: another fingerprint than the cluster's key"
     skew_s = detail.get("clock_skew_s")
-    if isinstance(skew_s, int | float) and abs(skew_s) > SKEW_S:
+    if isinstance(skew_s, int | float) and SKEW_S < abs(skew_s) < MAX_SKEW_S:
         yield Diagnosis.CLOCK_SKEW, f"{name}: {skew_s:+.0f} s"
-    if cut := [str(peer) for peer in detail.get("cut_peers") or () if peer not in silent]:
-        yield Diagnosis.FABRIC_CUT, f"{name} does not reach {', '.join(cut)}"
+    if cut := [name for name in map(str, _listed(detail, "cut_peers")) if name not in silent]:
+        yield Diagnosis.FABRIC_CUT, f"{member.node_name} does not reach {', '.join(cut)}"
     if detail.get("api_reachable") is False:
         yield Diagnosis.AGENT_API_UNREACHABLE, f"{name}: asked from the pod"
-    codes = detail.get("agent_codes") or ()
+    codes = _listed(detail, "agent_codes")
     if codes and codes[-1] == "token_expired":
         yield Diagnosis.AGENT_CRED_EXPIRED, f"{name}: its log ends with token_expired; its clock is {skew_s or 0} s off"
     if codes and codes[-1] == "token_invalid":
         yield Diagnosis.TOKEN_INVALID, f"{name}: its log ends with token_invalid"
+
+
+def _listed(detail: Mapping[str, Any], name: str) -> list[Any]:
+    """Return a list of the details; empty for anything else that a user may have written there."""
+    value = detail.get(name)
+    return value if isinstance(value, list) else []
 
 
 def _of_tasks(row: ClusterRow, member: MemberRow, now: datetime) -> Found:

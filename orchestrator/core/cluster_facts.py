@@ -70,6 +70,19 @@ class ClusterFacts:
                 return reading.node_states
         return None
 
+    @cached_property
+    def has_registered(self) -> bool:
+        """Whether slurmctld has run long enough to know its nodes' jobs.
+
+        After its start, it shows a draining node with a job as drained until the node has registered. A pod on which
+        the start cannot be computed does not hold up a drain.
+        """
+        reading = self.reading(self.controller.worker_id) if self.controller else None
+        if reading is None:
+            return False
+        started_at = reading.slurmctld_started_at
+        return started_at is None or (self.now - started_at).total_seconds() >= self.policy.registers_s
+
     def state_of(self, member: MemberRow) -> str | None:
         """Return what slurmctld says about a member's node."""
         states = self.node_states
@@ -108,7 +121,9 @@ class ClusterFacts:
     @property
     def is_smoked(self) -> bool:
         """Whether the present controller has run a smoke job with success."""
-        evidence = self.row.smoke_evidence or {}
+        evidence = self.row.smoke_evidence
+        if not isinstance(evidence, Mapping):  # none, or a value that a user wrote
+            return False
         return self.controller is not None and evidence.get("controller") == self.controller.worker_id
 
     def lost(self, member: MemberRow) -> tuple[FailureCode, str] | None:

@@ -11,6 +11,7 @@ running action. A member that stays reconciling although it is reached is replac
 
 from orchestrator.core.cluster_actions import (
     Configure,
+    DrainNode,
     Join,
     MoveMember,
     OnMember,
@@ -21,9 +22,17 @@ from orchestrator.core.cluster_actions import (
     UpdateMember,
 )
 from orchestrator.core.cluster_addresses import NodeName
-from orchestrator.core.cluster_details import addresses, detail_of, detail_update, moved_address, unreached
+from orchestrator.core.cluster_details import addresses, detail_of, detail_update, moved_address, own_detail, unreached
 from orchestrator.core.cluster_facts import ClusterFacts
-from orchestrator.core.cluster_readings import NO_CONFIGURATION, DaemonState, Reading, is_drained, is_silent, is_up
+from orchestrator.core.cluster_readings import (
+    NO_CONFIGURATION,
+    DaemonState,
+    Reading,
+    is_drained,
+    is_draining,
+    is_silent,
+    is_up,
+)
 from orchestrator.core.cluster_rows import MemberRow
 from orchestrator.core.cluster_states import ClusterStatus, MemberRole, MemberStatus
 from orchestrator.core.cluster_view import Configuration
@@ -47,7 +56,7 @@ def joins(facts: ClusterFacts) -> list[Join]:
     ]
 
 
-def controller_choice(facts: ClusterFacts) -> UpdateMember | None:
+def controller_choice(facts: ClusterFacts) -> MoveMember | UpdateMember | None:
     """Return the member that becomes the controller if there is none: one that SSH reaches, the lowest id first."""
     if facts.controller is not None or (facts.row.status is ClusterStatus.DEPLOYING and _some_unread(facts)):
         return None
@@ -56,8 +65,10 @@ def controller_choice(facts: ClusterFacts) -> UpdateMember | None:
     if not able:
         return None
     chosen = able[0]
-    fields = {"role": MemberRole.CONTROLLER}
-    return UpdateMember(chosen.worker_id, chosen.status, "it becomes the controller: there is none", fields)
+    fields, why = {"role": MemberRole.CONTROLLER}, "it becomes the controller: there is none"
+    if chosen.status is MemberStatus.READY:  # a ready controller would claim tasks before its slurmctld runs
+        return MoveMember(chosen.worker_id, chosen.status, MemberStatus.RECONCILING, why, fields)
+    return UpdateMember(chosen.worker_id, chosen.status, why, fields)
 
 
 def _some_unread(facts: ClusterFacts) -> bool:
@@ -92,7 +103,7 @@ def _progress(member: MemberRow, reading: Reading, facts: ClusterFacts) -> OnMem
 
 
 def _fail(member: MemberRow, code: FailureCode, why: str) -> MoveMember:
-    detail = {**member.adapter_detail, "phase": "failed", "failure_code": str(code), "error": why}
+    detail = own_detail(member) | {"phase": "failed", "failure_code": str(code), "error": why}
     return MoveMember(member.worker_id, member.status, MemberStatus.FAILED, why, {"adapter_detail": detail})
 
 
@@ -169,7 +180,7 @@ def _trouble(member: MemberRow, reading: Reading, facts: ClusterFacts) -> str | 
     state = facts.state_of(member)
     if is_silent(state):
         return f"slurmctld shows its node as {state}"
-    if member.status is MemberStatus.RECONCILING and is_drained(state):
+    if is_drained(state):  # by Slurm itself, as after a job that it could not kill: the node would take no job any more
         return f"slurmctld shows its node as {state}"
     return None
 
@@ -221,10 +232,16 @@ def _draining(member: MemberRow, facts: ClusterFacts, bound_s: float) -> OnMembe
         return MoveMember(name, MemberStatus.DRAINING, MemberStatus.REMOVED, why)
     if not facts.is_free(name):
         return None
-    if is_drained(facts.state_of(member)):
+    state = facts.state_of(member)
+    if is_drained(state) and facts.has_registered:
         return RemoveNode(name, "no job runs on its node")
-    why = f"still busy after {waited_s:.0f} s" if bound_s else f"the cluster is {facts.row.status}"
-    return RemoveNode(name, why) if is_over else None
+    if is_over:
+        why = f"still busy after {waited_s:.0f} s" if bound_s else f"the cluster is {facts.row.status}"
+        return RemoveNode(name, why)
+    if facts.controller is not None and is_up(state) and not is_draining(state):
+        # another slurmctld, with an empty state
+        return DrainNode(name, facts.controller.worker_id, member.reason or "it leaves the cluster")
+    return None
 
 
 def leave(member: MemberRow, facts: ClusterFacts, bound_s: float) -> OnMember | None:

@@ -1,4 +1,4 @@
-"""What operators asked for: the actions of operations that the leader has not taken yet.
+"""What operators asked for: the actions of operations that no leader has taken yet, or that one took and did not do.
 
 An operation on a whole cluster waits until none of its members has a running action, and then acts on all of them. One
 that cannot be done now waits until its deadline; one that never can be done is refused.
@@ -23,8 +23,8 @@ def plan(facts: ClusterFacts) -> tuple[list[OnMember], list[RefuseOperation]]:
     actions: list[OnMember] = []
     refused: list[RefuseOperation] = []
     taken: set[str] = set()
-    accepted = [one for one in facts.row.operations if one.status is OperationStatus.ACCEPTED]
-    for operation in sorted(accepted, key=lambda one: one.id):
+    waiting = [one for one in facts.row.operations if one.status is OperationStatus.ACCEPTED or _is_left(one, facts)]
+    for operation in sorted(waiting, key=lambda one: one.id):
         if operation.kind is OperationKind.ADD:  # it describes a join
             continue
         members = [m for m in facts.live if operation.worker_id in (None, m.worker_id)]
@@ -40,6 +40,16 @@ def plan(facts: ClusterFacts) -> tuple[list[OnMember], list[RefuseOperation]]:
             actions += [one for one in wanted if one is not None]
             taken |= names
     return actions, refused
+
+
+def _is_left(operation: MemberOperation, facts: ClusterFacts) -> bool:
+    """Whether a leader that is gone took an operation without doing it: no call runs, and the rows show no result."""
+    if operation.status is not OperationStatus.DISPATCHED or operation.worker_id in facts.view.in_flight:
+        return False
+    if operation.kind is OperationKind.BOOTSTRAP_SSH:
+        return not any(task.operation_id == operation.id for task in facts.row.node_tasks)
+    is_ready = any(m.worker_id == operation.worker_id for m in facts.ready)
+    return is_ready if operation.kind is OperationKind.DRAIN else operation.kind is OperationKind.RECONCILE
 
 
 def _refusal(operation: MemberOperation, members: list[MemberRow], facts: ClusterFacts) -> str | None:

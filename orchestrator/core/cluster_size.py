@@ -29,6 +29,8 @@ def plan(facts: ClusterFacts) -> OnCluster | None:
     if facts.for_tasks < row.nodes and facts.busy is None:
         return None
     needed = min(max(facts.for_tasks, facts.busy or 0), row.nodes)
+    if row.nodes == 0 and facts.busy == 0:  # an operator asked for none
+        return MoveCluster(row.status, ClusterStatus.REQUESTED, "no node is wanted", NOTHING)
     if needed == row.nodes:
         return Remark(None, None) if row.deadline_at is not None else None
     if row.deadline_at is None:
@@ -51,8 +53,12 @@ def _cost(facts: ClusterFacts, nodes: int) -> str:
 
 
 def drains(facts: ClusterFacts) -> list[OnMember]:
-    """Drain the nodes beyond the wanted number: those that never became ready first, never the controller."""
-    surplus = len(facts.kept) - facts.row.nodes
+    """Drain the nodes beyond the wanted number: those that never became ready first, never the controller.
+
+    No node is drained that the tasks need: it would be replaced at once.
+    """
+    wanted = max(facts.row.nodes, facts.for_tasks)
+    surplus = len(facts.kept) - wanted
     controller = facts.controller
     if surplus <= 0 or controller is None:
         return []
@@ -60,7 +66,7 @@ def drains(facts: ClusterFacts) -> list[OnMember]:
     others.sort(key=lambda m: (m.status is MemberStatus.READY, -m.index_no))
     drains: list[OnMember] = []
     for member in others[:surplus]:
-        why = f"{counted(facts.row.nodes, 'node')} are enough"
+        why = f"the cluster needs no more than {counted(wanted, 'node')}"
         if member.status is not MemberStatus.READY:
             drains.append(MoveMember(member.worker_id, member.status, MemberStatus.REMOVED, why))
         elif facts.is_free(member.worker_id) and facts.slurmctld is DaemonState.UP:

@@ -58,6 +58,7 @@ class ClusterPolicy:
     reconcile_s: float = 600  # of one member, before it is replaced
     lost_s: float = 60  # without SSH, if slurmctld calls the node down
     cut_off_s: float = 900  # without SSH and heartbeats, if slurmctld says nothing about the node
+    registers_s: float = 30  # from the start of slurmctld until all nodes have registered: 3 s were seen
     fresh_s: float = 30  # an older reading counts as unknown
     delete_s: float = 600  # for running jobs, after a delete was asked for
     max_nodes: int = MAX_NODES  # MAX_ACTIVE_GPUS of the pool

@@ -1,6 +1,6 @@
 """The plan of one cluster. Pure: the same view and policy give the same actions.
 
-    requested    it has no nodes; allocating as soon as nodes are wanted, by an operator or by tasks
+    requested    it wants no node, until tasks wait or it keeps a minimum of nodes: allocating
     allocating   its pool gets the wanted workers, which join; fails at the deadline unless all of them are there
     deploying    the members get one configuration, the daemons start, the smoke job runs; fails at the deadline
     running      nodes follow the tasks: more at once, fewer after `idle_s`; with none needed, all of them are released
@@ -12,6 +12,7 @@ of nodes is recorded (`waiting_for` and `deadline_at` of a running cluster), so 
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from types import MappingProxyType
 
 from orchestrator.core import cluster_members, cluster_operations, cluster_size, cluster_smoke
@@ -38,6 +39,7 @@ from orchestrator.core.failures import FailureCode
 from orchestrator.core.plurals import counted
 from orchestrator.core.states import State
 
+NO_POOL_S = 300.0  # while a release rolls out, the leader may not know a new pool
 BACKOFF_S, MAX_BACKOFF_S = 5.0, 120.0  # after a failed action; it doubles with each failure in a row
 
 
@@ -59,6 +61,20 @@ def plan(view: ClusterView, policy: ClusterPolicy) -> tuple[ClusterAction, ...]:
     on_cluster, on_members = STEPS[row.status](facts)
     asked, refused = cluster_operations.plan(facts)
     return (*([on_cluster] if on_cluster else []), *refused, *_one_each(facts, asked, on_members))
+
+
+def plan_without_pool(view: ClusterView, since: datetime, policy: ClusterPolicy) -> tuple[ClusterAction, ...]:
+    """Return the end of a cluster whose pool is not configured, at the latest `NO_POOL_S` after `since`.
+
+    Its pool gets no worker and keeps none, so the cluster would wait for nodes without end.
+    """
+    row = view.row
+    if row.status is ClusterStatus.DELETING or row.delete_requested_at is not None:
+        return plan(view, policy)
+    if (view.now - since).total_seconds() < NO_POOL_S:
+        return ()
+    why = f"{row.pool} is no cluster pool of the orchestrator"
+    return (Fail(row.status, FailureCode.POOL_REMOVED, why),)
 
 
 def is_moving(view: ClusterView) -> bool:
@@ -101,8 +117,8 @@ def _member_steps(facts: ClusterFacts) -> list[OnMember]:
 def _requested(facts: ClusterFacts) -> Step:
     row, policy = facts.row, facts.policy
     leaving = [one for member in facts.live if (one := cluster_members.leave(member, facts, 0)) is not None]
-    wanted = row.nodes or facts.for_tasks
-    if leaving or facts.live or not wanted:
+    wanted = max(row.nodes, facts.for_tasks)
+    if leaving or facts.live or not wanted or not (row.min_nodes or row.demand.tasks):
         return None, leaving
     why = f"for {counted(row.demand.tasks, 'task')}" if row.demand.tasks else "nodes were asked for"
     return Allocate(wanted, policy.allocate_s, why), []
@@ -111,12 +127,12 @@ def _requested(facts: ClusterFacts) -> Step:
 def _allocating(facts: ClusterFacts) -> Step:
     row = facts.row
     steps: list[OnMember] = [*cluster_members.joins(facts), *_member_steps(facts)]
-    if len(facts.kept) >= row.nodes:
+    if row.nodes and len(facts.kept) >= row.nodes:
         fields = {"waiting_for": "Slurm on all nodes", "deadline_s": facts.policy.deploy_s}
         return MoveCluster(row.status, ClusterStatus.DEPLOYING, "every node is promoted", fields), steps
-    if row.smoke_at is not None and not row.min_nodes and not row.demand.tasks:  # it had been released before
+    if not row.nodes or not (row.min_nodes or row.demand.tasks):
         fields = {"nodes": 0, **NOTHING}
-        return MoveCluster(row.status, ClusterStatus.REQUESTED, "its tasks have gone", fields), steps
+        return MoveCluster(row.status, ClusterStatus.REQUESTED, "no task needs its nodes", fields), steps
     if is_overdue(facts):
         why = f"{len(facts.kept)} of {counted(row.nodes, 'node')} were promoted in time"
         return Fail(row.status, FailureCode.ALLOCATION_TIMEOUT, why), steps
@@ -189,17 +205,21 @@ def _deleting(facts: ClusterFacts) -> Step:
 
 
 def _departures(facts: ClusterFacts) -> list[OnMember]:
-    """Let running jobs end within `delete_s`. Without slurmctld, no node drains, and the bound ends the wait."""
-    controller, bound_s = facts.controller, facts.policy.delete_s
+    """Let running jobs end within `delete_s`. Without slurmctld, no node drains, and the bound ends the wait.
+
+    A node is not given up before it is known whether slurmctld can drain it, as after a change of leadership.
+    """
+    controller, bound_s, slurmctld = facts.controller, facts.policy.delete_s, facts.slurmctld
     steps: list[OnMember | None] = []
-    is_up = facts.slurmctld is DaemonState.UP
+    is_late = (facts.now - facts.row.status_since).total_seconds() >= bound_s  # slurmctld may answer, and drain nothing
+    may_drain = slurmctld is not DaemonState.DOWN and not is_late
     for member in facts.live:
-        is_able = is_up and member.status is MemberStatus.READY and facts.lost(member) is None
-        if controller is not None and is_able:
+        if controller is not None and may_drain and member.status is MemberStatus.READY and facts.lost(member) is None:
+            is_free = slurmctld is DaemonState.UP and facts.is_free(member.worker_id)
             drain = DrainNode(member.worker_id, controller.worker_id, "the cluster is deleted")
-            steps.append(drain if facts.is_free(member.worker_id) else None)
+            steps.append(drain if is_free else None)
         elif member is not controller or len(facts.live) == 1:
-            steps.append(cluster_members.leave(member, facts, bound_s))
+            steps.append(cluster_members.leave(member, facts, 0 if is_late else bound_s))
     return [one for one in steps if one is not None]
 
 

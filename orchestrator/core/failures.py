@@ -360,6 +360,11 @@ class FailureCode(Explained):
         OPERATOR, "the cluster fails, and all its workers end",
         "correct what cluster explain names: the pool in POOLS_FILE, or RUNPOD_WORKER_IMAGE",
         Blames.NOTHING)
+    POOL_REMOVED = "POOL_REMOVED", FailureRow(
+        "The pool of a cluster is no longer a cluster pool in POOLS_FILE.",
+        OPERATOR, "the cluster fails, and its workers end",
+        "put the pool back into POOLS_FILE, and create a cluster with another name",
+        Blames.NOTHING)
     CONNECTION_LOST = "CONNECTION_LOST", FailureRow(
         "The SSH connection broke again and again in the middle of a stage.",
         PROVIDER, "bring-up begins again until the stage's deadline, then: terminate, respawn", MORE,

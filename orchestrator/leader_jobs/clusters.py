@@ -12,12 +12,14 @@ from statistics import median
 
 import structlog
 
+from orchestrator.clusters import configuration
 from orchestrator.clusters.execute import ROWS_ONLY, Calls, ClusterExecutor
 from orchestrator.clusters.node import NodeFailed
 from orchestrator.clusters.operations import outcomes
 from orchestrator.clusters.probing import Prober
 from orchestrator.core import clusters
 from orchestrator.core.cluster_actions import ClusterAction, Configure, Reconfigure, Smoke
+from orchestrator.core.cluster_details import own_detail
 from orchestrator.core.cluster_rows import ClusterReport, ClusterRow
 from orchestrator.core.cluster_states import LIVE_MEMBER, MemberStatus, OperationStatus
 from orchestrator.core.cluster_view import ClusterPolicy, ClusterView
@@ -26,8 +28,10 @@ from orchestrator.ports.clusters import ClusterRows
 
 TICK_S = 1.0  # of the timer
 STEADY_S, MOVING_S = 5.0, 1.0  # between two steps, and while a cluster changes
+REST_S = 60.0  # without a cluster pool and without a cluster
 PROBE_S, MOVING_PROBE_S = 10.0, 2.0  # between two probes of a member
 CANCEL_S = 2.0  # for cancelled calls to end
+ENDING = ClusterPolicy(configuration.conf_sha)  # of clusters without a pool
 log = structlog.get_logger()
 
 
@@ -41,63 +45,91 @@ class Clusters:
         executor: ClusterExecutor,
         policies: Mapping[str, ClusterPolicy],
     ) -> None:
-        """`policies`: by pool. A cluster of a pool that is not configured as one is left alone."""
+        """`policies`: by pool. A cluster of a pool that is not configured as one fails soon."""
         self._rows, self._prober, self._executor, self._policies = rows, prober, executor, policies
         self._running: dict[str, asyncio.Task[None]] = {}  # by worker id, for a smoke job also by the cluster's id
-        self._failures: Counter[str] = Counter()  # in a row, by worker or cluster id
+        self._failures: Counter[str] = Counter()  # in a row, by worker or cluster id, or of a cluster's plan
         self._retry_at: dict[str, datetime] = {}
+        self._without_pool: dict[str, datetime] = {}  # cluster id -> since when this leader sees it without its pool
         self._next_s = 0.0  # on the loop's clock
+        self._term: int | None = None  # of the running step; None once this process no longer leads
 
     async def step(self, term: int) -> None:
         """Continue every cluster. Raises PortError if the rows cannot be read."""
         if asyncio.get_running_loop().time() < self._next_s:
             return
+        self._term = term
         report = await self._rows.report()
         self._prober.set_clock(report.now)
         if report.clusters:
             await self._rows.sweep(term)
         self._forget_others(report)
-        moving = [await self._advance(term, row, report.now) for row in report.clusters if row.pool in self._policies]
-        self._next_s = asyncio.get_running_loop().time() + (MOVING_S if any(moving) else STEADY_S)
+        moving = [await self._advance(term, row, report.now) for row in report.clusters]
+        steady_s = STEADY_S if self._policies or report.clusters else REST_S
+        self._next_s = asyncio.get_running_loop().time() + (MOVING_S if any(moving) else steady_s)
 
     async def stop(self) -> None:
-        """Cancel everything, and forget it: this process no longer leads."""
+        """Cancel everything, and forget it: this process no longer leads. A running step begins nothing more."""
+        self._term = None
         tasks = list(set(self._running.values()))
         for task in tasks:
             task.cancel()
         self._running.clear()
         self._failures.clear()
         self._retry_at.clear()
+        self._without_pool.clear()
         await self._prober.stop()
         if tasks:
             await asyncio.wait(tasks, timeout=CANCEL_S)
 
     async def _advance(self, term: int, row: ClusterRow, now: datetime) -> bool:
-        """Carry out the plan of one cluster. Return whether it changes. One cluster's refused row harms only itself."""
-        in_flight = frozenset(self._running)
-        view = ClusterView(row, now, self._prober.observed, in_flight, self._retry_at, _usual_price(row))
-        is_moving = clusters.is_moving(view)
-        self._prober.begin(row, in_flight, MOVING_PROBE_S if is_moving else PROBE_S)
+        """Carry out the plan of one cluster. Return whether it changes. Whatever is wrong with it harms only itself."""
+        paused_until = self._retry_at.get(_plan_of(row))
+        if self._term != term or (paused_until is not None and now < paused_until):
+            return False
         try:
-            for ended in outcomes(row):
-                await self._end(term, ended.operation.id, ended.operation.status, ended.error)
-            for action in clusters.plan(view, self._policies[row.pool]):
-                await self._start(term, row, action)
+            is_moving = await self._carry_out(term, row, now)
         except (NotLeader, LostRace):
             raise
         except PortError as error:
             log.warning("cluster_delayed", cluster=row.id, error=f"{type(error).__name__}: {error}")
+            return True
+        except Exception:  # a row that a user changed, or a bug: the other clusters continue
+            pause_s = self._pause(_plan_of(row))
+            log.exception("cluster_plan_failed", cluster=row.id, retry_s=pause_s)
+            return False
+        self._succeeded(_plan_of(row))
         return is_moving
+
+    async def _carry_out(self, term: int, row: ClusterRow, now: datetime) -> bool:
+        in_flight = frozenset(self._running)
+        view = ClusterView(row, now, self._prober.observed, in_flight, self._retry_at, _usual_price(row))
+        is_moving = clusters.is_moving(view)
+        self._prober.begin(row, in_flight, MOVING_PROBE_S if is_moving else PROBE_S)
+        for ended in outcomes(row):
+            await self._end(term, ended.operation.id, ended.operation.status, ended.error)
+        for action in self._plan(view):
+            await self._start(term, row, action)
+        return is_moving
+
+    def _plan(self, view: ClusterView) -> tuple[ClusterAction, ...]:
+        row, policy = view.row, self._policies.get(view.row.pool)
+        if policy is not None:
+            return clusters.plan(view, policy)
+        since = self._without_pool.setdefault(row.id, view.now)
+        return clusters.plan_without_pool(view, since, ENDING)
 
     async def _start(self, term: int, row: ClusterRow, action: ClusterAction) -> None:
         if isinstance(action, ROWS_ONLY):
             await self._executor.write(term, row, action)
             return
         operation_id = getattr(action, "operation_id", None)
-        accepted = [OperationStatus.ACCEPTED]
+        waiting = [OperationStatus.ACCEPTED, OperationStatus.DISPATCHED]  # the second: by a leader that is gone
         if operation_id is not None and not await self._rows.move_operation(
-            term, operation_id, accepted, OperationStatus.DISPATCHED
+            term, operation_id, waiting, OperationStatus.DISPATCHED
         ):
+            return
+        if self._term != term:  # stopped meanwhile
             return
         self._prober.forget(action.worker_id)
         kind = type(action).__name__
@@ -107,6 +139,9 @@ class Clusters:
         task.add_done_callback(lambda done: self._ended(keys, done))
 
     def _ended(self, keys: list[str], done: asyncio.Task[None]) -> None:
+        if not done.cancelled() and (crashed := done.exception()) is not None:  # a bug: it stays in the log, and pauses
+            pause_s = self._pause(keys[-1])
+            log.error("cluster_action_crashed", exc_info=crashed, action=done.get_name(), retry_s=pause_s)
         for key in keys:
             if self._running.get(key) is done:
                 del self._running[key]
@@ -118,22 +153,30 @@ class Clusters:
         error: str | None = None
         try:
             await self._executor.call(term, row, action)
-            self._failures.pop(key, None)
-            self._retry_at.pop(key, None)
+            self._succeeded(key)
         except (NotLeader, LostRace) as superseded:
             log.info("cluster_action_superseded", cluster=row.id, worker=action.worker_id, error=str(superseded))
             return
         except (PortError, NodeFailed) as failed:
             error = f"{type(failed).__name__}: {failed}" if isinstance(failed, PortError) else str(failed)
-            self._failures[key] += 1
-            pause_s = clusters.backoff_s(self._failures[key])
-            self._retry_at[key] = self._prober.now() + timedelta(seconds=pause_s)
+            pause_s = self._pause(key)
             facts = {"cluster": row.id, "worker": action.worker_id, "action": type(action).__name__, "error": error}
             log.warning("cluster_action_failed", message=f"cluster {row.id}: {error}", retry_s=pause_s, **facts)
         try:
             await self._tell(term, row, action, error)
         except PortError as unwritten:
             log.warning("cluster_delayed", cluster=row.id, error=f"{type(unwritten).__name__}: {unwritten}")
+
+    def _pause(self, key: str) -> float:
+        """Begin the pause after one more failure in a row. Return its length in seconds."""
+        self._failures[key] += 1
+        pause_s = clusters.backoff_s(self._failures[key])
+        self._retry_at[key] = self._prober.now() + timedelta(seconds=pause_s)
+        return pause_s
+
+    def _succeeded(self, key: str) -> None:
+        self._failures.pop(key, None)
+        self._retry_at.pop(key, None)
 
     async def _tell(self, term: int, row: ClusterRow, action: Calls, error: str | None) -> None:
         """Record how an operation's call ended, and what a member or the smoke job says is wrong."""
@@ -147,7 +190,7 @@ class Clusters:
             return
         member = next((one for one in row.members if one.worker_id == action.worker_id), None)
         if member is not None and member.status in LIVE_MEMBER - {MemberStatus.DRAINING}:
-            detail = {**member.adapter_detail, "error": error[:1000]}
+            detail = own_detail(member) | {"error": error[:1000]}
             await self._rows.move_member(
                 term, row.id, member.worker_id, [member.status], None, "its call failed", adapter_detail=detail
             )
@@ -162,11 +205,17 @@ class Clusters:
 
     def _forget_others(self, report: ClusterReport) -> None:
         live = [m.worker_id for row in report.clusters for m in row.members if m.status in LIVE_MEMBER]
-        known = frozenset(live) | {row.id for row in report.clusters}
+        known = frozenset(live) | {key for row in report.clusters for key in (row.id, _plan_of(row))}
         self._prober.keep(frozenset(live))
         for key in self._failures.keys() - known:
             del self._failures[key]
+        self._without_pool = {key: at for key, at in self._without_pool.items() if key in known}
         self._retry_at = {key: at for key, at in self._retry_at.items() if key in known}
+
+
+def _plan_of(row: ClusterRow) -> str:
+    """Return the key of the pause after a plan that failed. No worker and no cluster has such an id."""
+    return f"plan of {row.id}"
 
 
 def _usual_price(row: ClusterRow) -> float | None:

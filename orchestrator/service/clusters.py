@@ -17,11 +17,9 @@ from orchestrator.wiring import login_secret_of
 BOOTS = 2  # bring-ups in a row for which a new cluster waits: one may fail and be repeated
 
 
-def clusters_of(settings: Settings, policy: Policy, adapters: Adapters, latest: Latest) -> Clusters | None:
-    """Return the clusters of a leader. None if no pool is a cluster."""
+def clusters_of(settings: Settings, policy: Policy, adapters: Adapters, latest: Latest) -> Clusters:
+    """Return the clusters of a leader. It also ends clusters whose pool was removed, so it needs no cluster pool."""
     pools = [pool for pool in policy.pools if pool.kind is PoolKind.CLUSTER]
-    if not pools:
-        return None
     secret = login_secret_of(settings)
     managed = " ".join(policy.public_key.split()[:2]) or None
 

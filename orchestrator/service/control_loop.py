@@ -93,8 +93,7 @@ async def build_loop(
         try:
             yield daemon, parts
         finally:
-            if clusters:
-                await clusters.stop()
+            await clusters.stop()
 
 
 def _pod_operations(
@@ -128,17 +127,16 @@ def _hooks(
     adapters: Adapters,
     parts: Parts,
     watch: StoreWatch,
-    clusters: Clusters | None,
+    clusters: Clusters,
 ) -> Hooks:
     conditions, jobs = jobs_of(settings, policy, adapters, parts.metrics, watch)
-    if clusters:
-        jobs = (*jobs, LeaderJob("clusters", TICK_S, clusters.step))
+    jobs = (*jobs, LeaderJob("clusters", TICK_S, clusters.step))
     parts.on_lead.append(lambda _leads: conditions.forget())
 
     async def lead(leads: bool) -> None:
         for callback in parts.on_lead:
             callback(leads)
-        if clusters and not leads:
+        if not leads:
             await clusters.stop()
         await adapters.lead(leads)
 

@@ -183,3 +183,25 @@ async def test_without_a_cluster_the_task_is_released(rig: Rig, orchestrator: Or
         assert not orchestrator.failures
     finally:
         await asyncio.to_thread(pod.stop, grace_s=0)
+
+
+async def test_a_cluster_of_one_node_runs_jobs_and_a_larger_job_waits_for_more_nodes(
+    rig: Rig, orchestrator: Orchestrator
+) -> None:
+    """The cluster grows for it, and a lost node is replaced: neither uses up the attempts of the task."""
+    member = await rig.add()
+    await rig.deploy()
+    pod = Pod(member.home, orchestrator, env={**environment(), "HOME": str(member.home)})
+    await asyncio.to_thread(pod.start, {"train": "slurm"}, heartbeat_s=0.1)
+    try:
+        orchestrator.submit("one", "train", {"command": ["true"]})
+        await asyncio.to_thread(orchestrator.completion, "one")
+        orchestrator.submit("two", "train", {"command": ["true"], "nodes": 2})
+        await asyncio.to_thread(orchestrator.until, lambda: "1 of 2" in str(orchestrator.calls_of("worker_heartbeat")))
+        await rig.add()
+        await rig.deploy()
+        result = (await asyncio.to_thread(orchestrator.completion, "two"))["p_result_data"]
+        assert result["slurm"]["state"] == "COMPLETED"
+        assert not orchestrator.failures
+    finally:
+        await asyncio.to_thread(pod.stop, grace_s=0)

@@ -98,6 +98,7 @@ def test_a_whole_answer_becomes_a_reading() -> None:
         ("hostname=pod-1.example", "hostname=$(reboot)", {"hostname": None}),
         ("cpus=16", "cpus=0x10", {"cpus": None}),
         ("slurmctld=12 90050", "slurmctld=12 9005000", {"slurmctld_started_at": None}),
+        ("uptime=1000.50", "uptime=999999999999", {"slurmctld_started_at": None}),  # before the year 1
         ("end=\n", "end=", {"agent_log_tail": None}),  # half a line
     ],
 )

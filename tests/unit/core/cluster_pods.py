@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 
 from orchestrator.core import cluster_actions as act
 from orchestrator.core.cluster_addresses import FabricAddress
 from orchestrator.core.cluster_readings import UNREACHED, DaemonState, Observed, Reading
 from orchestrator.core.cluster_view import Configuration
+
+LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def sha_of(configuration: Configuration) -> str:
@@ -67,6 +69,7 @@ def reading_of(pod: Pod, states: Mapping[str, str] | None, *, is_controller: boo
         node_states=states,
         conf_sha=sha_of(pod.configuration) if pod.configuration else "",
         slurmctld_pid=4_711 if is_controller and pod.slurmctld else None,
+        slurmctld_started_at=LONG_AGO if is_controller and pod.slurmctld else None,
         fabric_addr=FabricAddress(pod.ip),
         hostname="c0ffee",
         slurm_installed=pod.installed,

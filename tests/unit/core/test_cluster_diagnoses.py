@@ -10,7 +10,8 @@ import pytest
 from orchestrator.core.cluster_addresses import FabricAddress, NodeName, Transport
 from orchestrator.core.cluster_diagnoses import Diagnosis, diagnose
 from orchestrator.core.cluster_rows import ClusterRow, NodeTask
-from orchestrator.core.cluster_states import ClusterStatus, NodeTaskKind, NodeTaskStatus, NodeTaskVia
+from orchestrator.core.cluster_states import ClusterStatus, MemberRole, NodeTaskKind, NodeTaskStatus, NodeTaskVia
+from tests.unit.core import cluster_rows as rows
 from tests.unit.core.cluster_world import World, tasks
 
 
@@ -123,3 +124,11 @@ def test_a_node_name_is_the_workers_id_as_slurm_can_read_it() -> None:
     assert NodeName.of_worker("gpu-20261125_101112-0a1b2c3d").text == "gpu-20261125-101112-0a1b2c3d"
     for text in ("a b", "gpu[1-9]", "", "-x", "a" * 64, "GPU"):
         assert NodeName.of(text) is None
+
+
+@pytest.mark.parametrize("name", ["agent_codes", "cut_peers", "clock_skew_s", "slurmd_state", "slurmctld_pid"])
+@pytest.mark.parametrize("value", [7, True, 10**400, float("nan"), "x", {"a": 1}, [[1]], None])
+def test_a_detail_of_another_type_breaks_no_page(name: str, value: object) -> None:
+    """A user may have written it; a page shows the other clusters too."""
+    row = rows.cluster(members=(rows.member(1, role=MemberRole.CONTROLLER, adapter_detail={name: value}),))
+    diagnose(row, rows.NOW)

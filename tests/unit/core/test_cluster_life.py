@@ -69,7 +69,7 @@ def test_without_every_node_at_the_deadline_the_cluster_fails_and_all_is_release
 
 
 def test_a_cluster_that_cannot_be_deployed_fails_at_its_deadline() -> None:
-    world = World(2)
+    world = World(2, min_nodes=2)
     world.reads = lambda reading: replace(reading, munge_ok=False) if reading.reached else reading
     world.until(ClusterStatus.FAILED, within_s=1_200)
     assert (world.row.failure_code, world.row.reason) == ("DEPLOY_TIMEOUT", "only 0 of 2 nodes are ready")
@@ -78,7 +78,7 @@ def test_a_cluster_that_cannot_be_deployed_fails_at_its_deadline() -> None:
 
 
 def test_an_image_without_slurm_fails_the_cluster_at_once() -> None:
-    world = World(2)
+    world = World(2, min_nodes=2)
     world.installed = False
     world.until(ClusterStatus.FAILED, within_s=300)
     assert world.row.failure_code == "SLURM_MISSING"
@@ -87,7 +87,7 @@ def test_an_image_without_slurm_fails_the_cluster_at_once() -> None:
 
 
 def test_slurm_is_installed_if_the_pool_allows_it() -> None:
-    world = World(2, install_slurm=True)
+    world = World(2, min_nodes=2, install_slurm=True)
     world.installed = False
     world.until(RUNNING)
     assert all(one.install for one in world.told if isinstance(one, act.Configure))
@@ -312,3 +312,147 @@ def test_fifty_members_survive_losses_slow_probes_unknown_readings_and_other_lea
     assert len(world.live_workers) == 50
     world.change(delete_requested_at=world.now)
     world.until(ClusterStatus.DELETED, within_s=1_500)
+
+
+def test_nodes_that_no_task_needs_are_not_rented() -> None:
+    """`create --min-nodes 0` rents its nodes when a task is ready, and all of the nodes that were asked for."""
+    world = World(3)
+    world.run(300)
+    assert (world.row.status, world.row.nodes, world.live_workers) == (REQUESTED, 3, [])
+    world.change(demand=tasks(1))
+    world.until(RUNNING)
+    assert len(world.of(MemberStatus.READY)) == 3
+
+
+def test_the_first_nodes_are_enough_for_the_task_that_waits() -> None:
+    world = World(1)
+    world.change(demand=tasks(3))
+    world.until(ClusterStatus.ALLOCATING)
+    assert world.row.nodes == 3
+
+
+def test_an_operator_who_asks_for_no_node_gets_no_node() -> None:
+    """Whatever the state: none is kept, and the next task starts nodes again."""
+    world = running(2)
+    world.change(demand=NONE, nodes=0)
+    world.until(REQUESTED, within_s=60)
+    world.run(180)
+    assert not world.live_workers
+    world.change(demand=tasks(1))
+    world.until(ClusterStatus.ALLOCATING, within_s=60)
+    world.change(demand=NONE, nodes=0)
+    world.until(REQUESTED, within_s=60)
+    world.run(180)
+    assert not world.live_workers
+
+
+def test_a_job_ends_before_the_last_node_is_released() -> None:
+    world = running(2)
+    for pod in world.pods.values():
+        pod.busy = True
+    world.change(demand=NONE, nodes=0)
+    world.run(300)
+    assert world.row.status is RUNNING
+    for pod in world.pods.values():
+        pod.busy = False
+    world.until(REQUESTED, within_s=120)
+
+
+def test_a_cluster_whose_nodes_do_not_drain_is_deleted_after_the_bound() -> None:
+    """Its slurmctld answers, and refuses every drain."""
+    world = running(2)
+    fails = world._carry_out
+    world._carry_out = lambda action: not isinstance(action, act.DrainNode) and fails(action)  # type: ignore[method-assign]
+    world.change(delete_requested_at=world.now)
+    world.until(ClusterStatus.DELETED, within_s=world.policy.delete_s + 300)
+    assert not world.live_workers
+
+
+def test_another_leader_deletes_as_quickly_as_the_first() -> None:
+    """It has seen nothing yet: a node that it does not drain would be waited for until the bound."""
+    world = running(3)
+    world.change(delete_requested_at=world.now)
+    world.until(ClusterStatus.DELETING, within_s=10)
+    world.slow_s = 30
+    world.another_leader()
+    world.until(ClusterStatus.DELETED, within_s=world.policy.delete_s / 2)
+
+
+def test_a_node_that_slurm_drained_by_itself_does_not_stay_ready() -> None:
+    """As after a job that it could not kill: a job over all nodes would wait for it without end."""
+    world = running(2, min_nodes=2)
+    other = next(name for name in world.members if name != world.controller)
+    world.pods[world.controller].drained.add(world.members[other].node_name)
+    world.lost.add(other)
+    world.run(60)
+    assert other in world.of(MemberStatus.RECONCILING)
+    world.run(1_200)
+    assert len(world.of(MemberStatus.READY)) == 2
+
+
+def test_a_node_that_the_tasks_need_is_not_drained_by_a_smaller_size() -> None:
+    """It would be replaced at once, by a node that costs money and is not ready."""
+    world = running(3)
+    world.change(demand=tasks(3), nodes=1)
+    world.run(120)
+    assert world.row.nodes == 3
+    assert len(world.members) == 3
+    assert not any(isinstance(one, act.DrainNode) for one in world.told)
+
+
+def draining(world: World) -> str:
+    """A member that drains while a job runs on all nodes."""
+    for pod in world.pods.values():
+        pod.busy = True
+    name = next(name for name in world.members if name != world.controller)
+    world.ask(operation(world, 1, OperationKind.DRAIN, name))
+    world.run(60)
+    assert world.of(MemberStatus.DRAINING) == [name]
+    return name
+
+
+def test_a_node_that_looks_drained_after_a_start_of_slurmctld_is_not_removed() -> None:
+    """For some seconds, Slurm does not know the node's running job. Its end would be the job's end."""
+    world = running(2, min_nodes=2)
+    name = draining(world)
+    started_at = world.now
+    drained = {world.members[name].node_name: "drained"}
+
+    def restarted(reading: Reading) -> Reading:
+        if (world.now - started_at).total_seconds() > 15 or reading.node_states is None:
+            return reading
+        again = started_at if reading.slurmctld_pid else None
+        return replace(reading, node_states={**reading.node_states, **drained}, slurmctld_started_at=again)
+
+    world.reads = restarted
+    world.run(15)
+    assert world.of(MemberStatus.DRAINING) == [name]
+    world.run(60)
+    world.pods[name].busy = False
+    world.run(120)
+    assert world.members[name].status is MemberStatus.REMOVED
+
+
+def test_a_draining_node_drains_on_under_another_controller() -> None:
+    """The new slurmctld knows nothing of it, and would give it new jobs for a day."""
+    world = running(3, min_nodes=3)
+    name = draining(world)
+    world.kill(world.controller)
+    for pod in world.pods.values():
+        pod.busy = False
+    world.run(900)
+    assert world.members[name].status is MemberStatus.REMOVED
+
+
+def test_a_new_controller_is_not_ready_before_its_slurmctld_runs() -> None:
+    """A ready controller claims tasks; it would submit them to the slurmctld of the lost one."""
+    world = running(2, min_nodes=2)
+    lost = world.controller
+    world.kill(lost)
+    world.pods[lost].slurmctld = False
+    for _ in range(300):
+        world.run(5)
+        heads = [name for name in world._controllers() if name != lost]
+        assert all(world.pods[one].slurmctld for one in heads if one in world.of(MemberStatus.READY))
+    assert heads
+    assert world.row.status is RUNNING

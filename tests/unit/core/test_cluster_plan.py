@@ -113,7 +113,7 @@ def test_an_ended_cluster_ends_its_members_and_nothing_else(world: World) -> Non
 
 
 def test_only_ready_workers_join_and_only_as_many_as_are_wanted() -> None:
-    world = World(2)
+    world = World(2, min_nodes=2)
     world.until(ClusterStatus.ALLOCATING)
     view = world.view()
     worker = member_worker(build.worker("gpu-1", cluster="train"))
