@@ -99,9 +99,9 @@ class ClusterFacts:
 
     @cached_property
     def for_tasks(self) -> int:
-        """Return the number of nodes that the tasks need, within the cluster's limits."""
+        """Return the number of nodes that the largest task needs, within the limits: a cluster runs one at a time."""
         row = self.row
-        wanted = max(row.demand.nodes, row.demand.largest, row.min_nodes)
+        wanted = max(row.demand.largest, row.min_nodes)
         return max(row.min_nodes, min(wanted, row.max_nodes, self.policy.max_nodes))
 
     @cached_property

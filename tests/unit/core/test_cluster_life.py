@@ -170,7 +170,7 @@ def test_a_cluster_whose_pods_all_died_at_once_is_replaced() -> None:
 
 def test_nodes_follow_the_tasks() -> None:
     world = running(2)
-    world.change(demand=tasks(2, 2))
+    world.change(demand=tasks(2, 4, 1))
     world.run(600)
     assert len(world.of(MemberStatus.READY)) == 4
     world.change(demand=tasks(1))
