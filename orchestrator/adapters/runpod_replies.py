@@ -77,16 +77,15 @@ def pod(record: object) -> Pod | None:
     """
     fields = an_object(record, "pod")
     env = fields.get("env")
-    if known(text, inner(fields, "cluster"), "id") is not None:  # of a cluster that RunPod itself runs: never ours
-        member_id = known(text, fields, "id")
-        return None if member_id is None else _opaque(member_id, fields)
     if isinstance(env, dict) and FLEET_VARIABLE not in env:
         foreign_id = known(text, fields, "id")
         return None if foreign_id is None else _opaque(foreign_id, fields)
     pod_id = text(fields, "id")
     if not isinstance(env, dict) and known(text, fields, "name") is None:
         raise Malformed("env")  # without a name too, the record may not be a pod at all
-    if not isinstance(env, dict) or not all(_readable(env, name) for name in IDENTITY):
+    # A member of a cluster that RunPod itself runs is no pod of ours, and only its cluster can be deleted.
+    is_member = known(text, inner(fields, "cluster"), "id") is not None
+    if is_member or not isinstance(env, dict) or not all(_readable(env, name) for name in IDENTITY):
         return _opaque(pod_id, fields, owner_unknown=True)
     return _own(pod_id, env, fields)
 

@@ -86,7 +86,8 @@ async def _catalogue(settings: "Settings") -> "tuple[dict[str, float], Stock]":
     cloud = wiring.open_cloud(settings)
     try:
         async with asyncio.timeout(TIMEOUT_S), account(settings.runpod_api_base_url, key.get_secret_value()) as client:
-            prices, stock = await asyncio.gather(cloud.prices(), provider.stock(client, CLOUDS))
+            prices = await cloud.prices()  # first: it tells a rejected key from a provider that does not answer
+            stock = await provider.stock(client, CLOUDS)
     except TimeoutError:
         raise Failure(NO_PROVIDER, why=f"no answer within {TIMEOUT_S:.0f} s") from None
     except ApiAuth as error:

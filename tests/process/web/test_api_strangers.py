@@ -27,7 +27,10 @@ async def test_no_operation_shows_or_changes_anothers(rig: ApiRig, one: Operatio
     task_id = await rig.submit(tenant="other", params={"text": SECRET}, labels=labels, webhook_url=f"https://{SECRET}/")
     worker = await rig.worker()
     before = (await rig.call("GET", f"/tasks/{task_id}")).json()
-    path = one.path.format(task_id=task_id, worker_id=worker.id)
+    cluster = f"c-{task_id[:8]}"
+    await rig.rows.clusters.create(cluster, rig.pool, nodes=1, actor="test")
+    ids = {"task_id": task_id, "worker_id": worker.id, "project": rig.rows.fleet, "app_instance_id": cluster}
+    path = one.path.format(**ids)
     for query in ({}, {"tenant": "other"}, {"label": f"note={SECRET}"}, {"follow": "true"}, {"timeout_s": "0"}):
         for headers in (
             {},

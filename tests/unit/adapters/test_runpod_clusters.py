@@ -22,6 +22,7 @@ def test_only_a_pod_of_a_cluster_pool_asks_for_a_private_network() -> None:
 
 
 def test_a_pod_of_runpods_own_cluster_is_never_ours_even_if_its_environment_says_so() -> None:
+    """If the record is wrong, a pod of ours is neither deleted nor gone."""
     env = {"ORCHESTRATOR_FLEET_ID": "prod", "ORCHESTRATOR_WORKER_ID": "gpu-1"}
     record = {"id": "abc", "name": "gpu-1", "status": "RUNNING", "env": env}
     ours = pod(record)
@@ -29,7 +30,7 @@ def test_a_pod_of_runpods_own_cluster_is_never_ours_even_if_its_environment_says
     assert ours is not None
     assert theirs is not None
     assert (ours.fleet_id, ours.worker_id) == ("prod", "gpu-1")
-    assert (theirs.fleet_id, theirs.worker_id, theirs.owner_unknown) == (None, None, False)
+    assert (theirs.fleet_id, theirs.worker_id, theirs.owner_unknown) == (None, None, True)
 
 
 def test_an_unreadable_cluster_makes_no_pod_of_ours_somebody_elses() -> None:
