@@ -189,16 +189,23 @@ def _deleting(facts: ClusterFacts) -> Step:
 
 
 def _departures(facts: ClusterFacts) -> list[OnMember]:
-    """Let running jobs end within `delete_s`. Without slurmctld, no node drains, and the bound ends the wait."""
+    """Let running jobs end within `delete_s`. Without slurmctld, no node drains, and the bound ends the wait.
+
+    While it is not known whether slurmctld answers, as before a new leader's first reading, ready members wait.
+    """
     controller, bound_s = facts.controller, facts.policy.delete_s
     steps: list[OnMember | None] = []
     is_up = facts.slurmctld is DaemonState.UP
+    is_early = (facts.now - facts.row.status_since).total_seconds() < bound_s / 2
+    is_near = controller is not None and facts.unreached_s(controller.worker_id) < facts.policy.lost_s
+    waits = facts.slurmctld is None and is_early and is_near
     for member in facts.live:
-        is_able = is_up and member.status is MemberStatus.READY and facts.lost(member) is None
+        is_sound = member.status is MemberStatus.READY and facts.lost(member) is None
+        is_able = is_up and is_sound
         if controller is not None and is_able:
             drain = DrainNode(member.worker_id, controller.worker_id, "the cluster is deleted")
             steps.append(drain if facts.is_free(member.worker_id) else None)
-        elif member is not controller or len(facts.live) == 1:
+        elif not (waits and is_sound) and (member is not controller or len(facts.live) == 1):
             steps.append(cluster_members.leave(member, facts, bound_s))
     return [one for one in steps if one is not None]
 

@@ -57,6 +57,22 @@ def test_a_running_job_may_end_before_its_node_is_deleted() -> None:
     world.until(ClusterStatus.DELETED)
 
 
+def test_a_delete_before_the_first_reading_waits_for_it_and_drains() -> None:
+    world = running(3)
+    world.another_leader()  # it has read nothing yet
+    world.change(delete_requested_at=world.now)
+    world.slow_s = 10
+    world.until(ClusterStatus.DELETED, within_s=300)  # idle nodes do not wait for the bound of running jobs
+
+
+def test_a_delete_without_any_reading_ends_too() -> None:
+    world = running(3)
+    world.reads = lambda _: Reading()
+    world.another_leader()
+    world.change(delete_requested_at=world.now)
+    world.until(ClusterStatus.DELETED, within_s=1_700)
+
+
 def test_without_every_node_at_the_deadline_the_cluster_fails_and_all_is_released() -> None:
     world = World(4)
     world.capacity = 2
