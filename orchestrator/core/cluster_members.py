@@ -11,6 +11,7 @@ running action. A member that stays reconciling although it is reached is replac
 
 from orchestrator.core.cluster_actions import (
     Configure,
+    DrainNode,
     Join,
     MoveMember,
     OnMember,
@@ -23,7 +24,15 @@ from orchestrator.core.cluster_actions import (
 from orchestrator.core.cluster_addresses import NodeName
 from orchestrator.core.cluster_details import addresses, detail_of, detail_update, moved_address
 from orchestrator.core.cluster_facts import ClusterFacts
-from orchestrator.core.cluster_readings import NO_CONFIGURATION, DaemonState, Reading, is_drained, is_silent, is_up
+from orchestrator.core.cluster_readings import (
+    NO_CONFIGURATION,
+    DaemonState,
+    Reading,
+    is_drained,
+    is_silent,
+    is_up,
+    takes_jobs,
+)
 from orchestrator.core.cluster_rows import MemberRow
 from orchestrator.core.cluster_states import ClusterStatus, MemberRole, MemberStatus
 from orchestrator.core.cluster_view import Configuration
@@ -199,7 +208,10 @@ def _unfit(reading: Reading, facts: ClusterFacts) -> str | None:
 
 
 def _draining(member: MemberRow, facts: ClusterFacts, bound_s: float) -> OnMember | None:
-    """Remove a drained member. Its bound ends the wait for its jobs, and another one the wait for its pod."""
+    """Remove a drained member. Its bound ends the wait for its jobs, and another one the wait for its pod.
+
+    A slurmctld without its old state, as on another controller, is told again that the node drains.
+    """
     name, waited_s = member.worker_id, (facts.now - member.status_since).total_seconds()
     is_over = waited_s >= bound_s
     if waited_s >= bound_s + facts.policy.remove_s or (is_over and facts.reading(name) is None):
@@ -207,8 +219,11 @@ def _draining(member: MemberRow, facts: ClusterFacts, bound_s: float) -> OnMembe
         return MoveMember(name, MemberStatus.DRAINING, MemberStatus.REMOVED, why)
     if not facts.is_free(name):
         return None
-    if is_drained(facts.state_of(member)):
+    state, controller = facts.state_of(member), facts.controller
+    if is_drained(state):
         return RemoveNode(name, "no job runs on its node")
+    if not is_over and takes_jobs(state) and controller is not None and waited_s >= facts.policy.fresh_s:
+        return DrainNode(name, controller.worker_id, member.reason or "it leaves")
     return RemoveNode(name, f"still busy after {waited_s:.0f} s") if is_over else None
 
 

@@ -80,6 +80,7 @@ def observe(before: Observed | None, reading: Reading, at: datetime) -> Observed
 
 BUSY = frozenset({"alloc", "allocated", "mix", "mixed", "comp", "completing", "drng", "draining"})
 DRAINED = frozenset({"drain", "drained"})
+LEAVING = DRAINED | {"drng", "draining"}
 UP = frozenset({"idle", "plnd", "planned", "resv", "reserved", "maint"}) | BUSY | DRAINED
 
 
@@ -100,6 +101,11 @@ def is_busy(state: str | None) -> bool:
 def is_drained(state: str | None) -> bool:
     """Whether the node takes no job, and none runs on it."""
     return state is not None and bool(_words(state) & DRAINED) and not is_busy(state)
+
+
+def takes_jobs(state: str | None) -> bool:
+    """Whether slurmctld hears the node, and does not drain it."""
+    return state is not None and is_up(state) and not _words(state) & LEAVING
 
 
 def is_silent(state: str | None) -> bool:

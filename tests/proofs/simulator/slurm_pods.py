@@ -132,7 +132,7 @@ class Rack:
             silent_s = self.now() - head.heard_s.get(name, head.slurmctld.began_s)
             busy = pod.busy_until_s > self.now()
             if silent_s > SLURMD_TIMEOUT_S:
-                found[name] = "down*"
+                found[name] = "drained*" if name in head.drained else "down*"
             elif name not in head.heard_s:
                 found[name] = "unknown"
             elif name in head.drained:

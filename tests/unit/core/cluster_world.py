@@ -288,8 +288,8 @@ class World:
             case act.StartNode() if works:
                 pod.slurmd = True
             case act.DrainNode() if works and head is not None and head.alive and head.slurmctld:
+                head.drained.add(self.members[name].node_name)
                 if self.members[name].status is MemberStatus.READY:
-                    head.drained.add(self.members[name].node_name)
                     self._member(name, MemberStatus.DRAINING, action.why)
             case act.RemoveNode() if works:
                 assert not pod.busy

@@ -57,6 +57,24 @@ def test_a_running_job_may_end_before_its_node_is_deleted() -> None:
     world.until(ClusterStatus.DELETED)
 
 
+def test_a_node_that_drains_is_drained_again_by_a_controller_without_the_old_state() -> None:
+    world = running(3, min_nodes=0)
+    node = next(name for name in world.of(MemberStatus.READY) if name != world.controller)
+    world.pods[node].busy = True
+    operation = MemberOperation(
+        1, "train", node, OperationKind.DRAIN, OperationStatus.ACCEPTED, "ann", None, None, world.now, world.now,
+        world.now + timedelta(days=1),
+    )  # fmt: skip
+    world.ask(operation)
+    world.run(60)
+    assert world.members[node].status is MemberStatus.DRAINING
+    world.kill(world.controller)
+    world.until(DEGRADED, within_s=120)
+    world.pods[node].busy = False
+    world.run(900)
+    assert world.members[node].status is MemberStatus.REMOVED
+
+
 def test_a_delete_before_the_first_reading_waits_for_it_and_drains() -> None:
     world = running(3)
     world.another_leader()  # it has read nothing yet
