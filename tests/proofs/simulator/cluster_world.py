@@ -123,7 +123,7 @@ class LeaderLoop(SimLoop):
 
     def _ended(self, task: Any) -> None:
         error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, PortError | node.NodeFailed | Killed):
+        if error is not None and not isinstance(error, PortError | Killed):
             self._world.broken("crash", f"{task.get_name()} raised {type(error).__name__}: {error}")
 
 
