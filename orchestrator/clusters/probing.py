@@ -1,6 +1,7 @@
 """Reads the members of clusters: one probe of each at a time, in the background, with the newest reading kept."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -40,7 +41,7 @@ class Prober:
         self._gate = asyncio.Semaphore(CONCURRENT_PROBES)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._observed: dict[str, Observed] = {}
-        self._ahead = timedelta()  # the database's clock minus ours
+        self._clock = (datetime.now(UTC), time.monotonic())  # the database's time, and when we learned it
 
     @property
     def observed(self) -> Mapping[str, Observed]:
@@ -48,12 +49,13 @@ class Prober:
         return self._observed
 
     def set_clock(self, now: datetime) -> None:
-        """Take over the database's time. Readings have its time."""
-        self._ahead = now - datetime.now(UTC)
+        """Take over the database's time. Readings have its time, whatever this machine's clock does in between."""
+        self._clock = (now, time.monotonic())
 
     def now(self) -> datetime:
         """Return the database's time, as far as this process knows it."""
-        return datetime.now(UTC) + self._ahead
+        told, at_s = self._clock
+        return told + timedelta(seconds=time.monotonic() - at_s)
 
     def forget(self, worker_id: str) -> None:
         """Forget the reading of a member, and its running probe: an action on it begins."""

@@ -224,7 +224,10 @@ def _unfit(reading: Reading, facts: ClusterFacts) -> str | None:
 
 
 def _draining(member: MemberRow, facts: ClusterFacts, bound_s: float) -> OnMember | None:
-    """Remove a drained member. Its bound ends the wait for its jobs, and another one the wait for its pod."""
+    """Remove a drained member. Its bound ends the wait for its jobs, and another one the wait for its pod.
+
+    A slurmctld without its old state, as on another controller, is told again that the node drains.
+    """
     name, waited_s = member.worker_id, (facts.now - member.status_since).total_seconds()
     is_over = waited_s >= bound_s
     if waited_s >= bound_s + facts.policy.remove_s or (is_over and facts.reading(name) is None):

@@ -61,16 +61,19 @@ def main() -> int:
             law, after = "" if outcome.mutant.has_test else outcome.mutant.law, _after(outcome, "SURVIVED")
             sys.stdout.write(f"{outcome.mutant.name:52s} {law:7s} {after:8s}  {outcome.how[:110]}\n")
             sys.stdout.flush()
-    most = max((outcome.seeds or 0 for outcome in outcomes), default=0)
-    wrong = unmutated(most, options.processes, [mutant.law for mutant in chosen if mutant.has_test])
+    most, of_clusters = (
+        max((outcome.seeds or 0 for outcome in outcomes if outcome.mutant.story == story), default=0)
+        for story in ("fleet", "clusters")
+    )
+    wrong = unmutated(most, of_clusters, options.processes, [mutant.law for mutant in chosen if mutant.has_test])
     outcomes.sort(key=lambda outcome: chosen.index(outcome.mutant))
     took_s, survived = time.monotonic() - began, sum(outcome.seeds is None for outcome in outcomes)
     if options.write:
         (ROOT / "docs" / "mutants.md").write_text(
-            f"{DOC}{report(outcomes, took_s)}\nNot mutated, {most} seeds and these tests break nothing.\n"
+            f"{DOC}{report(outcomes, took_s)}\nNot mutated, {most} seeds, {of_clusters} of clusters, and these tests break nothing.\n"
         )
     sys.stdout.write(f"{len(chosen)} mutants, {survived} survived, in {took_s:.0f} s\n")
-    sys.stdout.write(wrong or f"not mutated, {most} seeds and these tests break nothing\n")
+    sys.stdout.write(wrong or f"not mutated, {most} seeds, {of_clusters} of clusters, and these tests break nothing\n")
     return 1 if survived or wrong else 0
 
 

@@ -22,6 +22,7 @@ class Mutant:
     old: str
     new: str
     function: str = ""  # Class.method, function or SQL function: where the text stands
+    story: str = "fleet"  # of the simulator: "fleet" or "clusters"
 
     @property
     def has_test(self) -> bool:

@@ -47,6 +47,7 @@ def tried(mutant: Mutant, seeds: int) -> MutantResult:
             "0",
             "--laws",
             mutant.law,
+            *(["--clusters"] if mutant.story == "clusters" else []),
         ]
         done = subprocess.run(
             command, cwd=copy, env=os.environ | {"PYTHONPATH": str(copy)}, capture_output=True, text=True,
@@ -83,10 +84,15 @@ def _pytest(root: Path, *tests: str) -> "subprocess.CompletedProcess[str]":
     )  # fmt: skip
 
 
-def unmutated(seeds: int, processes: int, tests: Sequence[str]) -> str | None:
-    """What the code as it is breaks in as many seeds and in these tests; None if nothing."""
+def unmutated(seeds: int, of_clusters: int, processes: int, tests: Sequence[str]) -> str | None:
+    """What the code as it is breaks in as many seeds of each story and in these tests; None if nothing."""
     if tests and (tested := _pytest(ROOT, *tests)).returncode:
         return tested.stdout[-2000:] + tested.stderr[-500:]
-    command = [sys.executable, "-m", "tests.proofs.simulator", "--seeds", str(seeds), "--processes", str(processes)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    return done.stdout[-500:] + done.stderr[-500:] if done.returncode else None
+    command = [sys.executable, "-m", "tests.proofs.simulator", "--processes", str(processes), "--seeds"]
+    for more in ([str(seeds)], [str(of_clusters), "--clusters"]):
+        done = subprocess.run(
+            [*command, *more], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+        if done.returncode:
+            return done.stdout[-500:] + done.stderr[-500:]
+    return None

@@ -9,17 +9,22 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
+from tests.proofs.simulator import clusters
+from tests.proofs.simulator.cluster_world import ClusterWorld
 from tests.proofs.simulator.environment import Outcome, World
 from tests.proofs.simulator.scenario import story
 
 LOT = 16  # seeds for each process at a time
 
 
-def one(seed: int, *, trace: bool = False) -> Outcome:
+def one(seed: int, *, trace: bool = False, clustered: bool = False) -> Outcome:
     """Live through a seed; what it leaves is collected once, at its end, which takes a sixth less time."""
     gc.disable()
     try:
+        if clustered:
+            return ClusterWorld(seed, trace=trace).run(clusters.story)
         return World(seed, trace=trace).run(story)
     finally:
         with warnings.catch_warnings():
@@ -39,9 +44,10 @@ def main() -> int:
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first violation")
     parser.add_argument("--laws", default="", help="stop at a violation of one of these only, as I1 I8")
     parser.add_argument("--minutes", type=float, help="until they are over, however many seeds that is")
+    parser.add_argument("--clusters", action="store_true", help="the life of a Slurm cluster, in place of a fleet's")
     args = parser.parse_args()
     if args.seed is not None:
-        outcome = one(args.seed, trace=args.trace)
+        outcome = one(args.seed, trace=args.trace, clustered=args.clusters)
         for line in outcome.log:
             print(line)
         print(f"seed {args.seed}: {outcome.violation or 'no violation'}")
@@ -50,7 +56,7 @@ def main() -> int:
         return 1 if outcome.violation else 0
     stops_at = None if args.keep_going else args.laws.split()
     seeds = range(args.first, args.first + args.seeds) if args.minutes is None else itertools.count(args.first)
-    return many(_until(seeds, args.minutes), args.processes, stops_at)
+    return many(_until(seeds, args.minutes), args.processes, stops_at, clustered=args.clusters)
 
 
 def _until(seeds: Iterable[int], minutes: float | None) -> Iterator[int]:
@@ -59,26 +65,28 @@ def _until(seeds: Iterable[int], minutes: float | None) -> Iterator[int]:
     return itertools.takewhile(lambda _: end_s is None or time.monotonic() < end_s, seeds)
 
 
-def _outcomes(seeds: Iterator[int], processes: int) -> Iterator[Outcome]:
+def _outcomes(seeds: Iterator[int], processes: int, *, clustered: bool) -> Iterator[Outcome]:
     """Of each seed, in any order; without processes in order, and here."""
+    live = partial(one, clustered=clustered)
     if not processes:
-        yield from map(one, seeds)
+        yield from map(live, seeds)
         return
     with multiprocessing.get_context("fork").Pool(processes) as pool:
         while lot := list(itertools.islice(seeds, LOT * processes)):
-            yield from pool.imap_unordered(one, lot)
+            yield from pool.imap_unordered(live, lot)
 
 
-def many(seeds: Iterator[int], processes: int, stops_at: Sequence[str] | None) -> int:
+def many(seeds: Iterator[int], processes: int, stops_at: Sequence[str] | None, *, clustered: bool = False) -> int:
     """Many seeds, on several processors, up to a violation of one of these laws; of any, if none is named."""
     began, virtual_s, faults, bad, count = time.monotonic(), 0.0, Counter[str](), 0, 0
-    for outcome in _outcomes(seeds, processes):
+    for outcome in _outcomes(seeds, processes, clustered=clustered):
         count += 1
         virtual_s += outcome.virtual_s
         faults.update(outcome.faults)
         if outcome.violation:
             bad += 1
-            print(f"seed {outcome.seed}: {outcome.violation}\n  ./run sim --seed {outcome.seed} --trace", flush=True)
+            again = f"./run sim{' --clusters' * clustered} --seed {outcome.seed} --trace"
+            print(f"seed {outcome.seed}: {outcome.violation}\n  {again}", flush=True)
             if stops_at is not None and (not stops_at or outcome.violation.partition(":")[0] in stops_at):
                 break
     for name, number in sorted(faults.items()):

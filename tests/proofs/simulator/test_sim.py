@@ -18,6 +18,8 @@ from tests.proofs.simulator.drift import drift
 SEEDS = 10  # in a lot, which takes 15 s, and ten times as long on a busy machine
 LOTS = [pytest.param(lot, marks=() if lot < 5 else pytest.mark.full) for lot in range(50)]
 FAULTS = 800  # in each
+FIVE = 5  # seeds of clusters in a lot, one of them with 50 members
+CLUSTER_LOTS = [pytest.param(lot, marks=() if lot < 2 else pytest.mark.full) for lot in range(20)]
 DEADLINE_S = 280.0  # pytest ends the worker process of a test that takes 300 s
 WALKS = [(1, 1_000), (2, 500), (3, 500), pytest.param(5_000, 5_000, marks=pytest.mark.full)]  # a seed and its steps
 LONG = 1_000  # steps: such a walk meets every kind of refusal
@@ -43,6 +45,13 @@ def test_no_seed_breaks_an_invariant(lot: int) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     faults = Counter({line.split()[1]: int(line.split()[0]) for line in done.stdout.splitlines() if line[:1] == " "})
     assert faults.total() >= FAULTS
+
+
+@pytest.mark.parametrize("lot", CLUSTER_LOTS)
+def test_no_seed_breaks_a_law_of_clusters(lot: int) -> None:
+    """Ten clusters in ./run test, a hundred with --full, two and twenty of them with 50 members."""
+    done = simulate("--clusters", "--first", str(lot * FIVE), "--seeds", str(FIVE))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 @pytest.mark.parametrize("tasks", [1_000, pytest.param(10_000, marks=pytest.mark.full)])

@@ -57,6 +57,40 @@ def test_a_running_job_may_end_before_its_node_is_deleted() -> None:
     world.until(ClusterStatus.DELETED)
 
 
+def test_a_node_that_drains_is_drained_again_by_a_controller_without_the_old_state() -> None:
+    world = running(3, min_nodes=0)
+    node = next(name for name in world.of(MemberStatus.READY) if name != world.controller)
+    world.pods[node].busy = True
+    operation = MemberOperation(
+        1, "train", node, OperationKind.DRAIN, OperationStatus.ACCEPTED, "ann", None, None, world.now, world.now,
+        world.now + timedelta(days=1),
+    )  # fmt: skip
+    world.ask(operation)
+    world.run(60)
+    assert world.members[node].status is MemberStatus.DRAINING
+    world.kill(world.controller)
+    world.until(DEGRADED, within_s=120)
+    world.pods[node].busy = False
+    world.run(900)
+    assert world.members[node].status is MemberStatus.REMOVED
+
+
+def test_a_delete_before_the_first_reading_waits_for_it_and_drains() -> None:
+    world = running(3)
+    world.another_leader()  # it has read nothing yet
+    world.change(delete_requested_at=world.now)
+    world.slow_s = 10
+    world.until(ClusterStatus.DELETED, within_s=300)  # idle nodes do not wait for the bound of running jobs
+
+
+def test_a_delete_without_any_reading_ends_too() -> None:
+    world = running(3)
+    world.reads = lambda _: Reading()
+    world.another_leader()
+    world.change(delete_requested_at=world.now)
+    world.until(ClusterStatus.DELETED, within_s=1_700)
+
+
 def test_without_every_node_at_the_deadline_the_cluster_fails_and_all_is_released() -> None:
     world = World(4)
     world.capacity = 2
