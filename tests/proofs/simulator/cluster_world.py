@@ -188,7 +188,7 @@ class SlurmSession:
         kind, words = told(command)
         world.guard(" ".join(words), f"the command {kind}")
         takes_s = world.faults.between(*TAKES_S[kind])
-        if kind not in READS and kind != "update":
+        if kind not in READS and kind != "drain":
             leader.acting[pod.worker_id] += 1
             if leader.acting[pod.worker_id] > 1:
                 world.broken("one", f"two calls to {pod.worker_id} at once: {kind}")
@@ -217,7 +217,7 @@ class SlurmSession:
         else:
             return done
         finally:
-            if kind not in READS and kind != "update" and not leader.loop.dead:
+            if kind not in READS and kind != "drain" and not leader.loop.dead:
                 leader.acting[pod.worker_id] -= 1
 
     async def put(self, path: str, content: bytes, *, timeout_s: float) -> None:
