@@ -53,7 +53,7 @@ class Pod:
             text = "".join(f"{name}={value}\n" for name, value in self.lines.items())
             return Completed(0, f"{text}end=\n".encode(), b"")
         self.ran.append(command)
-        return Completed(0, b"configured=yes\nstarted=x\nrestarted=yes\nupdated=yes\nstopped=yes\nkey=yes\n", b"")
+        return Completed(0, b"configured=yes\nstarted=x\nrestarted=yes\ndrained=yes\nremoved=yes\nkey=yes\n", b"")
 
 
 @dataclass

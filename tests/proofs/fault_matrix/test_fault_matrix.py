@@ -37,6 +37,7 @@ OF_CLUSTERS = {
     FailureCode.SLURM_MISSING,
     FailureCode.ALLOCATION_TIMEOUT,
     FailureCode.DEPLOY_TIMEOUT,
+    FailureCode.POOL_REMOVED,
 }
 Running = dict[str, asyncio.Task[Result]]
 

@@ -208,7 +208,7 @@ MUTANTS = (
     Mutant("a lost member is kept", "settles", "orchestrator/core/cluster_facts.py",
            "", "        return None\n", "ClusterFacts.lost", "clusters"),
     Mutant("the pause after a failed call has no end", "settles", "orchestrator/leader_jobs/clusters.py",
-           "timedelta(seconds=pause_s)", "timedelta(days=pause_s)", "Clusters._call", "clusters"),
+           "timedelta(seconds=pause_s)", "timedelta(days=pause_s)", "Clusters._pause", "clusters"),
     Mutant("a cluster's pool rents one worker too many", "size", "orchestrator/core/cluster_scaling.py",
            "room = max(0, wanted - len(nodes))", "room = max(0, wanted + 1 - len(nodes))\n    wanted += wanted > 0", "size", "clusters"),
 )  # fmt: skip
