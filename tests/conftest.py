@@ -42,7 +42,7 @@ BY_FILE = (
 )
 BY_TEST = ("process/e2e/test_demo.py", "proofs/simulator/test_sim.py")  # long tests, each with its own processes
 GC_THRESHOLD = 50_000  # allocations; the default of 700 costs a twentieth of the run
-STUCK_S = 270.0  # then a test says where its tasks wait; at faulthandler_timeout its process is ended
+STUCK_S = 450.0  # then a test says where its tasks wait; at faulthandler_timeout its process is ended
 NOT_RUN = pytest.StashKey[dict[str, int]]()
 STDERR = pytest.StashKey[int]()
 
