@@ -144,7 +144,10 @@ class HttpConnection:
 
     def _resolve(self, deadline: float) -> list[Any]:
         """Return the server's addresses. If the resolver takes longer than this call, the next one uses its answer."""
-        lookup = self._lookup or _Lookup(self._host, self._port)
+        try:
+            lookup = self._lookup or _Lookup(self._host, self._port)
+        except RuntimeError as error:  # the pod has no room for another thread
+            raise OSError(str(error)) from error
         self._lookup = lookup
         lookup.join(min(CONNECT_TIMEOUT_S, _left(deadline)))
         if lookup.is_alive():

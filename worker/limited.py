@@ -32,10 +32,12 @@ _stuck: dict[str, subprocess.Popen[bytes]] = {}  # programs that SIGKILL did not
 _running: list[subprocess.Popen[bytes]] = []
 
 
-def run_limited(argv: list[str], limit_s: float, limit_bytes: int, keep_bytes: int | None = None) -> Answer:
+def run_limited(
+    argv: list[str], limit_s: float, limit_bytes: int, keep_bytes: int | None = None, env: dict[str, str] | None = None
+) -> Answer:
     """Run the program with stdout and stderr in one pipe. Kill it after `limit_s` or `limit_bytes` of output.
 
-    `keep_bytes`: keep only about this much from the end of the output.
+    `keep_bytes`: keep only about this much from the end of the output. `env`: further variables.
     """
     stuck = _stuck.get(argv[0])
     if stuck is not None:
@@ -44,8 +46,9 @@ def run_limited(argv: list[str], limit_s: float, limit_bytes: int, keep_bytes: i
         del _stuck[argv[0]]
     try:
         process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-        )
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            env={**os.environ, **(env or {})},
+        )  # fmt: skip
     except OSError as error:
         return Answer(None, "", error.strerror or "cannot be started")
     assert process.stdout is not None  # noqa: S101 for the type checker

@@ -10,9 +10,9 @@ import contextlib
 import glob
 import os
 import re
-import subprocess
 import time
 
+from .limited import run_limited
 from .output import OUT
 from .slurm_params import SlurmFailed, checked
 from .transfer_errors import TransferError
@@ -35,7 +35,8 @@ SILENT_S = 300.0  # for which slurmctld may not answer; it is started again mean
 GROW_S = 1_800.0  # for which a job waits until the cluster has as many nodes as it needs
 MAX_OUTPUTS = 10_000
 COPY_BYTES = 1 << 20  # of the job's output, for one poll
-ANSWER_BYTES = 65_536
+ANSWER_BYTES = 1 << 20  # of one call
+NO_CONTACT = re.compile(r"contact|connect", re.IGNORECASE)  # in what a client says without slurmctld
 RUNNING = {
     "PENDING",
     "CONFIGURING",
@@ -101,14 +102,8 @@ def _configuration() -> str:
 
 def _call(words: list[str], timeout_s: float = CALL_S, env: dict[str, str] | None = None) -> tuple[int | None, str]:
     """Run a Slurm client and return (exit status, its output). None: it was not found, or it did not end."""
-    try:
-        done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout_s,
-            check=False, start_new_session=True, env={**os.environ, **(env or {})},
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return None, f"{words[0]}: {error}"
-    return done.returncode, done.stdout[:ANSWER_BYTES].decode("utf-8", "replace").strip()
+    answer = run_limited(words, timeout_s, ANSWER_BYTES, env=env)
+    return answer.status, answer.text.strip() if answer.status is not None else f"{words[0]}: {answer.problem}"
 
 
 def _cancel_earlier() -> None:
@@ -121,10 +116,10 @@ def _cancel_earlier() -> None:
         _call(["scancel", *old])
 
 
-def _nodes() -> list[list[str]]:
-    """Return [name, features, generic resources] of each node that slurmctld knows; [] if it does not answer."""
+def _nodes() -> list[list[str]] | None:
+    """Return [name, features, generic resources] of each node that slurmctld knows; None if it does not answer."""
     status, text = _call(["sinfo", "--noheader", "--Node", "--format=%N %f %G"])
-    return [[*line.split(), "", "", ""][:3] for line in text.splitlines()] if status == 0 else []
+    return [[*line.split(), "", "", ""][:3] for line in text.splitlines()] if status == 0 else None
 
 
 def _await_nodes(task: Task, wanted: int) -> None:
@@ -134,9 +129,10 @@ def _await_nodes(task: Task, wanted: int) -> None:
     """
     began, reported = time.monotonic(), float("-inf")
     while True:
-        known, now = len(_nodes()), time.monotonic()
-        if known >= wanted or not known:  # sbatch says it if slurmctld does not answer
+        nodes, now = _nodes(), time.monotonic()
+        if nodes is None or len(nodes) >= wanted:  # sbatch says it if slurmctld does not answer
             return
+        known = len(nodes)
         if now - began > GROW_S:
             why = f"the cluster has {known} of {wanted} nodes after {GROW_S:.0f} s"
             raise SlurmFailed("SLURM_REFUSED", why, retryable=False)
@@ -161,7 +157,7 @@ def _submit(job: dict[str, Any], name: str) -> str:
     text = job["script"]
     with open("job.sh", "w", encoding="utf-8") as file:
         file.write(text if text.startswith("#!") else f"#!/bin/sh\n{text}")
-    nodes = _nodes()
+    nodes = _nodes() or []  # sbatch says it if slurmctld does not answer
     node, gpus = _controller(nodes)
     gpus = gpus if job["gpus_per_node"] is None else job["gpus_per_node"]
     words = [
@@ -181,7 +177,7 @@ def _submit(job: dict[str, Any], name: str) -> str:
     job_id = last.partition(";")[0]
     if status == 0 and job_id.isdigit():
         return job_id
-    if status is None or "contact" in text or "onnect" in text:
+    if status is None or NO_CONTACT.search(text):
         raise SlurmFailed("SLURM_UNAVAILABLE", f"slurmctld does not answer: {text[-300:]}", outage=True)
     raise SlurmFailed("SLURM_REFUSED", f"sbatch refused the job: {text[-1000:]}")
 

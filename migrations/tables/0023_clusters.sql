@@ -112,7 +112,7 @@ create table public.member_operations (
     id bigint generated always as identity primary key,
     cluster text not null references public.cluster_apps (id) on delete cascade,
     worker_id text,
-    kind text not null check (kind in ('add', 'reconcile', 'drain', 'remove', 'bootstrap_ssh')),
+    kind text not null check (kind in ('add', 'reconcile', 'drain', 'bootstrap_ssh')),
     status text not null default 'accepted' check (status in (
         'accepted', 'dispatched', 'running', 'succeeded', 'failed', 'expired')),
     actor text not null check (octet_length(actor) <= 400),

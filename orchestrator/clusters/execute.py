@@ -5,7 +5,7 @@ Each action is a compare-and-set or can be repeated, so an action of an outdated
 
 import asyncio
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import assert_never
 
 from orchestrator.clusters import node
@@ -45,10 +45,19 @@ class ClusterExecutor:
     """Executes the actions of one leader."""
 
     def __init__(
-        self, rows: ClusterRows, members: Members, key_of: Callable[[str], bytes], managed_key: str | None
+        self,
+        rows: ClusterRows,
+        members: Members,
+        key_of: Callable[[str], bytes],
+        managed_key: str | None,
+        now: Callable[[], datetime],
     ) -> None:
-        """`key_of`: cluster id -> its munge key. `managed_key`: "type base64" of the fleet's own SSH key."""
+        """`key_of`: cluster id -> its munge key. `managed_key`: "type base64" of the fleet's own SSH key.
+
+        `now` returns the database's time.
+        """
         self._rows, self._members, self._key_of, self._managed_key = rows, members, key_of, managed_key
+        self._now = now
 
     async def write(self, term: int, row: ClusterRow, action: ClusterAction) -> None:
         """Execute an action that changes rows only. Raises PortError."""
@@ -147,8 +156,7 @@ class ClusterExecutor:
         if done.error is not None:
             raise node.NodeFailed("SMOKE_FAILED", done.error)
         evidence = {"controller": action.worker_id, "nodes": list(done.nodes), "seconds": done.seconds}
-        now = datetime.now(UTC).isoformat()
-        await self._rows.wait(term, row.id, smoke_at=now, smoke_evidence=evidence)
+        await self._rows.wait(term, row.id, smoke_at=self._now().isoformat(), smoke_evidence=evidence)
 
     async def _reconcile_key(self, term: int, row: ClusterRow, action: act.ReconcileAuthorizedKey) -> None:
         """Put the managed key on a pod: by its agent if the agent is heard, which works without SSH, or over SSH."""
@@ -156,7 +164,7 @@ class ClusterExecutor:
             raise node.NodeFailed("NO_MANAGED_KEY", "this orchestrator has no SSH key")
         worker = self._members.worker(action.worker_id)
         heard_at = worker.last_heartbeat if worker else None
-        is_heard = heard_at is not None and (datetime.now(UTC) - heard_at).total_seconds() < HEARD_S
+        is_heard = heard_at is not None and (self._now() - heard_at).total_seconds() < HEARD_S
         via = NodeTaskVia.AGENT if is_heard else NodeTaskVia.SSH
         task_id = await self._rows.node_task(
             term, row.id, action.worker_id,

@@ -29,7 +29,7 @@ def clusters_of(settings: Settings, policy: Policy, adapters: Adapters, latest: 
     rows = ClusterStore(adapters.background_db, settings.fleet_id)
     members = Members(adapters.ssh_pool, latest.workers.now)
     prober = Prober(members, ProbeSettings(key_of, settings.worker_url, settings.worker_python))
-    executor = ClusterExecutor(rows, members, key_of, managed)
+    executor = ClusterExecutor(rows, members, key_of, managed, prober.now)
     return Clusters(rows, prober, executor, {pool.name: _policy(pool, policy) for pool in pools})
 
 

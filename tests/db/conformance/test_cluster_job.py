@@ -80,7 +80,7 @@ def job_of(
     """A leader's job that has seen nothing."""
     members = Members(pods, build.spawning)
     prober = Prober(members, ProbeSettings(lambda _: KEY, None, "python3"))
-    return Clusters(rows, prober, ClusterExecutor(rows, members, lambda _: KEY, None), policies)
+    return Clusters(rows, prober, ClusterExecutor(rows, members, lambda _: KEY, None, prober.now), policies)
 
 
 async def steps(job: Clusters, cluster: Cluster, number: int = STEPS) -> None:

@@ -87,7 +87,7 @@ class Leader:
         rows = ClusterStore(Calls(self), FLEET)
         members = Members(SshPool(SlurmShell(self)), self.latest.get)
         prober = Prober(members, ProbeSettings(world.key_of, None, "python3"))
-        executor = ClusterExecutor(rows, members, world.key_of, "ssh-ed25519 AAAA")
+        executor = ClusterExecutor(rows, members, world.key_of, "ssh-ed25519 AAAA", prober.now)
         self.job = Clusters(rows, prober, executor, {POOL: world.cluster_policy})
         self.loop.call_soon(lambda: self.loop.create_task(self._run(), name="main"))
 

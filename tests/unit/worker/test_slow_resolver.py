@@ -114,3 +114,14 @@ def test_a_name_without_an_address_that_answers_is_unreachable(resolver: Resolve
         resolver.ports = [closed.getsockname()[1]] * 2
     with pytest.raises(Unreachable, match="ConnectionRefusedError"):
         post(HttpConnection("http://gateway.example"), 5)
+
+
+def test_a_pod_without_room_for_a_thread_makes_a_call_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent would end otherwise."""
+
+    def full(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", full)
+    with pytest.raises(Unreachable, match="can't start new thread"):
+        post(HttpConnection("http://gateway.example"))
