@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import Metric
 
 from orchestrator.cli.examples import EXAMPLES
 from orchestrator.cli.main import COMMANDS, Commands
-from orchestrator.core.cluster_diagnoses import Diagnosis
+from orchestrator.core.clusters.diagnoses import Diagnosis
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.task_failures import TaskFailure

@@ -1,16 +1,6 @@
-"""Decodes the rows of clusters into the dataclasses of core/cluster_rows.py."""
+"""Decodes the rows of clusters into the dataclasses of core/clusters/rows.py."""
 
 from orchestrator.adapters.rows import Row, maybe_moment, moment
-from orchestrator.core.cluster_rows import (
-    ClusterDemand,
-    ClusterReport,
-    ClusterRow,
-    Event,
-    MemberOperation,
-    MemberRow,
-    MemberWorker,
-    NodeTask,
-)
 from orchestrator.core.cluster_states import (
     ClusterStatus,
     ClusterSubject,
@@ -21,6 +11,16 @@ from orchestrator.core.cluster_states import (
     NodeTaskVia,
     OperationKind,
     OperationStatus,
+)
+from orchestrator.core.clusters.rows import (
+    ClusterDemand,
+    ClusterReport,
+    ClusterRow,
+    Event,
+    MemberOperation,
+    MemberRow,
+    MemberWorker,
+    NodeTask,
 )
 from orchestrator.core.states import Stage, State
 

@@ -5,7 +5,6 @@ from typing import Any
 
 from orchestrator.adapters.cluster_rows import report_of
 from orchestrator.adapters.rows import OPERATOR, storable
-from orchestrator.core.cluster_rows import ClusterReport
 from orchestrator.core.cluster_states import (
     ClusterStatus,
     MemberRole,
@@ -16,6 +15,7 @@ from orchestrator.core.cluster_states import (
     OperationKind,
     OperationStatus,
 )
+from orchestrator.core.clusters.rows import ClusterReport
 from orchestrator.observability.redaction import redact
 from orchestrator.ports import ApiCalls
 

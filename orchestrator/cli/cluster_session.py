@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.program import suggestion
 from orchestrator.cli.session import settings_for
-from orchestrator.core.cluster_rows import ClusterRow, MemberRow
+from orchestrator.core.clusters.rows import ClusterRow, MemberRow
 from orchestrator.core.model import Pool, PoolKind
 from orchestrator.diagnostics.clusters import live_members
 from orchestrator.errors import BAD_ARGUMENT, NO_CLUSTER, NO_WORKER, Failure

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
-from orchestrator.core.cluster_addresses import NODE_NAME, FabricAddress
-from orchestrator.core.cluster_readings import NO_CONFIGURATION, DaemonState, Reading
+from orchestrator.core.clusters.addresses import NODE_NAME, FabricAddress
+from orchestrator.core.clusters.readings import NO_CONFIGURATION, DaemonState, Reading
 
 MOST_BYTES = 65_536  # of one script's output; a longer one is no answer
 LINE = re.compile(r"([a-z_]{1,20})=([\x20-\x7e]{0,400})")

@@ -7,7 +7,7 @@ of a cluster, and every orchestrator, has the same text, and its SHA-256 identif
 import hashlib
 import zlib
 
-from orchestrator.core.cluster_view import MAX_NODES, Configuration, Node
+from orchestrator.core.clusters.view import MAX_NODES, Configuration, Node
 
 FIRST_PORT = 20_000
 PORT_BLOCKS = 100  # of 100 ports: clusters that share a machine (in tests) rarely share a block

@@ -10,10 +10,6 @@ from typing import assert_never
 
 from orchestrator.clusters import node
 from orchestrator.clusters.access import Members
-from orchestrator.core import cluster_actions as act
-from orchestrator.core.cluster_actions import ClusterAction
-from orchestrator.core.cluster_addresses import NodeName
-from orchestrator.core.cluster_rows import ClusterRow, MemberRow
 from orchestrator.core.cluster_states import (
     ClusterStatus,
     MemberStatus,
@@ -23,7 +19,11 @@ from orchestrator.core.cluster_states import (
     OperationKind,
     OperationStatus,
 )
-from orchestrator.core.cluster_view import Configuration, Node
+from orchestrator.core.clusters import actions as act
+from orchestrator.core.clusters.actions import ClusterAction
+from orchestrator.core.clusters.addresses import NodeName
+from orchestrator.core.clusters.rows import ClusterRow, MemberRow
+from orchestrator.core.clusters.view import Configuration, Node
 from orchestrator.ports import PortError
 from orchestrator.ports.clusters import ClusterRows
 

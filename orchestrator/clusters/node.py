@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 
 from orchestrator.clusters import answers, configuration, munge, node_scripts, probe_script, setup_scripts
 from orchestrator.clusters.answers import ScriptAnswer
-from orchestrator.core.cluster_addresses import NodeName
-from orchestrator.core.cluster_readings import Reading
-from orchestrator.core.cluster_view import Configuration, Node
+from orchestrator.core.clusters.addresses import NodeName
+from orchestrator.core.clusters.readings import Reading
+from orchestrator.core.clusters.view import Configuration, Node
 from orchestrator.ports import PortError, Session, Unavailable
 
 PROBE_S = 12.0

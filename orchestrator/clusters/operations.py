@@ -11,7 +11,6 @@ An operation that does not end expires at its deadline.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.core.cluster_rows import ClusterRow, MemberOperation, MemberRow
 from orchestrator.core.cluster_states import (
     OPEN_NODE_TASK,
     OPEN_OPERATION,
@@ -20,6 +19,7 @@ from orchestrator.core.cluster_states import (
     OperationKind,
     OperationStatus,
 )
+from orchestrator.core.clusters.rows import ClusterRow, MemberOperation, MemberRow
 
 
 @dataclass(frozen=True, slots=True)

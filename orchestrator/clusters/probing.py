@@ -12,11 +12,11 @@ import structlog
 from orchestrator.clusters import node
 from orchestrator.clusters.access import Members
 from orchestrator.clusters.node import Question
-from orchestrator.core.cluster_facts import node_of
-from orchestrator.core.cluster_readings import UNREACHED, Observed, Reading, observe
-from orchestrator.core.cluster_rows import ClusterRow, MemberRow
 from orchestrator.core.cluster_states import LIVE_MEMBER
-from orchestrator.core.cluster_view import Node
+from orchestrator.core.clusters.facts import node_of
+from orchestrator.core.clusters.readings import UNREACHED, Observed, Reading, observe
+from orchestrator.core.clusters.rows import ClusterRow, MemberRow
+from orchestrator.core.clusters.view import Node
 from orchestrator.ports import PortError, Unavailable
 
 CONCURRENT_PROBES = 32

@@ -201,7 +201,7 @@ class PoolKind(StrEnum):
     """What the size of a pool follows."""
 
     QUEUE = "queue"  # its tasks
-    CLUSTER = "cluster"  # the nodes that its Slurm cluster wants; core/clusters.py lets these follow the tasks
+    CLUSTER = "cluster"  # the nodes that its Slurm cluster wants; core/clusters/plan.py lets these follow the tasks
 
 
 @dataclass(frozen=True, slots=True)

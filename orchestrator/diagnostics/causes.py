@@ -8,7 +8,7 @@ every exit cause; `waiting(on)` for each party that a worker can wait for. The t
 import re
 from dataclasses import dataclass, replace
 
-from orchestrator.core.cluster_diagnoses import Diagnosis
+from orchestrator.core.clusters.diagnoses import Diagnosis
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import SILENCES, FailureCode
 from orchestrator.core.findings import GUARDS

@@ -1,6 +1,6 @@
 """What a cluster waits for: who must act, until when, what happens then, and the fix. Pure: from one row of the report.
 
-`core/cluster_diagnoses.py` says what is wrong with its members.
+`core/clusters/diagnoses.py` says what is wrong with its members.
 """
 
 from collections.abc import Mapping
@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from orchestrator.core.cluster_diagnoses import diagnose
-from orchestrator.core.cluster_rows import ClusterRow, MemberRow, MemberWorker
 from orchestrator.core.cluster_states import LIVE_MEMBER, ClusterStatus, MemberRole, MemberStatus
+from orchestrator.core.clusters.diagnoses import diagnose
+from orchestrator.core.clusters.rows import ClusterRow, MemberRow, MemberWorker
 from orchestrator.core.meanings import NOBODY, OPERATOR, ORCHESTRATOR, PROVIDER
 from orchestrator.core.plurals import counted
 from orchestrator.core.states import LIVE, READY
@@ -155,7 +155,7 @@ _STANDINGS = {
 
 
 def problems(row: ClusterRow, now: datetime) -> tuple[ClusterProblem, ...]:
-    """Return what is wrong: the diagnoses of core/cluster_diagnoses.py, and why the last members failed."""
+    """Return what is wrong: the diagnoses of core/clusters/diagnoses.py, and why the last members failed."""
     found = [ClusterProblem(one.code, one.worker_id, one.cause, one.fix, one.evidence) for one in diagnose(row, now)]
     failed = [_failure(one) for one in ended_members(row) if one.status is MemberStatus.FAILED]
     return (*found, *(one for one in failed if one and row.status not in ENDED))

@@ -17,12 +17,12 @@ from orchestrator.clusters.execute import ROWS_ONLY, Calls, ClusterExecutor
 from orchestrator.clusters.node import NodeFailed
 from orchestrator.clusters.operations import outcomes
 from orchestrator.clusters.probing import Prober
-from orchestrator.core import clusters
-from orchestrator.core.cluster_actions import ClusterAction, Configure, Reconfigure, Smoke
-from orchestrator.core.cluster_details import own_detail
-from orchestrator.core.cluster_rows import ClusterReport, ClusterRow
 from orchestrator.core.cluster_states import LIVE_MEMBER, MemberStatus, OperationStatus
-from orchestrator.core.cluster_view import ClusterPolicy, ClusterView
+from orchestrator.core.clusters import plan
+from orchestrator.core.clusters.actions import ClusterAction, Configure, Reconfigure, Smoke
+from orchestrator.core.clusters.details import own_detail
+from orchestrator.core.clusters.rows import ClusterReport, ClusterRow
+from orchestrator.core.clusters.view import ClusterPolicy, ClusterView
 from orchestrator.ports import LostRace, NotLeader, PortError
 from orchestrator.ports.clusters import ClusterRows
 
@@ -104,7 +104,7 @@ class Clusters:
     async def _carry_out(self, term: int, row: ClusterRow, now: datetime) -> bool:
         in_flight = frozenset(self._running)
         view = ClusterView(row, now, self._prober.observed, in_flight, self._retry_at, _usual_price(row))
-        is_moving = clusters.is_moving(view)
+        is_moving = plan.is_moving(view)
         self._prober.begin(row, in_flight, MOVING_PROBE_S if is_moving else PROBE_S)
         for ended in outcomes(row):
             await self._end(term, ended.operation.id, ended.operation.status, ended.error)
@@ -115,9 +115,9 @@ class Clusters:
     def _plan(self, view: ClusterView) -> tuple[ClusterAction, ...]:
         row, policy = view.row, self._policies.get(view.row.pool)
         if policy is not None:
-            return clusters.plan(view, policy)
+            return plan.plan(view, policy)
         since = self._without_pool.setdefault(row.id, view.now)
-        return clusters.plan_without_pool(view, since, ENDING)
+        return plan.plan_without_pool(view, since, ENDING)
 
     async def _start(self, term: int, row: ClusterRow, action: ClusterAction) -> None:
         if isinstance(action, ROWS_ONLY):
@@ -170,7 +170,7 @@ class Clusters:
     def _pause(self, key: str) -> float:
         """Begin the pause after one more failure in a row. Return its length in seconds."""
         self._failures[key] += 1
-        pause_s = clusters.backoff_s(self._failures[key])
+        pause_s = plan.backoff_s(self._failures[key])
         self._retry_at[key] = self._prober.now() + timedelta(seconds=pause_s)
         return pause_s
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from orchestrator.core.cluster_rows import ClusterReport
 from orchestrator.core.cluster_states import (
     ClusterStatus,
     MemberRole,
@@ -14,6 +13,7 @@ from orchestrator.core.cluster_states import (
     OperationKind,
     OperationStatus,
 )
+from orchestrator.core.clusters.rows import ClusterReport
 
 
 class ClusterRows(Protocol):

@@ -7,8 +7,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from orchestrator.core.cluster_rows import ClusterRow
 from orchestrator.core.cluster_states import OperationKind
+from orchestrator.core.clusters.rows import ClusterRow
 from orchestrator.diagnostics.clusters import (
     cluster_document,
     detail,

@@ -8,8 +8,8 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from orchestrator.adapters.cluster_store import ClusterStore
-from orchestrator.core.cluster_rows import ClusterRow
 from orchestrator.core.cluster_states import ClusterStatus, MemberRole, MemberStatus
+from orchestrator.core.clusters.rows import ClusterRow
 from tests.db.conformance.builders import FLEET, Agent, Fleet
 
 NAME, POOL = "train", "slurm"

@@ -15,10 +15,10 @@ from orchestrator.adapters.store import SqlStore
 from orchestrator.clusters.access import Members
 from orchestrator.clusters.execute import ClusterExecutor
 from orchestrator.clusters.probing import Prober, ProbeSettings
-from orchestrator.core.cluster_rows import ClusterReport
 from orchestrator.core.cluster_states import ClusterStatus, MemberStatus, OperationStatus
-from orchestrator.core.cluster_view import ClusterPolicy, Configuration
-from orchestrator.core.clusters import NO_POOL_S
+from orchestrator.core.clusters.plan import NO_POOL_S
+from orchestrator.core.clusters.rows import ClusterReport
+from orchestrator.core.clusters.view import ClusterPolicy, Configuration
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Worker
 from orchestrator.core.states import State

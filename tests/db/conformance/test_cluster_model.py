@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from orchestrator.adapters.cluster_store import ClusterStore
-from orchestrator.core.cluster_rows import ClusterDemand, ClusterReport
 from orchestrator.core.cluster_states import (
     CLUSTER_TRANSITIONS,
     LIVE_CLUSTER,
@@ -21,6 +20,7 @@ from orchestrator.core.cluster_states import (
     OperationKind,
     OperationStatus,
 )
+from orchestrator.core.clusters.rows import ClusterDemand, ClusterReport
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.states import State
 from orchestrator.ports import PortError

@@ -16,9 +16,9 @@ import asyncssh
 from orchestrator.adapters.ssh import AsyncSshShell
 from orchestrator.adapters.ssh_session import AsyncSshSession
 from orchestrator.clusters import configuration, munge, node
-from orchestrator.core.cluster_addresses import FabricAddress, NodeName
-from orchestrator.core.cluster_readings import Reading
-from orchestrator.core.cluster_view import Configuration, Node
+from orchestrator.core.clusters.addresses import FabricAddress, NodeName
+from orchestrator.core.clusters.readings import Reading
+from orchestrator.core.clusters.view import Configuration, Node
 from testbed.runpod.sshd import PodSshd
 from testbed.services import debian
 from worker.processes import alive

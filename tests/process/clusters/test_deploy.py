@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from orchestrator.clusters import configuration, node
-from orchestrator.core.cluster_readings import DaemonState, is_busy, is_drained
+from orchestrator.core.clusters.readings import DaemonState, is_busy, is_drained
 from tests.process.clusters.rig import PACKAGE, Rig, eventually, processes_with
 
 pytestmark = pytest.mark.needs_program("slurmctld", PACKAGE, f".ci/debian {PACKAGE}")

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.adapters.ssh_session import AsyncSshSession
 from orchestrator.clusters import node
 from orchestrator.clusters.node import NodeFailed
-from orchestrator.core.cluster_readings import DaemonState, Reading, is_up
+from orchestrator.core.clusters.readings import DaemonState, Reading, is_up
 from orchestrator.ports import Completed, Session, Unavailable
 from tests.process.clusters.rig import PACKAGE, Member, Rig, eventually, processes_with
 from worker.processes import alive

@@ -84,7 +84,7 @@ def test_every_failure_code_is_what_some_trial_must_end_as() -> None:
     """A code added to the product needs a fault that ends a running worker with it; of the Xids, one stands for all.
 
     Findings of severity H end a worker after 10 minutes only, claims that hang after 5: tests/unit/core/test_guards.py
-    and test_fitness.py have them. Codes of clusters end no worker: tests/process/clusters and test_cluster_life.py.
+    and test_fitness.py have them. Codes of clusters end no worker: tests/process/clusters and tests/unit/core/clusters.
     """
     required = {code for case in CASES for code in case.ends_as}
     late = {guard.code for guard in GUARDS.values() if guard.severity is Severity.BLOCK}

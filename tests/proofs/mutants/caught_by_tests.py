@@ -73,6 +73,6 @@ MUTANTS_WITH_TESTS = (
            "orchestrator/adapters/alert_sender.py", "{408, 425, 429}", "{408, 425}", "_is_final"),
     Mutant("a step of the local clock moves the readings of members", "tests/unit/clusters/test_probing.py::test_a_step_of_the_local_clock_moves_no_reading",
            "orchestrator/clusters/probing.py", "return told + timedelta(seconds=time.monotonic() - at_s)", "return datetime.now(UTC)", "Prober.now"),
-    Mutant("a new slurmctld is not told which nodes drain", "tests/unit/core/test_cluster_life.py::test_a_node_that_drains_is_drained_again_by_a_controller_without_the_old_state",
-           "orchestrator/core/cluster_members.py", "is_up(state) and not is_draining(state)", "False", "_draining"),
+    Mutant("a new slurmctld is not told which nodes drain", "tests/unit/core/clusters/test_life.py::test_a_node_that_drains_is_drained_again_by_a_controller_without_the_old_state",
+           "orchestrator/core/clusters/members.py", "is_up(state) and not is_draining(state)", "False", "_draining"),
 )  # fmt: skip

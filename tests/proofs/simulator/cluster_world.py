@@ -26,7 +26,6 @@ from orchestrator.clusters.munge import munge_key
 from orchestrator.clusters.probing import Prober, ProbeSettings
 from orchestrator.core import plan as fleet_plan
 from orchestrator.core.actions import SetActivity, Spawn, Terminate
-from orchestrator.core.cluster_facts import KEPT
 from orchestrator.core.cluster_states import (
     LIVE_CLUSTER,
     LIVE_MEMBER,
@@ -38,7 +37,8 @@ from orchestrator.core.cluster_states import (
     MemberRole,
     MemberStatus,
 )
-from orchestrator.core.cluster_view import ClusterPolicy
+from orchestrator.core.clusters.facts import KEPT
+from orchestrator.core.clusters.view import ClusterPolicy
 from orchestrator.core.liveness import ObservationWindow
 from orchestrator.core.model import (
     Absence,

@@ -11,7 +11,6 @@ from rich.console import Console
 
 from orchestrator.cli import cluster_view as view
 from orchestrator.cli.output import Output
-from orchestrator.core.cluster_rows import ClusterRow, Event
 from orchestrator.core.cluster_states import (
     ClusterStatus,
     ClusterSubject,
@@ -21,8 +20,9 @@ from orchestrator.core.cluster_states import (
     OperationKind,
     OperationStatus,
 )
+from orchestrator.core.clusters.rows import ClusterRow, Event
 from orchestrator.diagnostics.clusters import ClusterProblem
-from tests.unit.core.cluster_rows import BORN, NOW, cluster, member, node_task, operation, worker
+from tests.unit.core.clusters.rows import BORN, NOW, cluster, member, node_task, operation, worker
 
 WIDTHS = (80, 120, 200, None)
 LONG = "slurmd does not answer: connect to 127.0.1.3 port 20503: Connection refused, tried 3 times within 12 s"

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from orchestrator.clusters import answers
 from orchestrator.clusters.answers import ScriptAnswer
-from orchestrator.core.cluster_addresses import FabricAddress
-from orchestrator.core.cluster_readings import DaemonState, Reading
+from orchestrator.core.clusters.addresses import FabricAddress
+from orchestrator.core.clusters.readings import DaemonState, Reading
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 KEY, CONF, OLD = "a" * 64, "c" * 64, "d" * 64

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.clusters import configuration, munge
-from orchestrator.core.cluster_addresses import FabricAddress, NodeName
-from orchestrator.core.cluster_view import MAX_NODES, Configuration, Node
+from orchestrator.core.clusters.addresses import FabricAddress, NodeName
+from orchestrator.core.clusters.view import MAX_NODES, Configuration, Node
 
 FIRST = Node("gpu_1", NodeName("gpu-1"), FabricAddress("10.0.0.1"), 0, 16, 64_000, 2, 2)
 SECOND = Node("gpu_2", NodeName("gpu-2"), FabricAddress("10.0.0.2"), 5, 16, None, 0, 0)

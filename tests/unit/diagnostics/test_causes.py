@@ -8,7 +8,7 @@ import pytest
 from orchestrator.cli.commands.tasks import tasks
 from orchestrator.cli.main import COMMANDS
 from orchestrator.core.blocked import BlockedReason
-from orchestrator.core.cluster_diagnoses import Diagnosis
+from orchestrator.core.clusters.diagnoses import Diagnosis
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import SILENCES, FailureCode
 from orchestrator.core.states import WaitingOn

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from orchestrator.core.cluster_actions import DrainNode, MoveCluster, MoveMember, OnCluster, OnMember, Remark, Scale
-from orchestrator.core.cluster_facts import ClusterFacts
-from orchestrator.core.cluster_readings import DaemonState
 from orchestrator.core.cluster_states import ClusterStatus, MemberStatus
+from orchestrator.core.clusters.actions import DrainNode, MoveCluster, MoveMember, OnCluster, OnMember, Remark, Scale
+from orchestrator.core.clusters.facts import ClusterFacts
+from orchestrator.core.clusters.readings import DaemonState
 from orchestrator.core.plurals import counted
 
 NOTHING: Mapping[str, None] = MappingProxyType({"waiting_for": None, "deadline_s": None})  # no remark

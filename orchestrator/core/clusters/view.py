@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from orchestrator.core.cluster_addresses import FabricAddress, NodeName
-from orchestrator.core.cluster_readings import Observed
-from orchestrator.core.cluster_rows import ClusterRow
+from orchestrator.core.clusters.addresses import FabricAddress, NodeName
+from orchestrator.core.clusters.readings import Observed
+from orchestrator.core.clusters.rows import ClusterRow
 
 MAX_NODES = 64  # of one cluster
 

@@ -9,7 +9,8 @@ Each member gets at most one action. Nothing follows from an unknown reading, an
 running action. A member that stays reconciling although it is reached is replaced after `reconcile_s`.
 """
 
-from orchestrator.core.cluster_actions import (
+from orchestrator.core.cluster_states import ClusterStatus, MemberRole, MemberStatus
+from orchestrator.core.clusters.actions import (
     Configure,
     DrainNode,
     Join,
@@ -21,10 +22,10 @@ from orchestrator.core.cluster_actions import (
     StartNode,
     UpdateMember,
 )
-from orchestrator.core.cluster_addresses import NodeName
-from orchestrator.core.cluster_details import addresses, detail_of, detail_update, moved_address, own_detail, unreached
-from orchestrator.core.cluster_facts import ClusterFacts
-from orchestrator.core.cluster_readings import (
+from orchestrator.core.clusters.addresses import NodeName
+from orchestrator.core.clusters.details import addresses, detail_of, detail_update, moved_address, own_detail, unreached
+from orchestrator.core.clusters.facts import ClusterFacts
+from orchestrator.core.clusters.readings import (
     NO_CONFIGURATION,
     DaemonState,
     Reading,
@@ -33,9 +34,8 @@ from orchestrator.core.cluster_readings import (
     is_silent,
     is_up,
 )
-from orchestrator.core.cluster_rows import MemberRow
-from orchestrator.core.cluster_states import ClusterStatus, MemberRole, MemberStatus
-from orchestrator.core.cluster_view import Configuration
+from orchestrator.core.clusters.rows import MemberRow
+from orchestrator.core.clusters.view import Configuration
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.states import READY
 

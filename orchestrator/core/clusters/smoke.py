@@ -1,9 +1,9 @@
 """The smoke job: a cluster counts as running only after a job over two of its nodes (or its only one) succeeded."""
 
-from orchestrator.core.cluster_actions import OnMember, Smoke
-from orchestrator.core.cluster_facts import ClusterFacts
-from orchestrator.core.cluster_readings import DaemonState
 from orchestrator.core.cluster_states import MemberStatus
+from orchestrator.core.clusters.actions import OnMember, Smoke
+from orchestrator.core.clusters.facts import ClusterFacts
+from orchestrator.core.clusters.readings import DaemonState
 
 SMOKE_NODES = 2
 

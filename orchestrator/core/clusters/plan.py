@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from types import MappingProxyType
 
-from orchestrator.core import cluster_members, cluster_operations, cluster_size, cluster_smoke
-from orchestrator.core.cluster_actions import (
+from orchestrator.core.cluster_states import LIVE_MEMBER, ClusterStatus, MemberStatus
+from orchestrator.core.clusters import members, operations, size, smoke
+from orchestrator.core.clusters.actions import (
     Allocate,
     ClusterAction,
     Dissolve,
@@ -28,13 +29,12 @@ from orchestrator.core.cluster_actions import (
     OnMember,
     RecordConfiguration,
 )
-from orchestrator.core.cluster_facts import ClusterFacts
-from orchestrator.core.cluster_members import NO_SLURM
-from orchestrator.core.cluster_readings import DaemonState
-from orchestrator.core.cluster_rows import MemberRow
-from orchestrator.core.cluster_size import NOTHING, is_overdue
-from orchestrator.core.cluster_states import LIVE_MEMBER, ClusterStatus, MemberStatus
-from orchestrator.core.cluster_view import ClusterPolicy, ClusterView
+from orchestrator.core.clusters.facts import ClusterFacts
+from orchestrator.core.clusters.members import NO_SLURM
+from orchestrator.core.clusters.readings import DaemonState
+from orchestrator.core.clusters.rows import MemberRow
+from orchestrator.core.clusters.size import NOTHING, is_overdue
+from orchestrator.core.clusters.view import ClusterPolicy, ClusterView
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.plurals import counted
 from orchestrator.core.states import State
@@ -59,7 +59,7 @@ def plan(view: ClusterView, policy: ClusterPolicy) -> tuple[ClusterAction, ...]:
     if row.status in BEGINNING and any(_lacks_slurm(facts, member) for member in facts.kept):
         return (Fail(row.status, FailureCode.SLURM_MISSING, NO_SLURM),)
     on_cluster, on_members = STEPS[row.status](facts)
-    asked, refused = cluster_operations.plan(facts)
+    asked, refused = operations.plan(facts)
     return (*([on_cluster] if on_cluster else []), *refused, *_one_each(facts, asked, on_members))
 
 
@@ -111,12 +111,12 @@ def _last_moves(facts: ClusterFacts) -> list[OnMember]:
 
 
 def _member_steps(facts: ClusterFacts) -> list[OnMember]:
-    return [action for member in facts.live if (action := cluster_members.step(member, facts)) is not None]
+    return [action for member in facts.live if (action := members.step(member, facts)) is not None]
 
 
 def _requested(facts: ClusterFacts) -> Step:
     row, policy = facts.row, facts.policy
-    leaving = [one for member in facts.live if (one := cluster_members.leave(member, facts, 0)) is not None]
+    leaving = [one for member in facts.live if (one := members.leave(member, facts, 0)) is not None]
     wanted = max(row.nodes, facts.for_tasks)
     if leaving or facts.live or not wanted or not (row.min_nodes or row.demand.tasks):
         return None, leaving
@@ -126,7 +126,7 @@ def _requested(facts: ClusterFacts) -> Step:
 
 def _allocating(facts: ClusterFacts) -> Step:
     row = facts.row
-    steps: list[OnMember] = [*cluster_members.joins(facts), *_member_steps(facts)]
+    steps: list[OnMember] = [*members.joins(facts), *_member_steps(facts)]
     if row.nodes and len(facts.kept) >= row.nodes:
         fields = {"waiting_for": "Slurm on all nodes", "deadline_s": facts.policy.deploy_s}
         return MoveCluster(row.status, ClusterStatus.DEPLOYING, "every node is promoted", fields), steps
@@ -141,16 +141,16 @@ def _allocating(facts: ClusterFacts) -> Step:
 
 def _deploying(facts: ClusterFacts) -> Step:
     row = facts.row
-    choice = cluster_members.controller_choice(facts)
-    steps: list[OnMember] = [*cluster_members.joins(facts), *([choice] if choice else []), *_member_steps(facts)]
-    if cluster_smoke.is_deployed(facts) and facts.is_smoked:
+    choice = members.controller_choice(facts)
+    steps: list[OnMember] = [*members.joins(facts), *([choice] if choice else []), *_member_steps(facts)]
+    if smoke.is_deployed(facts) and facts.is_smoked:
         fields = {**NOTHING, "conf_sha": facts.conf_sha}
         return MoveCluster(row.status, ClusterStatus.RUNNING, "the smoke job succeeded", fields), steps
     if is_overdue(facts):
         ready = f"{len(facts.ready)} of {counted(row.nodes, 'node')} are ready"
-        why = f"{ready}, and the smoke job has not succeeded" if cluster_smoke.is_deployed(facts) else f"only {ready}"
+        why = f"{ready}, and the smoke job has not succeeded" if smoke.is_deployed(facts) else f"only {ready}"
         return Fail(row.status, FailureCode.DEPLOY_TIMEOUT, why), steps
-    return None, [*cluster_smoke.plan(facts), *steps]
+    return None, [*smoke.plan(facts), *steps]
 
 
 def _lacks_slurm(facts: ClusterFacts, member: MemberRow) -> bool:
@@ -161,20 +161,20 @@ def _lacks_slurm(facts: ClusterFacts, member: MemberRow) -> bool:
 def _settled(facts: ClusterFacts) -> Step:
     """The step of a running or degraded cluster."""
     row = facts.row
-    choice = cluster_members.controller_choice(facts)
-    steps: list[OnMember] = [*cluster_members.joins(facts), *([choice] if choice else []), *_member_steps(facts)]
+    choice = members.controller_choice(facts)
+    steps: list[OnMember] = [*members.joins(facts), *([choice] if choice else []), *_member_steps(facts)]
     trouble = _trouble(facts)
     if row.status is ClusterStatus.RUNNING and trouble is not None:
         return MoveCluster(row.status, ClusterStatus.DEGRADED, trouble, NOTHING), steps
-    if row.status is ClusterStatus.DEGRADED and cluster_smoke.is_deployed(facts):
+    if row.status is ClusterStatus.DEGRADED and smoke.is_deployed(facts):
         if facts.is_smoked:
             fields = {**NOTHING, "conf_sha": facts.conf_sha}
             return MoveCluster(row.status, ClusterStatus.RUNNING, "every node is ready", fields), steps
-        steps = [*cluster_smoke.plan(facts), *steps]
-    size = cluster_size.plan(facts)
-    if size is None and facts.conf_sha is not None and facts.conf_sha != row.conf_sha:
-        size = RecordConfiguration(facts.conf_sha)
-    return size, [*steps, *cluster_size.drains(facts)]
+        steps = [*smoke.plan(facts), *steps]
+    resize = size.plan(facts)
+    if resize is None and facts.conf_sha is not None and facts.conf_sha != row.conf_sha:
+        resize = RecordConfiguration(facts.conf_sha)
+    return resize, [*steps, *size.drains(facts)]
 
 
 def _trouble(facts: ClusterFacts) -> str | None:
@@ -219,7 +219,7 @@ def _departures(facts: ClusterFacts) -> list[OnMember]:
             drain = DrainNode(member.worker_id, controller.worker_id, "the cluster is deleted")
             steps.append(drain if is_free else None)
         elif member is not controller or len(facts.live) == 1:
-            steps.append(cluster_members.leave(member, facts, 0 if is_late else bound_s))
+            steps.append(members.leave(member, facts, 0 if is_late else bound_s))
     return [one for one in steps if one is not None]
 
 

@@ -1,4 +1,4 @@
-"""The plan of a cluster in single situations; test_cluster_life.py has whole lives."""
+"""The plan of a cluster in single situations; test_life.py has whole lives."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core import cluster_actions as act
-from orchestrator.core.cluster_readings import UNREACHED, Observed, Reading, is_busy, is_drained, is_up, observe
 from orchestrator.core.cluster_states import ClusterStatus, MemberStatus
-from orchestrator.core.cluster_view import ClusterView
-from orchestrator.core.clusters import backoff_s, is_moving, plan
+from orchestrator.core.clusters import actions as act
+from orchestrator.core.clusters.plan import backoff_s, is_moving, plan
+from orchestrator.core.clusters.readings import UNREACHED, Observed, Reading, is_busy, is_drained, is_up, observe
+from orchestrator.core.clusters.view import ClusterView
 from orchestrator.core.states import State
 from tests.unit.core import build
 from tests.unit.core.build import NOW
-from tests.unit.core.cluster_world import World, member_worker, tasks
+from tests.unit.core.clusters.world import World, member_worker, tasks
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,8 @@ An operation on a whole cluster waits until none of its members has a running ac
 that cannot be done now waits until its deadline; one that never can be done is refused.
 """
 
-from orchestrator.core.cluster_actions import (
+from orchestrator.core.cluster_states import MemberStatus, OperationKind, OperationStatus
+from orchestrator.core.clusters.actions import (
     Configure,
     DrainNode,
     OnMember,
@@ -12,10 +13,9 @@ from orchestrator.core.cluster_actions import (
     Reconfigure,
     RefuseOperation,
 )
-from orchestrator.core.cluster_facts import CONFIGURED, ClusterFacts
-from orchestrator.core.cluster_readings import NO_CONFIGURATION
-from orchestrator.core.cluster_rows import MemberOperation, MemberRow
-from orchestrator.core.cluster_states import MemberStatus, OperationKind, OperationStatus
+from orchestrator.core.clusters.facts import CONFIGURED, ClusterFacts
+from orchestrator.core.clusters.readings import NO_CONFIGURATION
+from orchestrator.core.clusters.rows import MemberOperation, MemberRow
 
 
 def plan(facts: ClusterFacts) -> tuple[list[OnMember], list[RefuseOperation]]:

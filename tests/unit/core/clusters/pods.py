@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from orchestrator.core import cluster_actions as act
-from orchestrator.core.cluster_addresses import FabricAddress
-from orchestrator.core.cluster_readings import UNREACHED, DaemonState, Observed, Reading
-from orchestrator.core.cluster_view import Configuration
+from orchestrator.core.clusters import actions as act
+from orchestrator.core.clusters.addresses import FabricAddress
+from orchestrator.core.clusters.readings import UNREACHED, DaemonState, Observed, Reading
+from orchestrator.core.clusters.view import Configuration
 
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from orchestrator.core.cluster_readings import DaemonState, is_silent
-from orchestrator.core.cluster_rows import ClusterRow, MemberRow
 from orchestrator.core.cluster_states import LIVE_MEMBER, ClusterStatus, MemberRole, MemberStatus, NodeTaskStatus
+from orchestrator.core.clusters.readings import DaemonState, is_silent
+from orchestrator.core.clusters.rows import ClusterRow, MemberRow
 from orchestrator.core.meanings import NOBODY, OPERATOR, ORCHESTRATOR, PROVIDER, Explained, Meaning
 
 SKEW_S = 30.0  # munge refuses credentials of a clock that is minutes off; tokens and signed URLs fail earlier

@@ -3,7 +3,6 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from orchestrator.core.cluster_rows import ClusterDemand, ClusterRow, MemberOperation, MemberRow, MemberWorker, NodeTask
 from orchestrator.core.cluster_states import (
     ClusterStatus,
     MemberRole,
@@ -13,6 +12,14 @@ from orchestrator.core.cluster_states import (
     NodeTaskVia,
     OperationKind,
     OperationStatus,
+)
+from orchestrator.core.clusters.rows import (
+    ClusterDemand,
+    ClusterRow,
+    MemberOperation,
+    MemberRow,
+    MemberWorker,
+    NodeTask,
 )
 from orchestrator.core.states import Stage, State
 

@@ -3,10 +3,10 @@
 import json
 from typing import Any
 
-from orchestrator.core.cluster_actions import UpdateMember
-from orchestrator.core.cluster_facts import ClusterFacts
-from orchestrator.core.cluster_readings import DaemonState, Reading
-from orchestrator.core.cluster_rows import MemberRow
+from orchestrator.core.clusters.actions import UpdateMember
+from orchestrator.core.clusters.facts import ClusterFacts
+from orchestrator.core.clusters.readings import DaemonState, Reading
+from orchestrator.core.clusters.rows import MemberRow
 
 CODES = 5  # of the agent's log, the newest last
 STEP_S = 10  # of a shown difference of clocks

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.cluster_addresses import FabricAddress, NodeName, Transport
-from orchestrator.core.cluster_diagnoses import Diagnosis, diagnose
-from orchestrator.core.cluster_rows import ClusterRow, NodeTask
 from orchestrator.core.cluster_states import ClusterStatus, MemberRole, NodeTaskKind, NodeTaskStatus, NodeTaskVia
-from tests.unit.core import cluster_rows as rows
-from tests.unit.core.cluster_world import World, tasks
+from orchestrator.core.clusters.addresses import FabricAddress, NodeName, Transport
+from orchestrator.core.clusters.diagnoses import Diagnosis, diagnose
+from orchestrator.core.clusters.rows import ClusterRow, NodeTask
+from tests.unit.core.clusters import rows
+from tests.unit.core.clusters.world import World, tasks
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from orchestrator.core.cluster_addresses import FabricAddress, NodeName
+from orchestrator.core.clusters.addresses import FabricAddress, NodeName
 
 NO_CONFIGURATION = ""  # `conf_sha` of a pod on which there is none, or another cluster's
 

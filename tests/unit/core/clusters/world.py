@@ -10,11 +10,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from orchestrator.core import cluster_actions as act
 from orchestrator.core import plan as fleet_plan
 from orchestrator.core.actions import SetActivity, Spawn, Terminate
-from orchestrator.core.cluster_readings import Reading, observe
-from orchestrator.core.cluster_rows import ClusterDemand, ClusterRow, MemberOperation, MemberRow, MemberWorker
 from orchestrator.core.cluster_states import (
     CLUSTER_TRANSITIONS,
     LIVE_CLUSTER,
@@ -25,12 +22,15 @@ from orchestrator.core.cluster_states import (
     MemberStatus,
     OperationStatus,
 )
-from orchestrator.core.cluster_view import ClusterPolicy, ClusterView
-from orchestrator.core.clusters import backoff_s, plan
+from orchestrator.core.clusters import actions as act
+from orchestrator.core.clusters.plan import backoff_s, plan
+from orchestrator.core.clusters.readings import Reading, observe
+from orchestrator.core.clusters.rows import ClusterDemand, ClusterRow, MemberOperation, MemberRow, MemberWorker
+from orchestrator.core.clusters.view import ClusterPolicy, ClusterView
 from orchestrator.core.model import ClusterNeed, Offer, PoolKind, Worker
 from orchestrator.core.states import READY, Stage, State
 from tests.unit.core import build
-from tests.unit.core.cluster_pods import Leader, Pod, node_states, reading_of, sha_of
+from tests.unit.core.clusters.pods import Leader, Pod, node_states, reading_of, sha_of
 
 H100 = Offer("NVIDIA H100", "EU-RO-1", "SECURE")
 NONE = ClusterDemand(0, 0, 0)

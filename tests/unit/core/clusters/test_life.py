@@ -5,12 +5,12 @@ from datetime import timedelta
 
 import pytest
 
-from orchestrator.core import cluster_actions as act
-from orchestrator.core.cluster_readings import Reading
-from orchestrator.core.cluster_rows import MemberOperation
 from orchestrator.core.cluster_states import ClusterStatus, MemberStatus, OperationKind, OperationStatus
+from orchestrator.core.clusters import actions as act
+from orchestrator.core.clusters.readings import Reading
+from orchestrator.core.clusters.rows import MemberOperation
 from orchestrator.core.states import State
-from tests.unit.core.cluster_world import NONE, World, tasks
+from tests.unit.core.clusters.world import NONE, World, tasks
 
 RUNNING, DEGRADED, REQUESTED = ClusterStatus.RUNNING, ClusterStatus.DEGRADED, ClusterStatus.REQUESTED
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.core.cluster_addresses import NodeName
 from orchestrator.core.cluster_states import ClusterStatus, MemberRole, MemberStatus
-from orchestrator.core.cluster_view import Configuration
+from orchestrator.core.clusters.addresses import NodeName
+from orchestrator.core.clusters.view import Configuration
 from orchestrator.core.failures import FailureCode
 
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from functools import cached_property
 
-from orchestrator.core.cluster_addresses import FabricAddress, NodeName
-from orchestrator.core.cluster_readings import DaemonState, Reading, is_busy, is_silent
-from orchestrator.core.cluster_rows import MemberRow
 from orchestrator.core.cluster_states import LIVE_MEMBER, MemberRole, MemberStatus
-from orchestrator.core.cluster_view import ClusterPolicy, ClusterView, Configuration, Node
+from orchestrator.core.clusters.addresses import FabricAddress, NodeName
+from orchestrator.core.clusters.readings import DaemonState, Reading, is_busy, is_silent
+from orchestrator.core.clusters.rows import MemberRow
+from orchestrator.core.clusters.view import ClusterPolicy, ClusterView, Configuration, Node
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.states import State
 
