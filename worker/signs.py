@@ -30,9 +30,10 @@ class SignsOfLife:
         self._state, self._log, self._folder = state, run.log("handler"), folder
         self._session, self._mark = session, mark
         self._every_s = min(LOOK_S, config.heartbeat_s / 2)
-        self._due = self._worked_at = time.monotonic()
+        self._worked_at = time.monotonic()
+        self._due = self._worked_at + self._every_s  # a short task is over by then: a check reads all of /proc
         self._seen = self._outside()
-        self._ticks = processes.cpu_ticks(session, mark, MAX_PROCESSES)
+        self._ticks: dict[int, int] | None = None  # None: not checked yet
 
     def look(self) -> None:
         """Check for a sign, unless the last check was a short time ago."""
@@ -51,11 +52,16 @@ class SignsOfLife:
         return (log, *_files(self._folder))
 
     def _has_worked(self) -> bool:
-        """Return whether its processes have used more than CPU_SHARE of a core since the last time they did."""
-        ticks, now = processes.cpu_ticks(self._session, self._mark, MAX_PROCESSES), time.monotonic()
-        used = sum(max(0, count - self._ticks.get(pid, 0)) for pid, count in ticks.items())
-        if used <= CPU_SHARE * TICKS_PER_S * (now - self._worked_at):
-            return False
+        """Return whether its processes have used more than CPU_SHARE of a core since the last time they did.
+
+        The first check has nothing to compare with, and counts as a sign: the task began a moment ago.
+        """
+        before, ticks = self._ticks, processes.cpu_ticks(self._session, self._mark, MAX_PROCESSES)
+        now = time.monotonic()
+        if before is not None:
+            used = sum(max(0, count - before.get(pid, 0)) for pid, count in ticks.items())
+            if used <= CPU_SHARE * TICKS_PER_S * (now - self._worked_at):
+                return False
         self._ticks, self._worked_at = ticks, now
         return True
 
