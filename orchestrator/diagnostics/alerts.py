@@ -13,7 +13,8 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from orchestrator.core.plurals import counted
-from orchestrator.diagnostics.conditions import HIGH, Condition, ConditionKind, Impact
+from orchestrator.diagnostics.condition_kinds import HIGH, ConditionKind, Impact
+from orchestrator.diagnostics.conditions import Condition
 from orchestrator.observability.redaction import plain, redact
 
 AFTER_S = {str(kind): kind.row.after_s for kind in ConditionKind}

@@ -10,7 +10,8 @@ from orchestrator.core.failures import UNTRIED
 from orchestrator.core.model import EndedBringUp
 from orchestrator.core.plurals import counted
 from orchestrator.diagnostics import causes
-from orchestrator.diagnostics.conditions import Condition, ConditionKind, Impact
+from orchestrator.diagnostics.condition_kinds import ConditionKind, Impact
+from orchestrator.diagnostics.conditions import Condition
 from orchestrator.diagnostics.evidence import evidence_text
 from orchestrator.diagnostics.facts import RECENT_S, Facts, PoolFacts, minutes
 

@@ -1,4 +1,4 @@
-"""What is wrong with a fleet: `conditions(facts)`, a pure function. conditions.py has the texts.
+"""What is wrong with a fleet: `conditions(facts)`, a pure function. condition_kinds.py has the texts.
 
 Conditions that come from what agents report of their machines belong into worker_rules.py, as one more rule there.
 """
@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 
 from orchestrator.core.places import are_far
 from orchestrator.diagnostics import causes, database_errors, pool_rules, task_rules, worker_rules
-from orchestrator.diagnostics.conditions import Condition, ConditionKind, Impact, in_order
+from orchestrator.diagnostics.condition_kinds import ConditionKind, Impact
+from orchestrator.diagnostics.conditions import Condition, in_order
 from orchestrator.diagnostics.facts import Facts
 from orchestrator.errors import REACHED
 

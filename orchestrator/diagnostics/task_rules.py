@@ -9,7 +9,8 @@ from orchestrator.core.exit_causes import FAILURES, ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import EndedBringUp
 from orchestrator.diagnostics import causes, heartbeat_loss
-from orchestrator.diagnostics.conditions import Condition, ConditionKind, Impact
+from orchestrator.diagnostics.condition_kinds import ConditionKind, Impact
+from orchestrator.diagnostics.conditions import Condition
 from orchestrator.diagnostics.facts import Facts, Row
 
 LOST_S, SHOWN_S = 120.0, 900.0  # since a task was lost: urgent, unless it is done by now; worth a line

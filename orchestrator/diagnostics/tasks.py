@@ -11,7 +11,7 @@ from orchestrator.core.meanings import CAPACITY, NOBODY, OPERATOR, ORCHESTRATOR,
 from orchestrator.core.model import Policy
 from orchestrator.core.plurals import counted
 from orchestrator.diagnostics import causes
-from orchestrator.diagnostics.conditions import ConditionKind
+from orchestrator.diagnostics.condition_kinds import ConditionKind
 from orchestrator.diagnostics.scaling import explained_reason
 from orchestrator.diagnostics.task_limits import limits
 

@@ -11,7 +11,8 @@ from orchestrator.core.plurals import counted
 from orchestrator.core.stages import STAGE_SPECS
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.diagnostics import causes
-from orchestrator.diagnostics.conditions import Condition, ConditionKind, Impact
+from orchestrator.diagnostics.condition_kinds import ConditionKind, Impact
+from orchestrator.diagnostics.conditions import Condition
 from orchestrator.diagnostics.early_warnings import BUSY_BEAT_S, MISSED_HEARTBEATS
 from orchestrator.diagnostics.facts import CONNECTED, RECENT_S, Facts, WorkerFacts, minutes
 

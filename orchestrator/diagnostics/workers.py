@@ -19,7 +19,7 @@ from orchestrator.core.stages import PAUSES_S, STAGE_SPECS
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.core.worker_metadata import WorkerMetadata
 from orchestrator.diagnostics import causes, heartbeat_loss
-from orchestrator.diagnostics.conditions import ConditionKind
+from orchestrator.diagnostics.condition_kinds import ConditionKind
 from orchestrator.diagnostics.early_warnings import irregularities, silent_leader, stalled, unfit
 from orchestrator.diagnostics.evidence import evidence_line
 from orchestrator.ports import HostKeyChanged

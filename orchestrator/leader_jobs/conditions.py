@@ -18,7 +18,8 @@ import structlog
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.actions import Plan
 from orchestrator.core.model import Snapshot
-from orchestrator.diagnostics.conditions import Condition, ConditionKind
+from orchestrator.diagnostics.condition_kinds import ConditionKind
+from orchestrator.diagnostics.conditions import Condition
 from orchestrator.diagnostics.fact_sources import of_tick
 from orchestrator.diagnostics.facts import NOT_ASKED, Asked, Facts, Outage
 from orchestrator.diagnostics.rules import conditions

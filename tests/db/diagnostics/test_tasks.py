@@ -13,7 +13,7 @@ from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.silence import CALLS_IN_VAIN
 from orchestrator.core.states import Stage, State
 from orchestrator.diagnostics import causes
-from orchestrator.diagnostics.conditions import ConditionKind
+from orchestrator.diagnostics.condition_kinds import ConditionKind
 from orchestrator.diagnostics.tasks import FEW
 from tests.db.conformance.builders import START, Fleet, result
 from tests.db.diagnostics.build import bring_up, lines, promoted, times, told

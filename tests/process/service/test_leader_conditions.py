@@ -13,7 +13,8 @@ from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Demand, EndedBringUp
 from orchestrator.core.plan import plan
 from orchestrator.diagnostics.account import money
-from orchestrator.diagnostics.conditions import Condition, ConditionKind
+from orchestrator.diagnostics.condition_kinds import ConditionKind
+from orchestrator.diagnostics.conditions import Condition
 from orchestrator.leader_jobs import conditions
 from orchestrator.leader_jobs.conditions import LeaderConditions, Sources
 from orchestrator.observability.metrics import Metrics

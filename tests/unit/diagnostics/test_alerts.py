@@ -12,7 +12,8 @@ from pydantic import SecretStr, TypeAdapter, ValidationError
 from orchestrator.adapters.alert_sender import AlertSender
 from orchestrator.config.types import AlertUrl, QuietTimes
 from orchestrator.diagnostics.alerts import Alert, AlertPolicy, QuietHours, checked
-from orchestrator.diagnostics.conditions import Condition, ConditionKind, Impact
+from orchestrator.diagnostics.condition_kinds import ConditionKind, Impact
+from orchestrator.diagnostics.conditions import Condition
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 NIGHT = QuietHours(time(22), time(7), ZoneInfo("UTC"))

@@ -16,7 +16,8 @@ from orchestrator.core.model import Demand, EndedBringUp, OfferState, Spent, Wor
 from orchestrator.core.plan import plan
 from orchestrator.core.stages import BRING_UP
 from orchestrator.diagnostics.change import changes
-from orchestrator.diagnostics.conditions import Condition, ConditionKind, is_healthy
+from orchestrator.diagnostics.condition_kinds import ConditionKind
+from orchestrator.diagnostics.conditions import Condition, is_healthy
 from orchestrator.diagnostics.environment import environment
 from orchestrator.diagnostics.fact_sources import of_report, of_tick
 from orchestrator.diagnostics.rules import conditions

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from orchestrator.diagnostics.conditions import ConditionKind, Impact
+from orchestrator.diagnostics.condition_kinds import ConditionKind, Impact
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE, ALERTS = ROOT / "docs" / "health.md", ROOT / "ops" / "alerts.yml"
