@@ -15,8 +15,9 @@ from pathlib import Path
 import click
 from prometheus_client.metrics_core import Metric
 
+from orchestrator.cli.command_table import COMMANDS
 from orchestrator.cli.examples import EXAMPLES
-from orchestrator.cli.main import COMMANDS, Commands
+from orchestrator.cli.main import Commands
 from orchestrator.core.clusters.diagnoses import Diagnosis
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode

@@ -19,9 +19,10 @@ import click
 import pytest
 
 from orchestrator import errors
+from orchestrator.cli.command_table import COMMANDS
+from orchestrator.cli.command_table import EXAMPLES as FIRST
 from orchestrator.cli.examples import EXAMPLES
-from orchestrator.cli.main import COMMANDS, Commands
-from orchestrator.cli.main import EXAMPLES as FIRST
+from orchestrator.cli.main import Commands
 from orchestrator.cli.output import Output
 from orchestrator.cli.program import PROGRAM
 from orchestrator.core.states import State

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.cli.command_table import COMMANDS
 from orchestrator.cli.commands.tasks import tasks
-from orchestrator.cli.main import COMMANDS
 from orchestrator.core.blocked import BlockedReason
 from orchestrator.core.clusters.diagnoses import Diagnosis
 from orchestrator.core.exit_causes import ExitCause

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli.main import COMMANDS
+from orchestrator.cli.command_table import COMMANDS
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.model import Demand, EndedBringUp, OfferState, Spent, Worker
 from orchestrator.core.plan import plan

@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.cli.main import COMMANDS
+from orchestrator.cli.command_table import COMMANDS
 from orchestrator.core.findings import GUARDS
 from orchestrator.diagnostics import knowledge
 from orchestrator.diagnostics.knowledge import CATALOGUE, Gotcha
