@@ -13,6 +13,7 @@ from orchestrator.core.plurals import counted
 from orchestrator.diagnostics import causes
 from orchestrator.diagnostics.condition_kinds import ConditionKind
 from orchestrator.diagnostics.scaling import explained_reason
+from orchestrator.diagnostics.task_attempts import TaskAttempt, attempt_of
 from orchestrator.diagnostics.task_limits import limits
 
 Row = Mapping[str, Any]
@@ -20,26 +21,6 @@ LEAD = "python -m orchestrator run"
 REQUEUE = "python -m orchestrator migrate --requeue-held, to queue it again now if nobody works on it"
 FEW = 3  # attempts that are enough to call a duration usual
 NAMED = 3  # dependencies that are named; the others are counted
-
-
-@dataclass(frozen=True, slots=True)
-class TaskAttempt:
-    """One claim of the task."""
-
-    number: int
-    worker_id: str
-    worker: str  # the worker's state, or how it ended
-    started_at: str
-    ended_at: str | None
-    outcome: str  # "running" for the open attempt
-    code: str | None
-    exit_class: str | None
-    point: str | None  # Claiming, Processing or Completion
-    message: str | None
-    means: str | None
-    log: str | None  # the part of the handler's log: `bytes 120–4096 of handler`
-    usd: float | None  # its share of the cost of its claim, as `cost` has it; None: the price is not known
-    fix: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +61,7 @@ class _Why:
 def explained(found: Row, policy: Policy | None = None) -> TaskExplanation:
     """Explain a task from the answer of fleet_task_explain()."""
     task = found["task"]
-    attempts = list(map(_attempt, found["attempts"]))
+    attempts = list(map(attempt_of, found["attempts"]))
     known = [attempt.usd for attempt in attempts if attempt.usd is not None]
     why = {"Queued": _queued, "In Progress": _running, "Complete": _complete}.get(task["status"], _ended)(found, policy)
     return TaskExplanation(
@@ -285,31 +266,3 @@ def _dependency(row: Row) -> str:
         return f"{row['id']} (does not exist)"
     on = f" on {row['worker_id']}" if row["status"] == "In Progress" else ""
     return f"{row['task_type']} {row['id']} is {row['status']}{on}"
-
-
-def _attempt(row: Row) -> TaskAttempt:
-    cause = causes.of(row["failure_code"]) if row["failure_code"] else None
-    ending = " ".join(row[name] for name in ("worker_exit_cause", "worker_failure_code") if row[name])
-    return TaskAttempt(
-        number=row["attempt"],
-        worker_id=row["worker_id"],
-        worker=ending or row["worker_status"] or "unknown",
-        started_at=row["started_at"],
-        ended_at=row["ended_at"],
-        outcome=row["outcome"] or "running",
-        code=row["failure_code"],
-        exit_class=row["exit_class"],
-        point=row["failed_at_point"],
-        message=row["message"],
-        means=cause.means if cause else None,
-        log=_log_range(row),
-        usd=None if row["usd"] is None else float(row["usd"]),
-        fix=cause.about(worker=row["worker_id"], task=row["task_id"]).fix if cause else None,
-    )
-
-
-def _log_range(row: Row) -> str | None:
-    first, last = row["log_first"], row["log_last"]
-    if (first is None and last is None) or first == last:
-        return None
-    return f"bytes {first or 0}–{'…' if last is None else last} of handler"
