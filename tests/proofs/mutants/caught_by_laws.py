@@ -58,7 +58,7 @@ MUTANTS = (
            '        fleet_id="default" if str(fields["name"]).startswith("gpu-") else None,'),
     Mutant("another database's pods of this fleet's name are ours", "I1", "orchestrator/core/model.py",
            "self.fleet_id == fleet_id and self.database_id in (None, database_id)", "self.fleet_id == fleet_id"),
-    Mutant("a pod carries no identity of its database", "I1", "orchestrator/adapters/runpod.py",
+    Mutant("a pod carries no identity of its database", "I1", "orchestrator/adapters/runpod_requests.py",
            "        ownership[DATABASE_VARIABLE] = spec.database_id", "        pass"),
     Mutant("no orphan is ever deleted", "I1", "orchestrator/core/orphans.py",
            "    return deletes", "    return []"),
