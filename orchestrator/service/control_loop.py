@@ -17,8 +17,9 @@ from orchestrator.core.actions import Plan
 from orchestrator.core.model import Policy, Snapshot
 from orchestrator.core.plan import plan
 from orchestrator.leader_jobs.clusters import TICK_S, Clusters
-from orchestrator.loop.daemon import Daemon, Hooks
+from orchestrator.loop.daemon import Daemon
 from orchestrator.loop.execute import Executor, PodOperations
+from orchestrator.loop.hooks import Hooks
 from orchestrator.loop.jobs import LeaderJob
 from orchestrator.loop.observe import FIRST_PATIENCE_S, Observer
 from orchestrator.loop.runtime import Runtime

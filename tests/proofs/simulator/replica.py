@@ -15,8 +15,9 @@ from orchestrator.adapters.store import SqlStore
 from orchestrator.core.actions import Plan
 from orchestrator.core.model import Pod, Policy, Snapshot
 from orchestrator.core.plan import plan
-from orchestrator.loop.daemon import Daemon, Hooks
+from orchestrator.loop.daemon import Daemon
 from orchestrator.loop.execute import Executor, PodOperations
+from orchestrator.loop.hooks import Hooks
 from orchestrator.loop.observe import Observer
 from orchestrator.loop.runtime import Runtime
 from orchestrator.loop.store_watch import StoreWatch
