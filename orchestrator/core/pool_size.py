@@ -13,7 +13,7 @@ class Size:
     demand: Demand
     ready: list[Worker]
     spawning: list[Worker]
-    going: list[Worker]  # terminating, or ended in this tick
+    ending: list[Worker]  # terminating, or ended in this tick
     busy: int
     running: int  # running tasks that count as demand: those of workers that stay
     wanted: int  # before MAX_ACTIVE_GPUS
