@@ -1,6 +1,6 @@
 """One tick with 10, 100 and 1,000 workers: wall time, processor time of the orchestrator, and of Postgres.
 
-Half of the workers hold a task, the others are idle. A fifth of both is silent: their agents call in vain.
+Half of the workers hold a task, the others are idle. A fifth of both is silent: their agents get no answer.
 The daemon's own tick over a real Postgres: the observation, its plan, record and metrics; nothing is to be done.
 The provider's list is a tuple that is there already: a real one is waited for beside the tick.
 """
@@ -122,7 +122,7 @@ async def _ticks(daemon: Daemon, term: int, sql: Any, tries: int) -> tuple[list[
     servers_s = await servers_cpu_s(sql)
     for _ in range(tries):
         for worker in silent:
-            daemon._observer.note_pod_answer(worker, calls_in_vain=True, others_are_heard=True)  # noqa: SLF001
+            daemon._observer.note_pod_answer(worker, calls_unanswered=True, others_are_heard=True)  # noqa: SLF001
         began = (time.perf_counter(), time.process_time())
         made = await daemon._tick.run(term)  # noqa: SLF001  without its timers
         wall_s.append(time.perf_counter() - began[0])

@@ -103,7 +103,7 @@ class Heartbeat(threading.Thread):
         return True
 
     def _record_unanswered(self, now: float) -> None:
-        """Record a heartbeat without an answer: the orchestrator may ask over SSH whether this agent calls in vain.
+        """Record a heartbeat without an answer: the orchestrator may ask over SSH whether this agent gets no answer.
 
         The file is overwritten in place, which needs no room on the disk.
         """

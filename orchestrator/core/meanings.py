@@ -1,6 +1,6 @@
 """What an operator needs to know about a code: the common fields of all catalogues, and shared phrases.
 
-In a fix, `<worker>` and `<task>` stand for the id of the worker or task that is shown.
+In a fix, `<worker>` and `<task>` are placeholders for the id of the worker or task that is shown.
 """
 
 from dataclasses import dataclass

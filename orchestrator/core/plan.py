@@ -112,7 +112,7 @@ def _bounded(actions: Iterable[Action], snapshot: Snapshot) -> Iterable[Action]:
         Then follows the one with the oldest answer.
         """
         answer = snapshot.pod_answers.get(action.worker_id) if isinstance(action, AskPod) else None
-        if answer is None or (answer.calls_in_vain is None and answer.has_network):
+        if answer is None or (answer.calls_unanswered is None and answer.has_network):
             return isinstance(action, Wait), 0.0 if answer is None else -1.0
         return False, answer.at.timestamp()
 

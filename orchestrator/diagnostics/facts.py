@@ -59,7 +59,7 @@ class WorkerFacts:
 
     @property
     def is_unheard(self) -> bool:
-        """Whether it stays although it is silent: its agent calls in vain, or the orchestrator has no network."""
+        """Whether it stays although it is silent: its agent gets no answer, or the orchestrator has no network."""
         return self.waiting_on == WaitingOn.OPERATOR and (self.is_ready or self.stage == Stage.DRAINING)
 
 

@@ -108,7 +108,7 @@ def _slow(facts: Facts) -> Iterator[Condition]:
 
 
 def _unheard(facts: Facts) -> Iterator[Condition]:
-    """Silent workers that may be well: most workers are silent, and their agents call in vain."""
+    """Silent workers that may be well: most workers are silent, and their agents get no answer."""
     groups: defaultdict[str, list[WorkerFacts]] = defaultdict(list)
     for worker in facts.workers:
         if worker.is_unheard:

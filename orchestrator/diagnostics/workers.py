@@ -247,7 +247,7 @@ def _terminating(row: Row, found: Row, _: Policy | None, __: datetime) -> _Wait:
     wait = _Wait(row["waiting_on"], what, then, MORE)
     wait.since, wait.deadline = row["stage_since"], row["deadline_at"]
     _end(wait, row, found)
-    if row["waiting_on"] == WaitingOn.OPERATOR and row["stage"] == Stage.DRAINING:  # its agent calls in vain
+    if row["waiting_on"] == WaitingOn.OPERATOR and row["stage"] == Stage.DRAINING:  # its agent gets no answer
         wait.what, wait.fix = f"{row['waiting_for']}; {what}", ConditionKind.GATEWAY_UNREACHED.row.fix
     return wait
 

@@ -77,10 +77,10 @@ class Observer:
         """Note a worker whose call the gateway could not answer: the worker is alive."""
         self._contacts.note_unanswered(worker_id)
 
-    def note_pod_answer(self, worker: Worker, calls_in_vain: bool | None, others_are_heard: bool) -> NotedAnswer:
+    def note_pod_answer(self, worker: Worker, calls_unanswered: bool | None, others_are_heard: bool) -> NotedAnswer:
         """Note what the pod of a silent worker answered: see `PodAnswer`."""
         has_network = others_are_heard or self._no_answer() is None
-        return self._contacts.note_pod_answer(worker, calls_in_vain, has_network=has_network)
+        return self._contacts.note_pod_answer(worker, calls_unanswered, has_network=has_network)
 
     def _no_answer(self) -> str | None:
         """Return that the provider does not answer, and why; None if it does."""

@@ -76,7 +76,7 @@ class Ahead:
 
 
 async def test_a_machine_that_was_suspended_takes_nobody_for_dead(fleet: Fleet, db: Db) -> None:
-    """Its monotonic clock stood still with it, and its agents called in vain: whoever lives is heard in a moment."""
+    """Its monotonic clock stood still with it, and its agents got no answer: whoever lives is heard in a moment."""
     await fleet.lead()
     await fleet.submit()
     agent = await fleet.agent()

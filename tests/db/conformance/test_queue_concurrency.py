@@ -490,7 +490,7 @@ async def _watch(url: str, fleet: Fleet, done: asyncio.Event, worst: list[str]) 
 
 
 async def test_a_silent_worker_that_may_be_well_keeps_the_place_of_its_task(fleet: Fleet) -> None:
-    """SSH has shown that its agent calls in vain. No other task gets its place, and its result counts."""
+    """SSH has shown that its agent gets no answer. No other task gets its place, and its result counts."""
     first, second = await fleet.submit(count=2, concurrency_key="k")
     cut, heard = await fleet.agent(), await fleet.agent()
     (held,) = await cut.claim(batch=1)

@@ -10,7 +10,7 @@ from psycopg.rows import DictRow
 from orchestrator.cli import explain_view
 from orchestrator.core.blocked import WORKERS, Blocked, BlockedReason, text
 from orchestrator.core.exit_causes import ExitCause
-from orchestrator.core.silence import CALLS_IN_VAIN
+from orchestrator.core.silence import CALLS_UNANSWERED
 from orchestrator.core.states import Stage, State
 from orchestrator.diagnostics import causes
 from orchestrator.diagnostics.condition_kinds import ConditionKind
@@ -51,11 +51,13 @@ async def test_a_task_of_a_silent_worker_that_may_be_well_waits_for_what_the_wor
     agent = await fleet.agent()
     (task,) = await fleet.submit()
     await agent.claim()
-    await fleet.move(agent.id, State.ACTIVE, waiting_on="operator", waiting_for=CALLS_IN_VAIN, deadline_s=600)
+    await fleet.move(agent.id, State.ACTIVE, waiting_on="operator", waiting_for=CALLS_UNANSWERED, deadline_s=600)
     await fleet.call("task_cancel", p_id=task)
     said = await told(fleet, task)
     assert (said.who, said.fix) == ("operator", ConditionKind.GATEWAY_UNREACHED.row.fix)
-    assert said.what.startswith(f"{CALLS_IN_VAIN}; worker {agent.id} (active) to finish it; its cancellation was asked")
+    assert said.what.startswith(
+        f"{CALLS_UNANSWERED}; worker {agent.id} (active) to finish it; its cancellation was asked"
+    )
     assert said.then == "if that lasts until then, its worker ends"
     assert said.until is not None
     assert datetime.fromisoformat(said.until) == fleet.now + timedelta(seconds=600)

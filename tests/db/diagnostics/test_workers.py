@@ -9,7 +9,7 @@ import pytest
 from orchestrator.cli.worker_rows import waits_for
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import SILENCES, FailureCode
-from orchestrator.core.silence import CALLS_IN_VAIN
+from orchestrator.core.silence import CALLS_UNANSWERED
 from orchestrator.core.stages import BRING_UP, STAGE_SPECS, StageSpec
 from orchestrator.core.states import Stage, State
 from orchestrator.core.worker_metadata import metadata
@@ -283,10 +283,10 @@ async def test_the_end_by_an_outage_of_the_gateway_is_no_riddle(fleet: Fleet) ->
 async def test_a_silent_worker_that_may_be_well_waits_for_an_operator(fleet: Fleet) -> None:
     """Its agent runs and its calls do not arrive: the way from the pods to the gateway is what must be corrected."""
     worker = await promoted(fleet, 10)
-    await fleet.move(worker, State.ACTIVE, waiting_on="operator", waiting_for=CALLS_IN_VAIN, deadline_s=600)
+    await fleet.move(worker, State.ACTIVE, waiting_on="operator", waiting_for=CALLS_UNANSWERED, deadline_s=600)
     explanation = await explained(fleet, worker)
     assert explanation.who == "operator"
-    assert explanation.what == f"{CALLS_IN_VAIN}; to ask for work"
+    assert explanation.what == f"{CALLS_UNANSWERED}; to ask for work"
     assert "WORKER_API_URL" in explanation.fix
     assert explanation.then.endswith("it ends (heartbeat_lost)")
 
@@ -294,10 +294,10 @@ async def test_a_silent_worker_that_may_be_well_waits_for_an_operator(fleet: Fle
 async def test_a_silent_worker_that_finishes_its_tasks_waits_for_an_operator_too(fleet: Fleet) -> None:
     """How its tasks end cannot be heard until the way to the gateway is correct."""
     worker = await promoted(fleet, 10)
-    told = {"waiting_on": "operator", "waiting_for": CALLS_IN_VAIN, "exit_cause": "manual"}
+    told = {"waiting_on": "operator", "waiting_for": CALLS_UNANSWERED, "exit_cause": "manual"}
     await fleet.move(worker, State.ACTIVE, State.TERMINATING, stage=Stage.DRAINING, **told, deadline_s=600)
     explanation = await explained(fleet, worker)
-    assert (explanation.who, explanation.what) == ("operator", f"{CALLS_IN_VAIN}; 0 tasks to end")
+    assert (explanation.who, explanation.what) == ("operator", f"{CALLS_UNANSWERED}; 0 tasks to end")
     assert "WORKER_API_URL" in explanation.fix
 
 

@@ -16,7 +16,7 @@ from orchestrator.core.states import READY, Stage
 from tests.process.bringup.rig import DEADLINE_S, Rig
 from tests.process.bringup.sshd import Sshd, pem_of
 
-SHORT_S = 0.6  # of a stage that waits in vain
+SHORT_S = 0.6  # the deadline of a stage that gets no result
 LOG_S = 3.0  # … and reads the pod's log in the last quarter of it
 TRIES_S = 3.0  # … and tries again and again
 

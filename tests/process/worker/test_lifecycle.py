@@ -344,13 +344,13 @@ def test_upload_waits_for_the_orchestrator(orchestrator: Orchestrator, pod: Pod,
     assert orchestrator.completion("upload")["p_output_location"] == "s3://bucket/x/outputs/upload/1/x"
 
 
-def test_a_silent_agents_pod_shows_that_it_calls_in_vain(orchestrator: Orchestrator, pod: Pod) -> None:
+def test_a_silent_agents_pod_shows_that_it_gets_no_answer(orchestrator: Orchestrator, pod: Pod) -> None:
     """The orchestrator's command is run on the pod: before the outage and during it."""
     pod.start(HANDLERS)
     orchestrator.until(lambda: orchestrator.count(protocol.HEARTBEAT))
-    assert not pod.calls_in_vain()
+    assert not pod.calls_unanswered()
     orchestrator.down()
-    wait_for(pod.calls_in_vain)
+    wait_for(pod.calls_unanswered)
     assert pod.events("heartbeat_unanswered")
     orchestrator.up()
 
@@ -361,7 +361,7 @@ def test_an_answer_of_something_else_is_no_answer(orchestrator: Orchestrator, po
     orchestrator.submit("kept", "gated", gate.params)
     gate.begun()
     orchestrator.tell(refusal=(200, "SIGN_IN"))
-    wait_for(pod.calls_in_vain)
+    wait_for(pod.calls_unanswered)
     gate.open()
     wait_for(lambda: pod.events("call_unanswered"))
     orchestrator.tell(refusal=None)

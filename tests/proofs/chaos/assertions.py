@@ -189,7 +189,7 @@ def show(summary: Mapping[str, Any], stream: TextIO) -> None:
     killed = ", ".join(f"{number} of {who}" for who, number in summary["killed"].items())
     lines = {
         "tasks": "{tasks_done} of {tasks_submitted} done, {tasks_failed} failed, {tasks_lost} lost, "
-        "{tasks_doubled} doubled; {tasks_requeued} attempts in vain",
+        "{tasks_doubled} doubled; {tasks_requeued} attempts without a result",
         "pods": "{pods_created} rented, {pods_leaked} leaked; without a live row for at most {unowned_pod_s} s",
         "log bytes": "{log_bytes_produced:,} written, {log_bytes_shipped:,} in S3, "
         "{log_bytes_declared_lost:,} declared lost, {log_bytes_missing} missing",
