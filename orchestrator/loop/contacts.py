@@ -1,4 +1,4 @@
-"""Remembers between snapshots what this process knows about the contact to its workers, besides their heartbeats."""
+"""Remembers between snapshots how this process last heard of its workers, besides their heartbeats."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -8,7 +8,7 @@ from datetime import datetime
 from orchestrator.core.model import PodAnswer, Worker
 from orchestrator.core.silence import NotedAnswer
 
-IN_A_ROW_S = 60.0  # a try to reach a pod that is later than that does not belong to the one before
+IN_A_ROW_S = 60.0  # tries to reach a pod with a longer pause between them do not count as one outage
 SILENT_HEARTBEATS = 2  # heartbeats without which a worker is silent
 Moment = Callable[[float], datetime]  # from the loop's clock to the database's
 
@@ -29,7 +29,7 @@ class _PodAnswer:
 
 
 class Contacts:
-    """The memory of one orchestrator. Times are on the loop's clock."""
+    """Unanswered calls of workers, and answers of silent workers' pods. Times are on the loop's clock."""
 
     def __init__(self) -> None:
         self._unanswered_s: dict[str, float] = {}  # worker id -> when

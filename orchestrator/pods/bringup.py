@@ -1,10 +1,10 @@
 """Bring-up: the stages of one worker from a created pod to promotion, with a stage check each. Each attempt is a row.
 
-Level-triggered: a bring-up begins at pod_running, whatever stage the row shows, and repeats the cheap stages. So it
-continues after a restart of the orchestrator. An agent that runs already under the row's nonce is found, not started
-twice.
+Level-triggered: a bring-up always begins at pod_running, even if the row shows a later stage, and repeats the cheap
+stages. So it continues after a restart of the orchestrator. An agent that runs already under the row's nonce is found,
+not started twice.
 
-    move(stage, deadline) -> open the attempt -> I/O under the deadline -> close the attempt, whatever happened
+    move(stage, deadline) -> open the attempt -> I/O under the deadline -> close the attempt, also after an error
 
 A failed check ends the worker with its code. Without an answer (a lost connection, an unknown exit status), the result
 is unknown: the attempt is closed as lost, and the bring-up begins again, until the deadline of the lost stage.
@@ -51,7 +51,7 @@ class BringUpLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The secrets for a worker."""
+    """Functions that make the secrets for a worker."""
 
     token_for: Callable[[Worker, str], str]  # worker, jti
     nonce_for: Callable[[str], str]  # worker id -> the nonce that shows the pod's identity at first contact
@@ -210,10 +210,10 @@ class BringUp:
 
 
 class _Clock:
-    """The remaining time: of the stage, of the whole bring-up, and of a lost stage."""
+    """The remaining time of the present stage, of the whole bring-up, and of a stage whose connection was lost."""
 
     def __init__(self, cap_s: float) -> None:
-        self._cap_s = cap_s
+        self._cap_s = cap_s  # for the whole bring-up
         self._born: float | None = None  # the row's creation, on this process's monotonic clock
         self._until: dict[Stage, float] = {}  # the deadline of each entered stage
         self._lost: tuple[Stage, float] | None = None  # the lost stage, and the end of its retries
@@ -252,7 +252,7 @@ class _Clock:
 
 
 async def _no_log(pod_id: str) -> str:
-    raise Unavailable(f"nobody can read the log of pod {pod_id} here")
+    raise Unavailable(f"the log of pod {pod_id} cannot be read here")
 
 
 async def _timed(
