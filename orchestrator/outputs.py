@@ -21,7 +21,7 @@ GRANT_TTL_S = 300  # agents ask for a fresh URL before each try; a transfer that
 UPLOAD_AGE = timedelta(days=2)  # of a multipart upload that is aborted
 LOOK_TIMEOUT_S = 5.0  # for the bucket to show an output
 OUTPUTS = "outputs/"  # the only keys that a worker ever gets a URL for
-PROBE_KEY = "probes/pod"  # every pod overwrites it before its first claim; nobody uses its content
+PROBE_KEY = "probes/pod"  # every pod overwrites it before its first claim; its content is not used
 PROBE = "written by a pod to see whether it can use this bucket\n"
 PROBE_TTL_S = 86_400
 CHECKSUM = "x-amz-checksum-sha256"

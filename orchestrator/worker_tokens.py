@@ -26,7 +26,7 @@ ISSUER = "orchestrator"
 ROLE = "gpu_worker"
 CLAIMS = ("sub", "role", "jti", "iat", "exp", "iss")  # a token without one of them is no token
 LIFE_S = 4 * 3600.0
-PROGRAM_LIFE_S = 365 * 86_400.0  # longer than a pod lives
+PROGRAM_LIFE_S = 365 * 86_400.0  # longer than a pod exists
 MAX_TOKEN_CHARS = 4_096
 MAX_KNOWN_TOKENS = 4_096
 CLOCK_LEEWAY_S = 30  # replicas mint and verify on their own clocks
@@ -81,7 +81,7 @@ def verify(key: Key, token: str) -> Claims:
     """The claims of a token that this key signed and that has not expired. Raises InvalidToken."""
     if len(token) > MAX_TOKEN_CHARS:
         raise InvalidToken(f"the token is longer than {MAX_TOKEN_CHARS} characters")
-    # One algorithm for one kind of key, whatever the token's header says: a public half must never pass for a secret.
+    # One algorithm for one kind of key. The token's header does not choose it: a public half must never be a secret.
     checks, algorithm = (key, "HS256") if isinstance(key, str) else (key.private.public_key(), "ES256")
     try:
         claims = jwt.decode(

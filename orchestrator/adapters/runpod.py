@@ -230,25 +230,22 @@ class RunPodCloud:
         raise AssertionError("the last attempt returns or raises")
 
     def _meaning(self, error: Exception, doing: str, priority: Priority) -> PortError:
-        """Return the port's error for an error of a call.
-
-        RateLimited with the seconds until the next call is allowed.
-        """
+        """Return the port's error for an error of a call. RateLimited has the seconds until the next call."""
         # An unreadable body raises a ValueError too, in requests or json: the call was made, and its result is unknown.
         unreadable = isinstance(error, requests.RequestException | json.JSONDecodeError | UnicodeError)
         if isinstance(error, ValueError) and not unreadable:
             return BadSpec(f"{doing}: {error}")
-        meant = port_error(error, doing)
-        if isinstance(meant, RateLimited):
-            meant.retry_after_s = max(meant.retry_after_s, self._lanes.wait_s(priority))
-        return meant
+        meaning = port_error(error, doing)
+        if isinstance(meaning, RateLimited):
+            meaning.retry_after_s = max(meaning.retry_after_s, self._lanes.wait_s(priority))
+        return meaning
 
 
-def _may_repeat(meant: PortError, only_rate_limit: bool) -> bool:
+def _may_repeat(error: PortError, only_rate_limit: bool) -> bool:
     """Return whether the call may be repeated; a create call only if it certainly had no effect."""
-    if isinstance(meant, RateLimited | NotSent):
+    if isinstance(error, RateLimited | NotSent):
         return True
-    return isinstance(meant, Unavailable) and not only_rate_limit
+    return isinstance(error, Unavailable) and not only_rate_limit
 
 
 def _pods(records: list[Any]) -> tuple[Pod, ...]:

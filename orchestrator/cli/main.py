@@ -117,8 +117,8 @@ def exit_code(commands: click.Command, argv: list[str], prog_name: str | None, o
         return output.fail(*(Failure(SETTING, what=what, why=why, fix=fix) for what, why, fix in error.problems))
     except (Failure, Failures, PortError) as error:
         failures = error.failures if isinstance(error, Failures) else [error]
-        told = [from_port_error(one) if isinstance(one, PortError) else one for one in failures]
-        return output.fail(*(_with_own_fix(one, commands, argv, prog_name) for one in told))
+        shown = [from_port_error(one) if isinstance(one, PortError) else one for one in failures]
+        return output.fail(*(_with_own_fix(one, commands, argv, prog_name) for one in shown))
     return code if isinstance(code, int) else 0
 
 

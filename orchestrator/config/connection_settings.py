@@ -146,7 +146,7 @@ class Messages(BaseModel):
         "Europe/Berlin.",
     )
     alert_max_per_hour: Count = setting(
-        10, "The largest number of messages within an hour. One summary tells how many more there are."
+        10, "The largest number of messages within an hour. One summary has the number of the others."
     )
     webhook_secret: SecretStr | None = setting(
         None,

@@ -112,8 +112,8 @@ def _conninfo(value: SecretStr) -> SecretStr:
         raise ValueError("must be a URL that begins with postgresql:// (or libpq's host=… dbname=…)")
     read = _as_libpq(text)
     login, at, rest = text.partition("://")[2].partition("@")
-    astray = "@" in rest.partition("?")[0] or (at and "/" in login and "?" not in login)
-    if is_url and (astray or "?" in read.get("user", "")):
+    is_misplaced = "@" in rest.partition("?")[0] or (at and "/" in login and "?" not in login)
+    if is_url and (is_misplaced or "?" in read.get("user", "")):
         raise ValueError("an '@' or '/' stands in a password or the user's name: write %40 or %2F for it")
     if re.search(r"[^\d,]", read.get("port", "")):
         raise ValueError("its port is not a number")

@@ -44,7 +44,7 @@ def contradictions(settings: Settings) -> list[SettingProblem]:
 
 
 def _clusters_without_agent(settings: Settings) -> list[SettingProblem]:
-    """Return the cluster pools whose tasks nobody would submit to Slurm. Raises SettingsError as `_beyond`."""
+    """Return the cluster pools without an agent that submits tasks to Slurm. Raises SettingsError as `_beyond`."""
     names = [pool.name for pool in settings.policy().pools if pool.kind is PoolKind.CLUSTER]
     if not names or not settings.worker_start_command:
         return []
@@ -114,7 +114,7 @@ def _guessable(settings: Settings, fix: str) -> list[SettingProblem]:
 def _readable(settings: Settings) -> list[SettingProblem]:
     """Addresses to which tokens, keys and tasks would go unencrypted."""
     given = {name: getattr(settings, name.lower()) for name in ENCRYPTED}
-    why = "http:// outside of this machine: whoever is on the way reads tokens, keys and tasks"
+    why = "http:// outside of this machine: others on the network can read tokens, keys and tasks"
     return [
         SettingProblem(f"{name} is not encrypted", why, f"set {name}=https://…")
         for name, url in given.items()

@@ -1,4 +1,4 @@
-"""Which secrets and addresses the service refuses to start with: a stranger could guess or read them."""
+"""Secrets and addresses with which the service refuses to start: an outsider could guess or read them."""
 
 import ipaddress
 import re

@@ -38,8 +38,8 @@ class ConditionRow:
     unhealthy: Impact = Impact.NONE  # the fleet is UNHEALTHY if a condition of this kind does one of these
     level: str = MEDIUM  # of a condition that does none of them: MEDIUM, a warning; LOW, a remark
     alert: str | None = None  # its rule in ops/alerts.yml
-    waits_s: float = 0.0  # the rule and the message count it when its `since` is so long ago
-    after_s: float = 60.0  # it counts for so long before the rule fires, or its message is sent
+    waits_s: float = 0.0  # seconds since its `since`, after which the alert rule and the message count it
+    after_s: float = 60.0  # seconds for which it must last until the rule fires, or its message is sent
 
 
 class ConditionKind(Explained):
@@ -266,12 +266,12 @@ class ConditionKind(Explained):
 
     @property
     def rank(self) -> int:
-        """Its place in the table."""
+        """Return the place of the kind in the table."""
         return RANKS[self]
 
     @property
     def anchor(self) -> str:
-        """Where the docs describe it."""
+        """Return the place in the docs that describes the kind."""
         return f"docs/health.md#{self}"
 
 

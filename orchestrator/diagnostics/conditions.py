@@ -26,7 +26,7 @@ class Condition:
 
     @property
     def severity(self) -> str:
-        """HIGH makes the fleet UNHEALTHY."""
+        """Return HIGH, MEDIUM or LOW. HIGH makes the fleet UNHEALTHY."""
         return HIGH if self.impact & self.kind.row.unhealthy else self.kind.row.level
 
     @property
@@ -40,7 +40,7 @@ class Condition:
         return filled(self.kind.row.fix, self.detail)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as the reports have it."""
+        """Return the condition as reports show it."""
         common = {"priority": self.severity, "category": self.kind.row.category, "issue": self.text, "action": self.fix}
         times = {"since": self.since and self.since.isoformat(), "until": self.until and self.until.isoformat()}
         about = {"kind": str(self.kind), "subject": self.subject, "docs": self.kind.anchor}

@@ -1,6 +1,6 @@
-"""The facts that rules judge: one typed record of a fleet at one moment. fact_sources.py makes it.
+"""The facts in which rules find conditions: one typed record of a fleet at one moment. fact_sources.py makes it.
 
-What could not be had, or was not asked, is None or empty, and no rule guesses it.
+A fact that was unavailable, or was not requested, is None or empty. No rule guesses it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -32,7 +32,7 @@ BLOCKED: Mapping[Reason, ConditionKind] = {
 }
 LIMITS = frozenset(
     {ConditionKind.PAUSED, ConditionKind.BUDGET_SPENT}
-)  # set on purpose: no impact while the pool's workers go on
+)  # set on purpose: no impact while the pool's workers continue
 WAITS = {
     "capacity": ConditionKind.SOLD_OUT,
     "budget": ConditionKind.BUDGET_SPENT,
@@ -76,7 +76,7 @@ def _blocked(facts: Facts, pool: PoolFacts) -> Iterator[Condition]:
 
 
 def _is_settling(facts: Facts, pool: PoolFacts, reason: Blocked, kind: ConditionKind) -> bool:
-    """Return whether the reason is too new to be told. One that no recorded decision names is new."""
+    """Return whether the reason is too new to be shown. A reason that no recorded decision names is new."""
     if pool.since is None or kind not in SETTLES_S:
         return False
     since = pool.since.get(reason.kind)

@@ -15,7 +15,7 @@ from orchestrator.errors import REACHED
 
 SLOW_S = 2.0  # a report of the database, or a request to S3
 FAILING_S = 10.0  # a tick that fails once may be an accident
-DEAR = 2.0  # times a usual day
+EXPENSIVE = 2.0  # times a usual day
 DEAR_USD = 1.0  # below it nothing is an anomaly
 LAZY_SHARE = 0.1  # of a worker's money that bought work …
 LAZY_USD = 1.0  # … once it has cost this much
@@ -29,7 +29,7 @@ Rule = Callable[[Facts], Iterator[Condition]]
 
 
 def conditions(facts: Facts) -> list[Condition]:
-    """Everything that is wrong, what affects work or money first."""
+    """Return the conditions of a fleet. Those that affect work or money come first."""
     found = in_order(one for rule in ALL for one in rule(facts))
     return in_order([*found, *pool_rules.backlog(facts, found)])
 
@@ -145,7 +145,7 @@ def _drift(facts: Facts) -> Iterator[Condition]:
 
 def _cost(facts: Facts) -> Iterator[Condition]:
     spent, usual = facts.last_day_usd, facts.usual_day_usd
-    if usual is not None and spent > DEAR_USD and spent > DEAR * usual:
+    if usual is not None and spent > DEAR_USD and spent > EXPENSIVE * usual:
         yield Condition(ConditionKind.DEAR_DAY, detail={"usd": spent, "usual_usd": usual})
     for worker in facts.workers:
         share = worker.busy_share

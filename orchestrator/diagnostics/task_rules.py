@@ -32,7 +32,7 @@ def _tasks(facts: Facts) -> Iterator[Condition]:
         counts = {why: sum(one.get(why, 0) for one in held) for why in ("dependencies", "concurrency", "scheduled")}
         due = min((pool.next_due_at for pool in facts.pools if pool.next_due_at), default=None)
         evidence = ", ".join(f"{n} by {why}" for why, n in counts.items() if n or why != "concurrency")
-        if counts["scheduled"]:  # then their dependants go on too
+        if counts["scheduled"]:  # then their dependants continue too
             evidence += f"; the next is due {due:%Y-%m-%d %H:%M:%S} UTC" if due else ""
             yield Condition(
                 ConditionKind.RETRIES_WAIT, detail={"count": counts["scheduled"]}, evidence=evidence, until=due

@@ -18,7 +18,7 @@ from orchestrator.diagnostics.task_limits import limits
 
 Row = Mapping[str, Any]
 LEAD = "python -m orchestrator run"
-REQUEUE = "python -m orchestrator migrate --requeue-held, to queue it again now if nobody works on it"
+REQUEUE = "python -m orchestrator migrate --requeue-held, to queue it again now if no program works on it"
 FEW = 3  # attempts that are enough to call a duration usual
 NAMED = 3  # dependencies that are named; the others are counted
 
@@ -100,7 +100,7 @@ def _queued(found: Row, policy: Policy | None) -> _Why:
         return held
     unmet = [d for d in found["dependencies"] if d["status"] != "Complete"]
     if task["blocked"] and unmet:
-        known = [d for d in unmet if d["id"]]  # the others are hidden from who asks
+        known = [d for d in unmet if d["id"]]  # the ids of the others are hidden from this caller
         parts = [_dependency(d) for d in known[:NAMED]]
         parts += [f"and {len(known) - NAMED} more"] if len(known) > NAMED else []
         if hidden := len(unmet) - len(known):
@@ -108,7 +108,7 @@ def _queued(found: Row, policy: Policy | None) -> _Why:
         what = f"{len(unmet)} of {len(found['dependencies'])} dependencies: {'; '.join(parts)}"
         if any(d["status"] is None for d in unmet):
             fix = "python -m orchestrator tasks cancel <task>; submit it again without the deleted tasks"
-            then = "it fails after an hour, unless somebody inserts what does not exist"
+            then = "it fails after an hour, unless the missing tasks are inserted"
             return _Why(OPERATOR, what, then, fix)
         fix = f"python -m orchestrator explain {known[0]['id'] if known else '<task>'}"
         return _Why(WORKER, what, "it can be claimed once all of them are Complete; it fails if one fails", fix)

@@ -195,7 +195,7 @@ def _others(worker: WorkerFacts, facts: Facts) -> bool:
 
 
 def _is_quiet(worker: WorkerFacts, facts: Facts) -> bool:
-    """Whether heartbeats are missing, for less time than an operator is asked to act on."""
+    """Whether heartbeats are missing, but not for so long that an operator must act."""
     if not worker.heartbeat_s:
         return False
     beat_s = min(BUSY_BEAT_S, float(worker.heartbeat_s)) if worker.tasks_running else float(worker.heartbeat_s)
@@ -211,9 +211,9 @@ def _ssh(facts: Facts) -> Iterator[Condition]:
         cause = causes.of("AUTH_FAILED", next((row["cause"] for row in standing if row["cause"]), None))
         evidence = _attempts(denied, facts) + (f"; now: {', '.join(refused)}" if refused else "")
         detail: dict[str, Any] = {"means": cause.means, "fix": cause.fix} if cause else {"means": "", "fix": DOCTOR}
-        lately = {row["pool"] for row in standing if facts.ago_s(datetime.fromisoformat(row["last_at"])) < RECENT_S}
-        lately |= {worker.pool for worker in facts.workers if worker.id in refused}
-        impact = Impact.WAIT if any(map(facts.lacks_workers, lately)) else Impact.NONE
+        affected = {row["pool"] for row in standing if facts.ago_s(datetime.fromisoformat(row["last_at"])) < RECENT_S}
+        affected |= {worker.pool for worker in facts.workers if worker.id in refused}
+        impact = Impact.WAIT if any(map(facts.lacks_workers, affected)) else Impact.NONE
         yield Condition(ConditionKind.AUTH_FAILS, detail=detail, evidence=evidence, impact=impact)
     elif denied:
         yield Condition(ConditionKind.AUTH_RESOLVED, evidence=_attempts(denied, facts))

@@ -12,7 +12,7 @@ from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.findings import GuardFinding, findings_of
 from orchestrator.core.fitness import DISK_FULL_S
-from orchestrator.core.meanings import LOGS, MORE
+from orchestrator.core.meanings import LOGS, MORE, NOBODY
 from orchestrator.core.model import Policy
 from orchestrator.core.plurals import counted
 from orchestrator.core.stages import STAGE_SPECS
@@ -60,7 +60,7 @@ class WorkerExplanation:
     state_since: str
     attempt: int | None  # of the stage
     attempts_possible: int | None  # before the deadline; None: no number bounds it
-    who: str  # the party that must act; "nobody" once the worker has ended
+    who: str  # the party that must act; NOBODY once the worker has ended
     what: str
     code: str | None
     subcause: str | None
@@ -201,7 +201,7 @@ def _unfit(wait: _Wait, row: Row, policy: Policy | None) -> None:
     if held := row.get("held_back"):
         wait.what = f"a second opinion: it claims no more, {why}"
         wait.then = (
-            "worker_sick if another worker completes such a task, release_bad if others fail alike; "
+            "worker_sick if another worker completes such a task, release_bad if such tasks fail on others too; "
             "otherwise it is replaced by then"
         )
         wait.since = held["since"]
@@ -222,7 +222,7 @@ def _blocked(wait: _Wait, finding: GuardFinding) -> None:
 
 
 def _with_irregularities(wait: _Wait, row: Row, now: datetime, *, busy: bool) -> _Wait:
-    """Put what is odd about a ready worker before what is ordinary. Its evidence is its last heartbeat."""
+    """Put the irregularities of a ready worker before what it waits for. Its evidence is its last heartbeat."""
     wait.what = "; ".join([*irregularities(row, now, busy=busy), wait.what])
     if row["waiting_on"] == WaitingOn.PROVIDER:
         wait.who = WaitingOn.PROVIDER.value
@@ -231,7 +231,9 @@ def _with_irregularities(wait: _Wait, row: Row, now: datetime, *, busy: bool) ->
         wait.then, wait.deadline = "if that lasts for DEADMAN_TIMEOUT_SEC, it ends (heartbeat_lost)", row["deadline_at"]
     if (WorkerMetadata.of(row["metadata"]).logs_late or "").startswith(HOST_KEY_CHANGED):
         wait.code = FailureCode.HOST_KEY_CHANGED.value
-        wait.then = f"nothing is sent there; the worker goes on while it beats, its logs are lost; {wait.then}"
+        wait.then = (
+            f"nothing is sent there; the worker continues while its heartbeats arrive, its logs are lost; {wait.then}"
+        )
     if wait.code is None and row["last_heartbeat"]:
         wait.evidence = f"last heartbeat {row['last_heartbeat']}"
     return wait
@@ -253,7 +255,7 @@ def _terminating(row: Row, found: Row, _: Policy | None, __: datetime) -> _Wait:
 
 
 def _terminated(row: Row, found: Row, _: Policy | None, __: datetime) -> _Wait:
-    wait = _Wait("nobody", "it has ended", "nothing", MORE)
+    wait = _Wait(NOBODY, "it has ended", "nothing", MORE)
     wait.since = row["terminated_at"]
     _end(wait, row, found)
     return wait

@@ -95,16 +95,16 @@ class BringUp:
                     clock.lost(lost.stage)
                     await asyncio.sleep(max(0.0, min(pause_s, clock.left_s(None))))
             await self._promote(context, time.monotonic() - began)
-        except StageFailed as no:
-            await self._give_up(context, no)
+        except StageFailed as failure:
+            await self._give_up(context, failure)
 
     async def _run_stages(self, context: BringupContext, clock: "_Clock") -> None:
         for stage_spec, check in self._stages.stage_checks(context.worker):
             try:
                 await self._stage(context, clock, stage_spec, check)
-            except StageFailed as no:
+            except StageFailed as failure:
                 spent = context.worker.metadata.image_pull_extended or clock.left_s(None) <= 0
-                if no.code is not FailureCode.IMAGE_PULL_SLOW or spent:
+                if failure.code is not FailureCode.IMAGE_PULL_SLOW or spent:
                     raise
                 # once: the pull is slow, but makes progress
                 context.facts = {"metadata": metadata(image_pull_extended=True)}
@@ -141,10 +141,12 @@ class BringUp:
         except asyncio.CancelledError:
             result = StageAttempt("cancelled")
             raise
-        except StageFailed as no:
-            late = isinstance(no.__cause__, TimeoutError)
-            kind = type(no.__cause__ or no).__name__
-            result = StageAttempt("timeout" if late else "failed", no.code, kind, {"error": str(no), **no.evidence})
+        except StageFailed as failure:
+            late = isinstance(failure.__cause__, TimeoutError)
+            kind = type(failure.__cause__ or failure).__name__
+            result = StageAttempt(
+                "timeout" if late else "failed", failure.code, kind, {"error": str(failure), **failure.evidence}
+            )
             raise
         except PortError as error:
             kind, evidence = type(error).__name__, {"error": str(error)[:500], **context.evidence}
@@ -164,26 +166,26 @@ class BringUp:
             took_s=round(took_s, 3),
         )
 
-    async def _give_up(self, context: BringupContext, no: StageFailed) -> None:
+    async def _give_up(self, context: BringupContext, failure: StageFailed) -> None:
         fields = {
             "exit_cause": ExitCause.SPAWN_FAILED,
-            "failure_code": no.code,
+            "failure_code": failure.code,
             "waiting_on": WaitingOn.ORCHESTRATOR,
             "waiting_for": "its logs and its pod's end",
             "deadline_s": STAGE_SPECS[Stage.DEPLOY].deadline_s,
             "next_attempt_s": 0,
         }
-        reason = f"{no.code}: {no}"[:500]
+        reason = f"{failure.code}: {failure}"[:500]
         try:
             ended = await self._move(
                 context, stage=Stage.DRAINING, to_state=State.TERMINATING, reason=reason, fields=context.facts | fields
             )
         except LostRace:
             return  # it is already ending, for another reason
-        await remember(self._store, context.term, ended, no.code, {"why": str(no)[:500]})
-        facts = {"worker": context.worker.id, "code": no.code, "reason": reason, **_brief(no.evidence)}
+        await remember(self._store, context.term, ended, failure.code, {"why": str(failure)[:500]})
+        facts = {"worker": context.worker.id, "code": failure.code, "reason": reason, **_brief(failure.evidence)}
         log.warning(
-            "worker_terminating", message=f"{log_phrases.of_failure(no.code, 'worker ends')}: {reason}", **facts
+            "worker_terminating", message=f"{log_phrases.of_failure(failure.code, 'worker ends')}: {reason}", **facts
         )
 
     async def _move(

@@ -14,7 +14,7 @@ TURN_S = 10.0  # that a call of the API waits for its turn
 
 
 class RoleRoutedDb:
-    """A WorkerDb over two of them, one on this event loop and one on the process's main one."""
+    """A WorkerDb that uses one of two: the gateway's on this event loop, or the process's on the main one."""
 
     def __init__(self, own: WorkerDb, shared: WorkerDb, main: asyncio.AbstractEventLoop, leads: Callable[[], bool]):
         self._own, self._shared, self._main, self._leads = own, shared, main, leads

@@ -342,7 +342,7 @@ async def test_a_busy_worker_says_what_it_runs(fleet: Fleet) -> None:
     await agent.claim()
     fleet.wait(30)
     explanation = await explained(fleet, agent.id)
-    silence = "its heartbeat: silent for 30 s (12 beats missed)"
+    silence = "its heartbeat: silent for 30 s (12 heartbeats missed)"
     assert (explanation.who, explanation.what) == ("worker", f"{silence}; to finish t {task} (attempt 1 of 3)")
     assert explanation.deadline is not None
     assert times([explanation.deadline]) == [fleet.now + timedelta(seconds=30)]
@@ -376,7 +376,7 @@ async def test_a_worker_that_is_held_back_says_why_and_until_when(fleet: Fleet) 
     text = "\n".join(await shown(fleet, agent.id))
     why = "a second opinion: it claims no more, 5 different tasks failed in a row (HANDLER_ERROR)"
     assert f"WAITING ON orchestrator: {why}" in text
-    assert "worker_sick if another worker completes such a task, release_bad if others fail alike" in text
+    assert "worker_sick if another worker completes such a task, release_bad if such tasks fail on others too" in text
     assert f"logs {agent.id}" in text
     explanation = await explained(fleet, agent.id)
     assert explanation.deadline is not None

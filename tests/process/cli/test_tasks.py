@@ -76,7 +76,7 @@ async def test_ctrl_c_ends_the_wait_and_not_the_task(cli: Cli, fleet: Fleet) -> 
         ran = await ended(process)
         assert ran.code == 130
         said = re.fullmatch(
-            r"The task goes on. To follow it again: python -m orchestrator tasks watch (.+)\n\n", ran.err
+            r"The task continues. To follow it again: python -m orchestrator tasks watch (.+)\n\n", ran.err
         )
         assert said, ran.err
         assert (await fleet.store.task(said[1]))["task"]["status"] == "Queued"

@@ -202,7 +202,7 @@ def test_what_waits_for_a_leader_that_never_comes_is_given_up(monkeypatch: pytes
     assert (state.draining, state.must_stop_pod, state.ending) == (True, True, None)
     state.running = None
     state.note_leader(False)
-    assert str(state.ending).startswith("dead-man's switch: nobody has led the fleet for 5000 s")
+    assert str(state.ending).startswith("dead-man's switch: the fleet has had no leader for 5000 s")
 
 
 async def test_an_agent_that_was_told_to_go_leaves_its_pod_alone(orchestrator: Orchestrator, tmp_path: Path) -> None:

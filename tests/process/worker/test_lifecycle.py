@@ -410,7 +410,7 @@ def test_dead_mans_switch(orchestrator: Orchestrator, pod: Pod, gate: Gate) -> N
     orchestrator.submit("held", "gated", gate.params)
     pids = gate.begun()
     orchestrator.down()
-    assert pod.ended().startswith("dead-man's switch: nobody answered for")
+    assert pod.ended().startswith("dead-man's switch: no answer for")
     assert not live(pids)
     assert pod.events("agent_ended")[0]["reason"].startswith("dead-man's switch")
 
