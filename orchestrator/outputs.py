@@ -50,10 +50,10 @@ class Upload:
 
 
 async def grant(blobs: Blobs, method: str, key: str, terms: Mapping[str, Any]) -> Mapping[str, Any]:
-    """{url, location} and what goes with them for one key, or {refused}, whatever the database said of it.
+    """Return {url, location} and further facts for one key, or {refused}, even if the database allowed it.
 
     `terms`: of a PUT what protocol.GRANTS names; of a GET what was recorded of the object, and an object that is
-    another one now is refused as `replaced`. PortError, TimeoutError: nobody knows; ask again.
+    another one now is refused as `replaced`. PortError, TimeoutError: the answer is unknown; ask again.
     """
     return (await grant_all(blobs, [(method, key, terms)]))[0]
 

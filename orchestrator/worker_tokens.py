@@ -1,10 +1,11 @@
 """The worker's token: a JWT for the role `gpu_worker` that identifies the worker.
 
-The signature and the expiry are checked here; whether the `jti` is still the worker's is the database's business, on
-each call, so that revoking is one update of its row. web/token_renewal.py has the lifetime and the renewal of tokens.
+This module checks the signature and the expiry. The database checks on each call whether the `jti` is still the
+worker's, so that one update of its row revokes the token. web/token_renewal.py has the lifetime and the renewal of
+tokens.
 
 Two kinds of key sign: the project's JWT secret (HS256) and a private key that was imported into the project as a
-signing key (ES256), of which the other side needs only the public half.
+signing key (ES256). For the latter, verifiers need only the public half.
 """
 
 import json

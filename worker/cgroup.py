@@ -1,4 +1,4 @@
-"""Files of the pod's own cgroup, version 2 or 1. A file that cannot be read is unknown (None)."""
+"""Reads files of the pod's own cgroup, version 2 or 1. A file that cannot be read is unknown (None)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one command line: `python -m orchestrator <command>`.
+"""Runs a command line: `python -m orchestrator <command>`.
 
 Data goes to stdout, progress and errors to stderr. Every command has `--json`. A command's module is imported when the
 command runs, so `--help` is fast and works without a database driver. Exit codes: 0 ok, 1 unhealthy or failed, 2 the

@@ -1,4 +1,4 @@
-"""The settings of what the orchestrator talks to. The docstring of a section is its heading."""
+"""The settings of the systems that the orchestrator talks to. The docstring of a section is its heading in the docs."""
 
 from typing import Annotated, Literal
 

@@ -61,7 +61,7 @@ def load() -> Settings:
 
 
 def usable() -> tuple[Settings, list[SettingProblem]]:
-    """What of the environment can be used, defaults in place of the rest, and every problem with it."""
+    """Return the settings that can be used, with defaults in place of the others, and every problem."""
     unreadable = {name.upper() for name, value in os.environ.items() if not _is_utf8(value)}
     refused = {variable for one in settings_of(Settings) for variable in one.variables if variable in unreadable}
     problems = [_not_utf8(name) for name in sorted(refused)]
@@ -125,5 +125,5 @@ def unread(settings: Settings) -> Iterator[Unread]:
 
 
 def as_given() -> dict[str, str]:
-    """The environment as it is, for the report that says which of it is missing or mangled."""
+    """Return the unparsed environment, for the report that says which settings are missing or mangled."""
     return dict(os.environ)

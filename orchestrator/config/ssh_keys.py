@@ -1,4 +1,4 @@
-"""The SSH key pair as it is configured: lossless defects of its text are undone, the rest is refused with a reason.
+"""The configured SSH key pair: defects of its text that lose nothing are repaired, others are refused with a reason.
 
 Environment variables put quotes around a key, escape its line breaks, replace them by CR LF or blanks, lose the last
 one, add a byte order mark, or hold base64 of the whole. asyncssh reads the formats. Everything that reads a key reads

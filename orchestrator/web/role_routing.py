@@ -20,13 +20,13 @@ class RoleRoutedDb:
         self._own, self._shared, self._main, self._leads = own, shared, main, leads
 
     async def call_as_worker(self, claims: Mapping[str, Any], function: str, args: Mapping[str, Any]) -> Any:
-        """As the WorkerDb's own."""
+        """See ports.WorkerDb."""
         if self._leads():
             return await self._own.call_as_worker(claims, function, args)
         return await self._on_main(self._shared.call_as_worker(claims, function, args))
 
     async def heartbeats(self, batch: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """As the WorkerDb's own."""
+        """See ports.WorkerDb."""
         if self._leads():
             return await self._own.heartbeats(batch)
         answers: Mapping[str, Any] = await self._on_main(self._shared.heartbeats(batch))
@@ -47,7 +47,7 @@ class RoleRoutedCalls:
         self._gate = asyncio.Semaphore(API_CALLS)
 
     async def call(self, function: str, /, **args: Any) -> Any:
-        """As the Db's own. Raises Unavailable if it got no turn in time: then the call was not made."""
+        """See ports.Db. Raises Unavailable if it got no turn in time: then the call was not made."""
         try:
             async with asyncio.timeout(TURN_S):
                 await self._gate.acquire()

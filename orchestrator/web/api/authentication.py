@@ -1,4 +1,4 @@
-"""Who calls: a Bearer token, from the environment or from a row.
+"""The authentication of callers: a Bearer token, from the environment or from a row.
 
 A token from the environment is compared by its SHA-256, in constant time. A row is found by the SHA-256 of the token:
 how long that takes shows nothing about other tokens, because no caller can choose the beginning of a hash. The answer
@@ -28,7 +28,7 @@ NOBODY_HASH = "0" * 64  # of no token: the question is whether there are any
 
 
 class TokenRows(Protocol):
-    """What the database knows of tokens."""
+    """The tokens in the database."""
 
     async def use_token(self, token_hash: str) -> Mapping[str, Any]: ...
 
