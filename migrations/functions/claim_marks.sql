@@ -4,7 +4,7 @@
 -- (a dump, a forgotten "begin"), vacuum cannot remove them, and each claim would read all of them. So each pool has a
 -- mark below which nothing was claimable in the snapshot that made it:
 --   * a raised mark (`seen` is set): in this snapshot no task without run_after was claimable before this place;
---   * a lowered mark (`seen` is null): written by whatever makes a task claimable, always, in its own transaction.
+--   * a lowered mark (`seen` is null): written by every statement that makes a task claimable, in its own transaction.
 -- A claim starts at the newest raised mark, or at the lowest lowered mark of a transaction that the raised mark's
 -- snapshot did not see. No transaction waits for another, and no task is hidden at any isolation level: a claimable
 -- task was seen by the snapshot and is not below its mark, or was not seen and has its own mark. Without a raised mark

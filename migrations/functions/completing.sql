@@ -13,7 +13,7 @@ begin
 end
 $$;
 
--- p_output: what the bucket shows of the output, or false if nobody has asked the bucket yet; then the answer for a
+-- p_output: what the bucket shows of the output, or false if the bucket was not asked yet; then the answer for a
 -- held task is `look`. p_output may have the key `upload`: {started_s, ended_s}, when the agent uploaded, in seconds since
 -- its claim. A pod may also call it over PostgREST, but then only this key of p_output is read. tasks.output_object is
 -- {location, bytes, etag, version, sha256}, valid while its location equals the task's output_location.
@@ -332,7 +332,7 @@ end
 $$;
 
 -- How many times in a row a task was returned before this attempt by workers that then took other tasks, or this one
--- again. A worker that ends returns each task once, and is not counted. The row begins anew after a claim with a task
+-- again. A worker that ends returns each task once, and is not counted. The row starts again after a claim with a task
 -- that was run: of a large claim, an agent returns the tasks that did not begin soon enough.
 create or replace function public.internal_returns(p_task_id uuid, p_attempt int) returns int
 language sql stable security definer set search_path = '' as $$

@@ -7,11 +7,12 @@
 -- The places of a key are its valid leases and its queued tasks at gate 2 or 3; those of a type are its valid leases and
 -- its queued tasks at gate 3. They are counted in rows, by index; there is no counter that could be wrong. Three rules
 -- keep their number within the limit:
---   * Whoever adds a place (a new task, a renewed lease, a changed limit) holds the lock of the limit, and counts under it.
+--   * A statement that adds a place (a new task, a renewed lease, a changed limit) takes the lock of the limit first, and
+--     then counts.
 --   * A transaction that frees places passes on at most as many. It shares the lock with others that free places, so
 --     completions of one key do not wait for each other.
 --   * A claim turns a place into a lease.
--- Places that a user's write added beyond the limit are taken back from queued tasks; nobody ends a running task.
+-- Places that a user's write added beyond the limit are taken back from queued tasks. No running task ends for that.
 --
 -- No transaction waits for long: one that cannot lock a limit leaves a row in concurrency_notes, which the next snapshot
 -- processes. The snapshot also handles expired leases and due tasks; the hourly retention handles rows that were written
@@ -546,7 +547,7 @@ end
 $$;
 
 -- How one change of a task concerns limits: whether it frees a place of its key or type, and whether a limit must be
--- counted again, because the task waits for it or has a place that nobody counted.
+-- counted again, because the task waits for it or has a place that was not counted.
 create or replace function public.internal_places(
     p_after public.tasks, p_before public.tasks, p_now timestamptz,
     out asks_key boolean, out frees_key boolean, out asks_type boolean, out frees_type boolean

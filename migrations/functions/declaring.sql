@@ -129,7 +129,7 @@ begin
 end
 $$;
 
--- The pauses in force: {pool: {reason, until}}; "*" stands for every pool.
+-- The pauses in force: {pool: {reason, until}}; "*" means every pool.
 create or replace function public.internal_pauses(p_fleet text, p_now timestamptz) returns jsonb
 language sql stable security definer set search_path = '' as $$
     select coalesce(jsonb_object_agg(coalesce(nullif(substr(s.name, 8), ''), '*'),

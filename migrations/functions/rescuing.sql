@@ -167,7 +167,7 @@ begin
         rescue_at := p_task.lease_expires_at;
         if v_program and not exists (select from public.task_attempts a
                                       where a.task_id = p_task.id and a.attempt = p_task.attempts) then
-            rescue_at := null;  -- the lease is not of a claim: its program has the task, whatever the lease says
+            rescue_at := null;  -- the lease is not of a claim: its program has the task in any case
         end if;
     elsif v_worker.gone and not (v_program and v_worker.legacy) then
         rescue_at := v_worker.terminated_at;

@@ -65,7 +65,7 @@ declare
     v_before text := coalesce(current_setting('orchestrator.settling', true), '');
     v_set text;
     v_all uuid[] := public.internal_waiting_dependants(p_ended, p_most);
-    v_places jsonb;  -- places of the tasks in v_all. A value is found without a join, whatever the planner expects
+    v_places jsonb;  -- places of the tasks in v_all. A value is found without a join, so the estimates of the planner do not matter
     v_locked uuid[];
     v_task record;
     v_cause int;

@@ -173,7 +173,7 @@ begin
 end
 $$;
 
--- A lease as it is stored. A lease that ends in years would keep a GPU for a task that nobody runs: it counts as none.
+-- A lease as it is stored. A lease that ends in years would keep a GPU for a task that no worker runs: it counts as none.
 create or replace function public.internal_lease(p_until timestamptz) returns timestamptz
 language plpgsql stable security definer set search_path = '' as $$
 #variable_conflict use_variable

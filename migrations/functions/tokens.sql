@@ -1,5 +1,5 @@
 -- Tokens of the API, and the audit log. The database knows a token by its SHA-256: the token is a random number of 256
--- bits, so nobody can guess it from the hash.
+-- bits, so it cannot be guessed from the hash.
 
 -- Stores a token: {name, hash, scopes, pools, tenant, expires_at}. A name is used once, because the audit log names it.
 create or replace function public.fleet_token_create(

@@ -161,7 +161,7 @@ begin
 end
 $$;
 
--- What health says of webhooks: messages that were given up within a day, and those that nobody has tried to send for
+-- The trouble of webhooks that health shows: messages that were given up within a day, and those that were not tried for
 -- five minutes. It counts 10,000 of them at most.
 create or replace function public.internal_webhook_troubles(p_now timestamptz) returns jsonb
 language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
