@@ -1,6 +1,6 @@
-"""Planted bugs that were chosen without a look at the tests, each with the test that notices it.
+"""Planted bugs in code that the simulator does not run, each with the test that catches it.
 
-Of thirty, the tests of that time noticed thirteen; the other seventeen have brought a test, or a law, each.
+They were chosen without a look at the tests.
 """
 
 from tests.proofs.mutants.mutant import Mutant

@@ -12,7 +12,7 @@ from orchestrator.adapters.postgres import PostgresDb
 from tests.proofs.mutants.caught_by_laws import MUTANTS
 from tests.proofs.mutants.caught_by_tests import MUTANTS_WITH_TESTS
 from tests.proofs.mutants.mutant import Mutant
-from tests.proofs.mutants.trial import ROOT, tried
+from tests.proofs.mutants.run_mutant import ROOT, run_mutant
 from tests.proofs.simulator.drift import drift
 
 SEEDS = 10  # in a lot, which takes 15 s, and ten times as long on a busy machine
@@ -83,7 +83,7 @@ async def test_the_model_of_the_sql_functions_has_not_drifted(real: PostgresDb, 
 def test_a_planted_bug_is_caught(name: str) -> None:
     """One of those that `./run mutants` tries, three with --full: the test run itself shows that it bites."""
     (mutant,) = (mutant for mutant in MUTANTS if mutant.name == name)
-    assert tried(mutant, seeds=3).seeds is not None
+    assert run_mutant(mutant, seeds=3).seeds is not None
 
 
 def test_every_mutant_still_finds_its_place() -> None:
