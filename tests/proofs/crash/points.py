@@ -167,7 +167,7 @@ def spawned_at_sigterm() -> tuple[int, float]:
         tasks = [{"id": one, "task_type": "t", "params": {"kind": "ok", "work_s": WORK_S}} for one in ids]
         world.commit("task_submit", {"p_tasks": tasks}, by="somebody")
 
-    def story(_: World) -> None:
+    def scenario(_: World) -> None:
         world.start_replica(0)
         submit(1, 1)
         world.kernel.run(lambda: _is_over(world), LIMIT_S)
@@ -176,7 +176,7 @@ def spawned_at_sigterm() -> tuple[int, float]:
         submit(2, 5)
         world.kernel.run(lambda: world.replicas[0].ended, LIMIT_S)
 
-    world.run(story)
+    world.run(scenario)
     assert world.told_s is not None
     return len(world.db.workers) - len(before), world.kernel.now - world.told_s
 
