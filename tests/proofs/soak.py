@@ -1,4 +1,4 @@
-"""`./run soak demo`: the demo again and again, each time with another seed, until one goes wrong.
+"""`./run soak demo`: the demo again and again, each time with another seed, until one fails.
 
 `./run soak shutdown`: the orchestrator ended again and again. `./run soak docker_image`: the Dockerfile's steps.
 `./run soak rolling_upgrade`: an earlier version and this one on one database. `./run soak chaos`: real processes,
@@ -34,7 +34,7 @@ def main() -> None:
 @click.option("--tasks", default=60, show_default=True, type=click.IntRange(min=2), help="Tasks in each round.")
 @click.option("--seed", default=1, show_default=True, help="Of the first round; it grows by one.")
 def demo(rounds: int, tasks: int, seed: int) -> None:
-    """Repeat the demo; one JSON object per round on stdout, exit 1 at the first that is not well."""
+    """Repeat the demo. Print one JSON object per round; exit 1 at the first failure."""
     for number in range(seed, seed + rounds):
         directory: Path = ROOT / ".demo-soak"
         with only_demo(directory):

@@ -1,4 +1,4 @@
-"""What reads input from outside, each with real input, the errors it may raise, and what holds of what it accepts."""
+"""The readers of outside input: each with real input, the errors that it may raise, and its promise."""
 
 import io
 import json
@@ -50,7 +50,7 @@ NONCE = "launch-0123456789abcdef"
 
 @dataclass(frozen=True)
 class Target:
-    """One reader: `make` spoils an input, `check` reads it and raises where a promise is broken."""
+    """One reader: `make` returns a mutated input, `check` reads it and raises if a promise is broken."""
 
     name: str
     make: Callable[[Random], Any]
@@ -59,12 +59,12 @@ class Target:
 
 
 def storable(value: Any) -> None:
-    """What goes into a jsonb column by way of the store: numbers that are numbers, and not without bounds."""
+    """Check a value for a jsonb column: its numbers are finite and bounded."""
     assert len(json.dumps(rows.storable(value), allow_nan=False)) < 1_000_000
 
 
 def harmless(text: str) -> None:
-    """Nothing in it steers a terminal."""
+    """Check that a text has no control sequence for a terminal."""
     bad = [c for c in text if not (c.isprintable() or c in "\n\t")]
     assert not bad, f"{bad!r} reached the terminal"
 
