@@ -1,8 +1,8 @@
-"""A simulated week of one orchestrator: what its own objects weigh at the end of each day, at rest with the same fleet.
+"""A simulated week of one orchestrator: the size of its objects at the end of each day, with the same fleet at rest.
 
-The loop is the product's, in the simulator's virtual time (docs/simulator.md). By day work comes every hour, workers
-come and go, calls fail, the database, RunPod and S3 drop out, agents crash; the evening is calm. At midnight everything
-that can be reached from the daemon and from the product's modules is weighed; the world around it is not.
+The loop is the product's, in the simulator's virtual time (docs/simulator.md). During the day, tasks arrive every hour,
+workers start and end, calls fail, the database, RunPod and S3 have outages, and agents crash. In the evening, there are
+no faults. At midnight, all objects that can be reached from the daemon and from the product's modules are measured.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ OUTSIDE = (type, ModuleType, CodeType, World, SimLoop, Kernel, Faults, Laws, Rec
 
 
 async def measure(_directory: Path, tries: int) -> dict[str, Any]:
-    """Lived through in a process of its own: there the clock can be virtual, and nothing else is loaded."""
+    """Run the week in a process of its own, with a virtual clock and no other modules."""
     command = [sys.executable, "-m", "bench.week", str(tries)]
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
     try:

@@ -60,7 +60,7 @@ async def run(
     servers: Servers | None = None,
     limit_s: float = EXIT_LIMIT_S,
 ) -> dict[str, Any]:
-    """Run so many rounds of each kind, mixed. Return the summary, with `ok` and what was `wrong`. `servers` are migrated."""
+    """Run so many rounds of each kind, mixed. Return the summary, with `ok` and what was `wrong`."""
     dice, ends, submitted = random.Random(seed), Ends(limit_s), 0
     kinds = [signal.SIGTERM] * terms + [signal.SIGKILL] * kills
     dice.shuffle(kinds)
