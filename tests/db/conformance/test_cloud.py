@@ -385,7 +385,7 @@ async def test_a_delete_that_lies_leaves_the_pod_listed(api: Api, cloud: RunPodC
     assert await cloud.list_pods() == ()
 
 
-async def test_a_delete_is_tried_again_and_a_lost_answer_does_no_harm(api: Api, cloud: RunPodCloud) -> None:
+async def test_a_delete_is_tried_again_and_a_lost_answer_has_no_effect(api: Api, cloud: RunPodCloud) -> None:
     """DELETE is idempotent: the second try finds nothing, which is said."""
     pods = [await cloud.create_pod(spec(name)) for name in ("gpu-1", "gpu-2")]
     await inject(api, "unavailable", operation="delete", times=1)
@@ -421,7 +421,7 @@ async def test_flicker_and_a_frozen_first_read_are_unknown_not_dead(api: Api, cl
 
 
 async def test_an_exited_pod_shows_no_address(api: Api, cloud: RunPodCloud) -> None:
-    """The ports that the API still shows may belong to a stranger by now."""
+    """The ports that the API still shows may belong to an outsider by now."""
     pod = await cloud.create_pod(spec())
     await api.ssh_port(pod.id)
     await api.emulator.control("POST", f"/pods/{pod.id}/kill", {"how": "exit"})

@@ -34,7 +34,7 @@ from tests.unit.core.build import policy
 TIMEOUT_S = 0.2  # of heartbeats
 
 
-async def test_who_knocked_in_vain_is_known_to_live(fleet: Fleet, db: PostgresDb) -> None:
+async def test_a_worker_whose_call_got_no_answer_counts_as_alive(fleet: Fleet, db: PostgresDb) -> None:
     """With the time of the database's clock; who has gone meanwhile is forgotten."""
     await fleet.lead()
     await fleet.spawn("gpu-1")
@@ -76,7 +76,7 @@ class Ahead:
 
 
 async def test_a_machine_that_was_suspended_takes_nobody_for_dead(fleet: Fleet, db: Db) -> None:
-    """Its monotonic clock stood still with it, and its agents got no answer: whoever lives is heard in a moment."""
+    """Its monotonic clock stood still too, and its agents got no answer: running agents send a heartbeat soon."""
     await fleet.lead()
     await fleet.submit()
     agent = await fleet.agent()

@@ -38,7 +38,7 @@ def observer(api: Api, fleet: Fleet) -> Observer:
 
 
 async def hang(api: Api) -> None:
-    """Whoever asks for the list waits."""
+    """A call for the list waits."""
     await api.emulator.control("POST", "/faults", {"kind": "hang_before_commit", "operation": "list"})
 
 

@@ -167,7 +167,7 @@ async def test_another_launch_of_the_agent_is_fenced_everywhere(fleet: Fleet) ->
     assert [await old.complete(task), await old.fail(task), await old.release(task)] == ["fenced"] * 3
     assert (await old.call("grants", p_items=[]))["outcome"] == "fenced"
     new = Agent(fleet, old.id, "launch-2")
-    assert len(await new.claim(number=1)) == 1  # its claims are counted anew
+    assert len(await new.claim(number=1)) == 1  # its claims are counted from one again
 
 
 async def test_a_terminated_worker_is_unknown(fleet: Fleet) -> None:

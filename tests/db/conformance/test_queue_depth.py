@@ -1,4 +1,4 @@
-"""What the planner hears of the queue's depth is what counting would say, whoever changed the queue and how."""
+"""The planner's queue depth equals a count of the rows, after any change of the queue."""
 
 from typing import Any
 
@@ -91,8 +91,8 @@ async def test_what_is_changed_by_hand_counts_too_and_is_claimed(fleet: Fleet, h
     assert await agrees(fleet, hand) == []
 
 
-async def test_a_count_that_went_wrong_is_mended(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
-    """Somebody loaded a dump with the triggers off; the hourly sweep counts anew."""
+async def test_a_wrong_count_is_repaired(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+    """A dump was loaded with the triggers off; the hourly retention counts again."""
     await hand.execute("alter table tasks disable trigger user")
     await hand.execute("insert into tasks (task_type, pool, max_attempts) values ('t', 'default', 3), ('t', 'b', 3)")
     await hand.execute("alter table tasks enable trigger user")

@@ -1,4 +1,4 @@
-"""How a task ends: once, by whoever holds it; or it goes back to the queue."""
+"""The end of a task: once, by its holder; or it returns to the queue."""
 
 import asyncio
 import uuid
@@ -450,7 +450,7 @@ async def test_rescue_counts_and_the_last_one_fails(fleet: Fleet) -> None:
 
 
 async def test_a_task_that_is_lost_again_waits_a_little(fleet: Fleet) -> None:
-    """The first loss was likely its worker's fault, the next ones likely its own; a retry begins anew."""
+    """The first loss was likely its worker's fault, the next ones likely its own; a retry begins at zero."""
     (task_id,) = await fleet.submit({"max_attempts": 4})
     waits = []
     for number in range(5):

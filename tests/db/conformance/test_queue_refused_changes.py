@@ -1,4 +1,4 @@
-"""A user's trigger that refuses or suppresses the change of one task harms that task alone."""
+"""A user's trigger that refuses or suppresses the change of one task affects no other task."""
 
 from collections.abc import AsyncIterator
 

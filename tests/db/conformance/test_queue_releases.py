@@ -98,7 +98,7 @@ async def test_what_the_present_release_cannot_do_either_counts(
 
 
 async def test_a_later_leader_that_declares_nothing_ends_what_was_declared(declared: Fleet) -> None:
-    """A leader that knows nothing of releases, after a roll-back, is judged by no earlier leader's word."""
+    """After a rollback to a leader without releases, an earlier leader's declaration does not count."""
     fleet = declared
     (task_id,) = await fleet.submit({"task_type": "sing"})
     agent = await fleet.agent(release=OLD)

@@ -119,7 +119,7 @@ async def test_the_tasks_of_a_bad_release_get_no_attempt_back(fleet: Fleet) -> N
 
 
 async def test_the_snapshot_tells_whether_another_worker_completes_such_tasks(fleet: Fleet) -> None:
-    """The verdict needs it: of the same types only."""
+    """The planner needs it to find the cause. Only tasks of the same types count."""
     await fleet.submit(count=5)
     agent, other = await fleet.agent(), await fleet.agent()
     for _ in range(5):

@@ -107,7 +107,7 @@ async def test_submissions_of_one_key_at_the_same_moment_make_one_task(fleet: Fl
     ],
 )
 async def test_a_mistake_is_named_and_nothing_is_submitted(fleet: Fleet, task: Any, complaint: str) -> None:
-    """What, why and how to mend it; the good task before it does not get in either."""
+    """The error has what, why and the fix. The valid task before it is not submitted either."""
     with pytest.raises(BadArgument, match=f"(?s){complaint}"):
         await fleet.call("task_submit", p_tasks=[{"task_type": "t"}, task])
     assert (await fleet.snapshot())["queued_total"] == 0
@@ -187,7 +187,7 @@ async def test_a_projects_own_insert_needs_nothing_but_a_type(fleet: Fleet, hand
 
 
 async def test_an_update_moves_updated_at(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
-    """Whoever makes it."""
+    """The submitter does not matter."""
     (task_id,) = await fleet.submit()
     assert (await fleet.task(task_id))["updated_at"] == fleet.now.isoformat()
     await hand.execute("update tasks set priority = 1 where id = %s", (task_id,))

@@ -103,7 +103,7 @@ async def lived(fleet: Fleet, agent: Agent) -> None:
 async def test_what_a_users_trigger_writes_is_counted_marked_and_settled(
     fleet: Fleet, owner: AsyncConnection[DictRow], write: str, moment: str, security: str
 ) -> None:
-    """Whatever it writes, whenever it runs and whoever it runs as."""
+    """It may write anything, run at any time, and run as any role."""
     agent = await fleet.agent()
     body = f"if pg_trigger_depth() <= {DEEPEST} then {WRITES[write]}; end if; return null;"
     await installed(owner, body, moment, security)

@@ -45,7 +45,7 @@ async def spent(fleet: Fleet) -> Spent:
 async def test_reservations_made_at_once_never_add_up_to_more_than_the_budget(
     fleet: Fleet, limits: dict[str, float]
 ) -> None:
-    """Twenty at the same moment, room for ten: ten are recorded, whoever is served first."""
+    """Of twenty requests at the same moment with room for ten, exactly ten are recorded."""
     intent = reserving(0.1, 0.3, **limits)
     answers = await asyncio.gather(*(fleet.spawn(f"gpu-{n}", **intent) for n in range(20)), return_exceptions=True)
     assert sum(isinstance(answer, str) for answer in answers) == 10
@@ -71,7 +71,7 @@ async def test_a_repeated_intent_is_not_held_against_itself(fleet: Fleet) -> Non
 
 
 async def test_the_next_offer_must_fit_too(fleet: Fleet) -> None:
-    """Moving to a dearer offer replaces the reservation; where it does not fit, nothing changes."""
+    """A move to a more expensive offer replaces the reservation. If it does not fit, nothing changes."""
     worker_id = await fleet.spawn(**reserving(0.4, 1, hourly=2))
     await fleet.move(worker_id, State.SPAWNING, stage=Stage.POD_CREATED, **reserving(0.7, 2, hourly=2))
     assert (await spent(fleet)).committed_usd == pytest.approx(0.7)
@@ -326,7 +326,7 @@ async def test_a_task_gets_what_is_declared_of_its_type(fleet: Fleet, store: Sql
 
 
 async def test_queued_tasks_follow_their_type_unless_they_named_a_pool(fleet: Fleet, store: SqlStore) -> None:
-    """POOLS_FILE changed: what was filled in is filled in anew; what is running stays where it runs."""
+    """After a change of POOLS_FILE, the values of queued tasks are filled in again; running tasks keep theirs."""
     await store.declare_pools(fleet.term, [TaskType("train", "training", None, None)])
     own = {"task_type": "train", "pool": "training"}
     ids = await fleet.submit({"task_type": "train"}, own, {"task_type": "train"}, {"task_type": "draw"})

@@ -1,4 +1,4 @@
-"""Schedules: each due time has exactly one outcome, whoever leads, and whatever users write."""
+"""Schedules: each due time has exactly one outcome, with any leader, and after any write of a user."""
 
 import asyncio
 from datetime import datetime, timedelta
@@ -118,7 +118,7 @@ async def test_two_leaders_serve_a_due_time_once(
 async def test_a_task_that_the_database_refuses_is_skipped_with_the_reason(
     fleet: Fleet, store: ScheduleStore, hand: AsyncConnection[DictRow]
 ) -> None:
-    """A user's constraint harms this schedule alone, and only until it is gone."""
+    """A user's constraint stops only this schedule, and only while it exists."""
     await add(store)
     await add(store, name="other", task={**TASK, "task_type": "u"})
     await step(fleet, store)

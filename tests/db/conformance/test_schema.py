@@ -387,7 +387,7 @@ async def test_nobody_waits_without_a_name_and_a_clock(
 
 @pytest.mark.parametrize("name", ["", "a" * 64, "-a", "_a", "a b", "a\n", "ä", "a/b"])
 async def test_a_pool_has_a_name_of_letters_and_digits(fleet: Fleet, hand: AsyncConnection[DictRow], name: str) -> None:
-    """Of 63 at most, with - and _ inside: the tasks' pools and the workers' alike."""
+    """Of 63 at most, with - and _ inside: for the pools of tasks and of workers."""
     await fleet.spawn()
     await hand.execute("insert into tasks (task_type, pool) values ('x', %s), ('x', 'P-1_b')", ("a" * 63,))
     for table in ("tasks", "workers"):

@@ -137,7 +137,7 @@ async def test_a_column_that_would_reserve_workers_is_refused(
 async def test_the_queue_works_on_such_tables(
     project: AsyncConnection[DictRow], empty_database: str, fleet: Fleet, status: str
 ) -> None:
-    """Submitted, claimed, completed, failed, cancelled and retried, beside its own rows."""
+    """Tasks are submitted, claimed, completed, failed, cancelled and retried, next to its own rows."""
     await make(project, status)
     await project.execute(ROWS)
     await migrated(project, empty_database)

@@ -44,7 +44,7 @@ def db(direct: PostgresDb) -> PostgresDb:
 
 @asynccontextmanager
 async def own_server(tmp_path: Path) -> AsyncIterator[EmbeddedPostgres]:
-    """A migrated server to be harmed."""
+    """A migrated server that the test stops."""
     async with EmbeddedPostgres(tmp_path / "data", durable=False, keep=False) as server:
         await migrate(server.url)
         yield server

@@ -119,7 +119,7 @@ async def test_an_intent_is_a_row_with_a_name_and_a_clock(fleet: Fleet, store: S
 
 
 @pytest.mark.parametrize("worker_id", ["", "-x", "a b", "a/b", "ä", "x" * 64, "a\n", None])
-async def test_an_id_that_could_do_harm_is_refused(fleet: Fleet, worker_id: str | None) -> None:
+async def test_a_dangerous_id_is_refused(fleet: Fleet, worker_id: str | None) -> None:
     """It becomes a pod's name, a path and a key."""
     with pytest.raises(BadArgument, match="worker id is not a valid id"):
         await fleet.fleet("spawn", p_worker={"id": worker_id})
@@ -364,7 +364,7 @@ async def test_asking_for_an_end(fleet: Fleet, store: SqlStore) -> None:
 
 
 async def test_attempts_are_rows_and_what_a_dead_orchestrator_left_open_is_lost(fleet: Fleet, store: SqlStore) -> None:
-    """Counted per stage; closed once; the second close of a lost reply does no harm."""
+    """Attempts are counted per stage and closed once. A second close after a lost reply has no effect."""
     worker_id = await fleet.spawn()
     first = await store.open_attempt(fleet.term, worker_id, Stage.TCP)
     refused = StageAttempt("failed", FailureCode.TCP_REFUSED, "Refused", {"host": "h"})
@@ -532,7 +532,7 @@ async def test_causes_of_an_end_come_back_as_the_cores(fleet: Fleet, store: SqlS
 
 
 async def test_a_heartbeat_tells_whether_anybody_leads(fleet: Fleet) -> None:
-    """Whoever answers it, an agent must know when nobody is there who would end its pod."""
+    """Every answer tells the agent if there is no leader that would end its pod."""
     agent = await fleet.agent()
     assert (await agent.beat())["led"] is True
     fleet.wait(3600)

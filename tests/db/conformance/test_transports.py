@@ -210,7 +210,7 @@ async def moody(postgrest: EmbeddedPostgrest, database: str) -> AsyncIterator[tu
         await db.close()
 
 
-async def test_a_burst_of_503_is_sat_out(moody: tuple[TcpProxy, SupabaseDb]) -> None:
+async def test_a_call_waits_until_a_burst_of_503_is_over(moody: tuple[TcpProxy, SupabaseDb]) -> None:
     """PGRST002 says that nothing was done: the call is made again, and counts once."""
     relay, db = moody
     relay.canned = [BURST] * 3
@@ -349,7 +349,7 @@ async def test_both_kinds_of_key_open(postgrest: EmbeddedPostgrest, database: st
 
 async def test_a_project_that_never_was_is_unavailable() -> None:
     """Opening does not wait; calling says so in time."""
-    db = await SupabaseDb.open("http://127.0.0.1:1", "sb_secret_x", call_timeout_s=3)  # amid a wait
+    db = await SupabaseDb.open("http://127.0.0.1:1", "sb_secret_x", call_timeout_s=3)  # during a wait
     with pytest.raises(Unavailable, match="fleet_describe: no connection"):
         await db.call("fleet_describe")
     await db.close()

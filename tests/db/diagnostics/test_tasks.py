@@ -275,7 +275,7 @@ async def test_a_finished_task_says_where_its_output_is(fleet: Fleet) -> None:
 
 
 async def test_tasks_of_one_claim_share_what_it_cost(fleet: Fleet) -> None:
-    """As `cost` says it: one after the other, and those that end at one moment alike."""
+    """The costs are those of `cost`: attempts follow each other, and those that end together share equally."""
     ids = await fleet.submit(count=3)
     agent = await fleet.agent()
     first, *others = await agent.claim(batch=3)
@@ -428,7 +428,7 @@ async def test_a_cancelled_task_can_be_retried(fleet: Fleet) -> None:
 
 
 async def test_the_usual_duration_of_the_task_type_is_shown(fleet: Fleet) -> None:
-    """From what was completed lately, each without the time of those before it in the same claim; none from too few."""
+    """It comes from recent tasks, each without the time of earlier ones in the same claim. Too few tasks give none."""
     *earlier, task = await fleet.submit(count=5)
     agent = await fleet.agent(State.ACTIVE)
     claimed = await agent.claim(batch=4)

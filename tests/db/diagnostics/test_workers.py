@@ -57,10 +57,10 @@ async def test_a_stuck_worker_is_explained_in_five_lines(fleet: Fleet) -> None:
     ]
 
 
-@pytest.mark.parametrize("rung", BRING_UP, ids=lambda rung: rung.stage)
-async def test_a_starting_worker_says_what_it_waits_for_and_what_then(fleet: Fleet, rung: StageSpec) -> None:
+@pytest.mark.parametrize("spec", BRING_UP, ids=lambda spec: spec.stage)
+async def test_a_starting_worker_says_what_it_waits_for_and_what_then(fleet: Fleet, spec: StageSpec) -> None:
     """At each stage, although nothing has gone wrong yet."""
-    stage = rung.stage
+    stage = spec.stage
     worker = await bring_up(fleet, stage)
     explanation = await explained(fleet, worker)
     assert (explanation.who, explanation.code) == (STAGE_SPECS[stage].waiting_on, None)
@@ -195,7 +195,7 @@ async def test_what_ended_a_worker_in_service_is_proven_by_what_was_said_then(fl
 
 
 async def test_a_worker_that_waits_for_capacity_says_so(fleet: Fleet) -> None:
-    """And not that somebody must mend something."""
+    """It does not say that a person must correct something."""
     worker = await bring_up(fleet, Stage.INTENT, waiting_on="capacity", waiting_for="every offer was refused lately")
     await attempt(fleet, worker, Stage.POD_CREATED, code="NO_CAPACITY", error="no longer any instances available")
     explanation = await explained(fleet, worker)
@@ -301,7 +301,7 @@ async def test_a_silent_worker_that_finishes_its_tasks_waits_for_an_operator_too
     assert "WORKER_API_URL" in explanation.fix
 
 
-async def test_a_stranger_at_a_ready_workers_address_is_named(fleet: Fleet) -> None:
+async def test_an_outsider_at_a_ready_workers_address_is_named(fleet: Fleet) -> None:
     """With the code, what was shown, and that the work goes on."""
     worker = await promoted(fleet, 10)
     await fleet.move(worker, State.ACTIVE, metadata=metadata(logs_late="HostKeyChanged: pod-1 shows another key"))

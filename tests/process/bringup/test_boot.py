@@ -61,7 +61,7 @@ async def test_that_an_image_is_being_pulled_is_said_long_before_the_deadline(ri
 
 
 async def test_a_pod_that_runs_is_not_kept_waiting_for_its_log(quick: None) -> None:
-    """A log that never comes is read beside the wait."""
+    """A log that never comes does not delay the wait."""
     asked = asyncio.Event()
 
     async def never(_: str) -> str:

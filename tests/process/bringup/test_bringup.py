@@ -114,7 +114,7 @@ async def test_a_port_that_opens_late_costs_tries_and_not_the_worker(rig: Rig, m
 async def test_a_connection_lost_in_a_stage_is_not_held_against_the_worker(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The attempt is lost, unknown and no verdict; the bring-up begins again and ends well."""
+    """The attempt is lost and its result unknown. The bring-up begins again and succeeds."""
     monkeypatch.setattr("orchestrator.pods.bringup_stages.PAUSES_S", (0.05,))
     worker, sshd = await rig.worker()
     sshd.cut_after = "sha256sum"

@@ -143,7 +143,7 @@ async def test_a_port_that_never_opens(rig: Rig, quick: None) -> None:
     assert attempt["evidence"]["tries"] > 2
 
 
-async def test_a_port_that_moves_while_it_is_knocked_at_is_followed(rig: Rig) -> None:
+async def test_a_port_that_moves_during_the_attempts_is_followed(rig: Rig) -> None:
     """The newest list tells where; the row and the attempt name the address that was proven."""
     worker, sshd = await rig.worker()
     await sshd.stop()
@@ -158,7 +158,7 @@ async def test_a_port_that_moves_while_it_is_knocked_at_is_followed(rig: Rig) ->
     assert [a["evidence"]["address"] for a in attempts if a["stage"] == Stage.TCP] == [f"127.0.0.1:{sshd.port}"]
 
 
-async def test_a_port_where_nobody_speaks(rig: Rig, quick: None) -> None:
+async def test_a_port_that_sends_nothing(rig: Rig, quick: None) -> None:
     """Connected, and silence."""
     rig.shorten(Stage.TCP, seconds=SHORT_S)
     worker, _ = await rig.worker()
@@ -213,7 +213,7 @@ async def test_a_port_where_something_else_answers(rig: Rig, quick: None) -> Non
 
 
 async def test_a_changed_host_key_ends_the_worker_before_anything_is_sent(rig: Rig) -> None:
-    """A stranger on the address gets no user name, no key, no file and no token."""
+    """A outsider on the address gets no user name, no key, no file and no token."""
     worker, sshd = await rig.worker()
     other = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
     worker = await rig.move(worker.id, fields={"host_key": " ".join(other.split()[:2])})
@@ -239,7 +239,7 @@ ANOTHER, RSA = asyncssh.generate_private_key("ssh-ed25519"), asyncssh.generate_p
 async def test_a_login_that_fails_names_its_sub_cause(
     rig: Rig, pem: str, public: str | None, cause: str, dialled: bool
 ) -> None:
-    """Whose turn it is to mend something can be read off the attempt; a pair that cannot work is never tried."""
+    """The attempt shows who must correct the key. A pair that cannot work is never tried."""
     worker, sshd = await rig.worker()
     ours = rig.key.export_public_key().decode() if public == "ours" else public
     attempt = await fails(rig, worker, code="AUTH_FAILED", stage=Stage.SSH_AUTH, pem=pem, public=ours)

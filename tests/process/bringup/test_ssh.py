@@ -87,7 +87,7 @@ async def test_another_protocol_is_not_ssh(said: bytes) -> None:
             await AsyncSshShell("").banner("127.0.0.1", port_of(server), timeout_s=SOON_S)
 
 
-async def test_a_forwarded_port_with_nobody_behind_is_no_verdict() -> None:
+async def test_a_forwarded_port_without_a_server_leaves_the_result_unknown() -> None:
     """Closing at once without a word is what a mapping does before sshd: unknown, not "something else"."""
     server = await listening(lambda writer: writer.close())
     async with server:
@@ -96,7 +96,7 @@ async def test_a_forwarded_port_with_nobody_behind_is_no_verdict() -> None:
 
 
 async def test_silence_ends_at_the_deadline() -> None:
-    """A server that never speaks costs the deadline and no more."""
+    """A server that sends nothing costs the deadline and no more."""
     server = await listening(lambda _: None)
     async with server:
         shell = AsyncSshShell(pem_of(KEY))
@@ -121,7 +121,7 @@ async def test_a_session_tells_both_ends_and_both_keys(sshd: Sshd, session: Asyn
 
 
 async def test_a_changed_host_key_is_refused_before_anything_is_sent(sshd: Sshd) -> None:
-    """A stranger on a reused address sees neither a user name nor a key of ours."""
+    """A outsider on a reused address sees neither a user name nor a key of ours."""
     other = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
     with pytest.raises(HostKeyChanged):
         await AsyncSshShell(pem_of(KEY)).connect("127.0.0.1", sshd.port, pinned=other, timeout_s=SOON_S)
@@ -158,7 +158,7 @@ async def test_a_key_of_another_type_than_the_pinned_one_is_a_changed_key(sshd: 
     ],
 )
 async def test_a_failed_login_names_its_sub_cause(sshd: Sshd, pem: str, cause: str) -> None:
-    """No key, a key that cannot be used and a key that is not wanted are three different things to mend."""
+    """No key, a key that cannot be used and a refused key are three causes with different fixes."""
     with pytest.raises(AuthFailed) as caught:
         await AsyncSshShell(pem).connect("127.0.0.1", sshd.port, pinned=None, timeout_s=SOON_S)
     assert caught.value.cause == cause
@@ -275,7 +275,7 @@ async def test_a_directory_is_listed_with_sizes(sshd: Sshd, session: AsyncSshSes
 
 
 async def test_one_connection_serves_everybody_until_it_breaks(sshd: Sshd) -> None:
-    """Shared while it lives, made again when it is gone, hung up when the worker ends."""
+    """A connection is shared while it is open, made again after a loss, and closed when the worker ends."""
     ssh_pool = SshPool(AsyncSshShell(pem_of(KEY)))
     worker = a_worker(ssh_host="127.0.0.1", ssh_port=sshd.port)
 
@@ -298,7 +298,7 @@ async def test_one_connection_serves_everybody_until_it_breaks(sshd: Sshd) -> No
 
 
 async def test_a_process_that_does_not_lead_holds_no_connection(sshd: Sshd) -> None:
-    """Losing the lead hangs up everywhere, on connections under way too, and none is made until it leads again."""
+    """A process that no longer leads closes all connections, and makes none until it leads again."""
     ssh_pool = SshPool(AsyncSshShell(pem_of(KEY)))
     workers = [a_worker(f"gpu-{n}", ssh_host="127.0.0.1", ssh_port=sshd.port) for n in range(3)]
     held = []

@@ -180,7 +180,7 @@ async def test_help_and_fixes_name_the_program_as_it_was_typed(cli: Cli, called_
     assert f"fix: {PROGRAM} " in (await cli("no-such", ORCHESTRATOR_CALLED_AS="\x1b[31m")).err
 
 
-def test_yes_means_force_wherever_a_command_asks() -> None:
+def test_yes_means_force_for_every_command_that_asks() -> None:
     """Both names, one parameter."""
     commands = Commands()
     named = [one for name in commands.list_commands(None) for one in _all(commands.get_command(None, name), name)]  # type: ignore[arg-type]
@@ -287,7 +287,7 @@ async def test_a_terminal_is_asked_before_anything_is_ended(
 
 @pytest.mark.parametrize("place", ["scripts", "elsewhere"])
 async def test_the_script_runs_from_anywhere(cli: Cli, fleet: Fleet, tmp_path: Path, place: str) -> None:
-    """`python spawn_gpu.py list`, wherever one stands."""
+    """`python spawn_gpu.py list` works in any directory."""
     worker_id = await fleet.worker(upto=State.ACTIVE)
     cwd = {"scripts": ROOT / "scripts", "elsewhere": tmp_path}[place]
     script = {"scripts": "spawn_gpu.py", "elsewhere": f"{ROOT}/scripts/spawn_gpu.py"}[place]

@@ -212,7 +212,7 @@ async def test_what_answers_something_else_at_the_gateways_address_is_no_gateway
 
 
 async def test_an_old_schema_and_an_empty_database_are_told(healthy: Cli, postgres: Database) -> None:
-    """With the command that mends it; a deployment whose last migration is missing too."""
+    """The fix is the command. A deployment whose last migration is missing gets it too."""
     async with await psycopg.AsyncConnection.connect(postgres.url, autocommit=True) as sql:
         await sql.execute("create database doctor_empty")
     ran = await healthy("doctor", "database", "--json", DATABASE_URL=postgres.server.url_of("doctor_empty"))
@@ -324,7 +324,7 @@ async def test_a_section_that_does_not_exist_is_refused(healthy: Cli) -> None:
 
 
 async def test_the_answer_is_readable_without_colour_in_80_columns(healthy: Cli) -> None:
-    """No escape codes into a pipe; words carry the verdict."""
+    """A pipe gets no escape codes; words show the result."""
     ran = await healthy("doctor", "ssh", "clock", "-v", COLUMNS="80", NO_COLOR="1")
     assert "\x1b" not in ran.out
     assert re.search(r"^ {2}ok {3}they belong together$", ran.out, re.MULTILINE)

@@ -206,7 +206,7 @@ async def test_a_timeline_shows_everything_in_order(cli: Cli, fleet: Fleet) -> N
     assert (await cli("timeline", "gpu-none")).code == 3
 
 
-async def test_the_cost_is_laid_beside_runpods_bill(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
+async def test_the_cost_is_compared_with_runpods_bill(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
     """Of a real pod: what we booked and what it was charged lie a moment apart."""
     async with emulated(tmp_path) as api:
         await api.emulator.control("POST", "/settings", {"offers": [{"price_usd_per_hour": 360.0}]})
@@ -224,7 +224,7 @@ async def test_the_cost_is_laid_beside_runpods_bill(cli: Cli, fleet: Fleet, tmp_
         await fleet.move(worker, State.ACTIVE, State.TERMINATING, stage=Stage.DELETING, exit_cause="manual")
         await fleet.move(worker, State.TERMINATING, State.TERMINATED, stage=Stage.GONE)
         ending_s = time.monotonic() - ending_s
-        await api.create("stranger")
+        await api.create("outsider")
         known = {"RUNPOD_API_KEY": api.emulator.api_key, "RUNPOD_API_BASE_URL": api.emulator.url}
         explanation = (await cli("cost", "--json", **known)).json()
         ran = await cli("cost", "--by", "kind", **known)
@@ -241,7 +241,7 @@ async def test_the_cost_is_laid_beside_runpods_bill(cli: Cli, fleet: Fleet, tmp_
 
 
 async def test_the_cost_is_told_without_runpod_too(cli: Cli, fleet: Fleet) -> None:
-    """And says why there is no bill beside it."""
+    """It says why there is no bill."""
     await fleet.worker()
     ran = await cli("cost", "--since", "7d")
     assert ran.code == 0

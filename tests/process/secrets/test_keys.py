@@ -112,7 +112,7 @@ def test_a_key_that_cannot_log_in_by_itself_is_named() -> None:
 
 
 def test_one_changed_letter_never_passes() -> None:
-    """Wherever a letter of the secret part is exchanged, the key is refused or is the same key (its padding)."""
+    """If any letter of the secret part is replaced, the key is refused, or is the same key (its padding)."""
     _, pem = FORMS["OpenSSH, Ed25519"]
     for at in range(40, len(pem) - 40, 3):
         changed = pem[:at] + ("A" if pem[at] != "A" else "B") + pem[at + 1 :]
@@ -179,7 +179,7 @@ def test_a_public_key_that_is_none_is_refused_by_name(given: str, says: str) -> 
 
 
 def test_several_public_keys_are_several_lines() -> None:
-    """An operator's own key may stand beside the orchestrator's."""
+    """An operator's own key may be next to the orchestrator's."""
     both = f"{PUB}\\n{RSA.export_public_key().decode()}"
     keys, text = public_keys(both)
     assert [key.public_data for key in keys] == [ED25519.public_data, RSA.public_data]

@@ -58,7 +58,7 @@ class Leader:
     async def close(self) -> None: ...
 
     def tick(self, **changes: Any) -> set[str]:
-        """The kinds that a tick shows, by the gauge and to the messages alike."""
+        """The kinds that a tick shows, in the gauge and in the messages."""
         seen = snapshot(busy("gpu-1"), **({"demand": WAITING} | changes))
         self.conditions.planned(seen, plan(seen, policy()))
         return self.shown()
@@ -132,7 +132,7 @@ def test_a_tick_shows_a_slow_database() -> None:
     assert Leader().tick(database_s=2.5, expired_leases=2) == {"database_slow", "no_holder"}
 
 
-def test_ticks_that_fail_are_shown_beside_what_was_last_seen() -> None:
+def test_failed_ticks_are_shown_with_the_last_known_conditions() -> None:
     """After some seconds, because one failure may be an accident; also if no tick has ever gone through."""
     leader = Leader()
     assert leader.tick(expired_leases=2) == {"no_holder"}

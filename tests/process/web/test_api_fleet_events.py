@@ -1,4 +1,4 @@
-"""Events of the fleet: read page by page or followed, each once, whoever commits late or reads slowly."""
+"""Events of the fleet, read page by page or followed: each once, also with late commits and slow readers."""
 
 import asyncio
 import socket

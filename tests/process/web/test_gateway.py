@@ -270,7 +270,7 @@ async def test_a_wrong_argument_is_the_callers_fault(
     assert _is_refusal(reply.json())
 
 
-async def test_a_refusal_says_what_why_and_how_to_mend_it(gateway: ServerUnderTest) -> None:
+async def test_a_refusal_has_what_why_and_the_fix(gateway: ServerUnderTest) -> None:
     """PostgREST's `message`, `details` and `hint` carry the database's."""
     worker = await gateway.worker()
     body = (await worker.call(protocol.CLAIM, p_claim_no=0, p_batch=1, p_wait_s=0)).json()

@@ -23,7 +23,7 @@ def test_a_process_that_has_just_started_is_alive_and_not_ready() -> None:
     assert health.report(START_S + 5)["role"] == "starting"
 
 
-def test_leader_and_standby_are_ready_alike() -> None:
+def test_leader_and_standby_are_both_ready() -> None:
     """A rolling deploy waits for the new process to be ready, and that one waits for the old to go."""
     for become in (Health.leads, Health.stands_by):
         health = _health()
@@ -46,7 +46,7 @@ def test_leader_and_standby_are_ready_alike() -> None:
 
 
 def test_a_failing_database_is_a_reason_and_no_death() -> None:
-    """Restarting the process would not mend the database."""
+    """A restart of the process would not repair the database."""
     health = _health()
     health.leads(1, "host:1")
     health.ticked(START_S + 100)
@@ -78,7 +78,7 @@ def test_a_leader_whose_tick_failed_stays_degraded_when_its_lease_is_renewed() -
 
 
 def test_a_loop_that_no_longer_turns_is_dead() -> None:
-    """Only then does the platform start the process anew."""
+    """Only then does the platform restart the process."""
     health = _health()
     health.leads(1, "host:1")
     health.ticked(START_S + 1)

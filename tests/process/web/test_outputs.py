@@ -127,10 +127,10 @@ async def test_a_worker_that_does_not_hold_the_task_learns_nothing_of_the_bucket
     """Whether an object is there is said to the holder only: the database is asked before the bucket."""
     _, key = await _claimed(gateway)
     task_id, location = key.split("/")[1], gateway.blobs.location(key)
-    stranger = await gateway.worker()
-    assert (await stranger.call(protocol.COMPLETE, **done(task_id, location))).json() == {"outcome": "fenced"}
+    outsider = await gateway.worker()
+    assert (await outsider.call(protocol.COMPLETE, **done(task_id, location))).json() == {"outcome": "fenced"}
     await gateway.blobs.put(key, b"x", content_type="text/plain")
-    assert (await stranger.call(protocol.COMPLETE, **done(task_id, location))).json() == {"outcome": "fenced"}
+    assert (await outsider.call(protocol.COMPLETE, **done(task_id, location))).json() == {"outcome": "fenced"}
 
 
 async def test_a_completion_records_what_the_bucket_shows(gateway: ServerUnderTest) -> None:

@@ -84,6 +84,6 @@ def test_a_token_that_was_good_once_still_expires(monkeypatch: pytest.MonkeyPatc
 
 
 def test_no_token_is_minted_for_something_that_is_no_worker() -> None:
-    """Ids are validated wherever they enter."""
+    """Ids are validated at every entry."""
     with pytest.raises(ValueError, match="not a worker id"):
         mint(SECRET, "a b", "j", time.time(), 60)

@@ -87,7 +87,7 @@ def test_code_that_was_changed_runs_no_task(
 def test_files_that_handlers_and_the_setup_command_write_are_no_change(
     orchestrator: Orchestrator, make_pod: Callable[..., Pod], tmp_path: Path
 ) -> None:
-    """Caches and results beside the code; the setup command may change files that were sent."""
+    """Caches and results next to the code; the setup command may change files that were sent."""
     pod = make_pod({"code.py": CODE})
     orchestrator.submit("one", "leave")
     start(pod, tmp_path, setup_command="echo '# built' >> code.py; touch other.py")

@@ -100,7 +100,7 @@ def test_agent_is_detached(pod: Pod) -> None:
 
 
 def test_start_again_after_a_crash(orchestrator: Orchestrator, pod: Pod) -> None:
-    """A launch whose agent was killed can be started again, with the configuration on disk, and claims anew."""
+    """A launch whose agent was killed can be started again, with the configuration on disk, and claims again."""
     first = pod.start(HANDLERS)
     orchestrator.until(lambda: orchestrator.count(protocol.CLAIM))
     os.kill(first["pid"], signal.SIGKILL)
@@ -272,7 +272,7 @@ def test_agents_death_is_its_handlers_death(orchestrator: Orchestrator, pod: Pod
 
 
 def test_a_server_out_of_sorts_is_asked_again(orchestrator: Orchestrator, pod: Pod) -> None:
-    """What PostgREST 12 and 14 say while a project wakes up, migrates or is full is no verdict about the worker."""
+    """The answers of PostgREST 12 and 14 while a project starts, migrates or is full do not concern the worker."""
     pod.start(HANDLERS)
     orchestrator.until(lambda: orchestrator.count(protocol.HEARTBEAT) and orchestrator.count(protocol.CLAIM))
 

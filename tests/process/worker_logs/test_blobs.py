@@ -228,7 +228,7 @@ async def test_the_server_keeps_everything_over_a_restart_and_listens_on_loopbac
 
 
 async def test_the_server_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
-    """SIGKILL of whoever started it ends the server too."""
+    """SIGKILL of its parent ends the server too."""
     program = [sys.executable, "-c", START_AND_SLEEP, str(tmp_path / "s3")]
     where = Path(__file__).parents[3]
     parent = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE, cwd=where)

@@ -244,15 +244,15 @@ async def test_a_piece_that_had_arrived_before_the_host_was_lost_is_not_lost(hau
     assert (open_end["first"], open_end["last"]) == (1_000, None)
 
 
-@pytest.mark.parametrize("ailment", ["away", "refuses"])
-async def test_s3_that_gives_no_answer_does_not_keep_a_lost_pod(hauling: Hauling, s3: EmbeddedS3, ailment: str) -> None:
+@pytest.mark.parametrize("fault", ["away", "refuses"])
+async def test_s3_that_gives_no_answer_does_not_keep_a_lost_pod(hauling: Hauling, s3: EmbeddedS3, fault: str) -> None:
     """Declaring goes on without S3, and says what is not known."""
     hauling.write("agent", 1_000)
     with pytest.raises(Crash):
         await hauling.shipper(blobs=Crashing(hauling.blobs, "put", "before")).ship(hauling.rig.term, hauling.worker)
     await hauling.sshd.stop()
     refusing = (s3.endpoint_url, s3.access_key, "a revoked secret", "bucket", "", REGION)
-    blobs = S3Blobs(*(DEAD_S3 if ailment == "away" else refusing))
+    blobs = S3Blobs(*(DEAD_S3 if fault == "away" else refusing))
     await hauling.shipper(blobs=blobs).finish(hauling.rig.term, hauling.worker, reachable=False)
     lost, open_end = await hauling.pieces("agent")
     assert (lost["first"], lost["last"], lost["declared_lost"]) == (0, 1_000, True)

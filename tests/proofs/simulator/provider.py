@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.proofs.simulator.environment import World
 
 FLEET = "default"
-STRANGERS: tuple[
+FOREIGN_PODS: tuple[
     tuple[str, Mapping[str, str]], ...
 ] = (  # of another fleet, of this fleet's name in another database, and of no fleet
     ("gpu-20261120_101500-1a2b3c4d", {FLEET_VARIABLE: "other", WORKER_VARIABLE: "gpu-1"}),
@@ -135,7 +135,7 @@ class Provider:
         self._made: dict[str, tuple[float, int]] = {}  # window -> since when, how many calls
         self.mangled: bytes | None = None  # what every list is, for a while
         self.coming = 0  # pods that were asked for, answered with an error, and will be made all the same
-        for number, (name, env) in enumerate(STRANGERS):
+        for number, (name, env) in enumerate(FOREIGN_PODS):
             pod = self._new(name, env, "NVIDIA A40", "EU-1", "SECURE", number)
             pod.visible_s = pod.assigned_s = pod.running_s = pod.runtime_s = pod.ssh_s = 0.0
 

@@ -46,7 +46,7 @@ def test_a_similar_name_is_a_warning_that_names_the_setting(
 def test_a_misspelt_name_stops_the_start_unless_the_right_one_is_set(
     monkeypatch: pytest.MonkeyPatch, given: str, meant: str
 ) -> None:
-    """Beside the right one it is a warning."""
+    """Next to the right variable, it is only a warning."""
     monkeypatch.setenv(given, "5")
     assert [problem.what for problem in usable()[1]] == [f"{given} is not a setting"]
     monkeypatch.setenv(meant, "a=b:c" if meant == "WORKER_HANDLERS" else "5")

@@ -94,7 +94,7 @@ def test_the_pause_starts_again_with_each_release() -> None:
 
 
 def test_time_does_not_close_the_breaker_but_a_success_does() -> None:
-    """Failures that left the window still stand for what nobody has disproved."""
+    """Failures that left the window still count until a success disproves them."""
     long_ago = failures(5, newest_s=3000)
     assert spawns(wanting(*long_ago)) == 1
     assert spawns(wanting(*long_ago, brought_up(20, promoted=True))) == 4
@@ -163,13 +163,15 @@ def test_a_minimum_that_keeps_failing_is_paced_and_looked_at_again() -> None:
     [(1, 29, 0), (1, 30, 1), (2, 59, 0), (2, 60, 1), (9, 599, 0), (9, 600, 1)],
 )
 @pytest.mark.parametrize("code", ["BALANCE", "QUOTA", "API_AUTH", "BAD_SPEC"])
-def test_what_a_person_must_mend_halts_spawning(code: str, refusals: int, newest_s: float, count: int) -> None:
+def test_a_refusal_that_a_person_must_correct_halts_spawning(
+    code: str, refusals: int, newest_s: float, count: int
+) -> None:
     """Longer with each refusal in a row, up to ten minutes; then one tries."""
     assert spawns(wanting(*(brought_up(newest_s + n, code=code) for n in range(refusals)))) == count
 
 
 def test_a_bringup_that_ends_in_this_tick_counts_in_this_tick() -> None:
-    """Otherwise everybody would be replaced once before anybody is judged."""
+    """Otherwise all workers would be replaced once before the cause is known."""
     dead = tuple(spawning(f"gpu-{n}") for n in range(4))
     pods = tuple(pod_of(one, status=PodStatus.ERROR) for one in dead)
     made = plan(
@@ -232,7 +234,7 @@ def kind(*ended: EndedBringUp) -> BlockedReason | None:
         ([fell(538 - 60 * n, 72 * n) for n in range(5)], BlockedReason.PACED),  # it counts from when it fell
     ],
 )
-def test_a_worker_that_dies_on_probation_counts_as_a_failed_bring_up(
+def test_a_worker_that_fails_on_probation_counts_as_a_failed_bring_up(
     ended: Sequence[EndedBringUp], expected: BlockedReason | None
 ) -> None:
     """Promoted, and failed before it had completed a task or lived through the window: rented for nothing."""
@@ -278,7 +280,7 @@ def test_a_breaker_that_waits_for_a_canarys_probation_says_so() -> None:
 
 
 def test_a_promoted_worker_that_falls_in_this_tick_counts_in_this_tick() -> None:
-    """Otherwise it would be replaced before it is judged."""
+    """Otherwise it would be replaced before the cause is known."""
     dead = worker("gpu-1", pod_id="pod-1", last_heartbeat=None)
     seen = snapshot(dead, pods=(pod_of(dead, status=PodStatus.EXITED),), claimable=12)
     bringups = (*falls(4, promoted_s=200), brought_up(20, promoted=True, worker_id="gpu-1"))

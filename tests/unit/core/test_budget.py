@@ -85,7 +85,7 @@ def test_a_new_worker_must_have_room_to_come_up_and_to_go() -> None:
         assert len(spawned(plan(wanting(), daily(usd, pool={"offers": (A40,)})))) == count
 
 
-def test_a_cheaper_offer_is_taken_where_a_dearer_one_does_not_fit() -> None:
+def test_a_cheaper_offer_is_taken_if_a_more_expensive_one_does_not_fit() -> None:
     """The operator's order, as far as the money goes."""
     made = plan(wanting(), policy(hourly_budget_usd=0.9))
     assert [s.offer for s in spawned(made)] == [A40, L4]
@@ -126,8 +126,8 @@ def test_the_price_of_a_live_pod_counts_and_a_lower_one_does_not() -> None:
 
 
 @pytest.mark.parametrize("prices", [(0.2, 1.5), (1.5, 0.2)])
-def test_of_several_live_pods_the_dearest_one_counts(prices: tuple[float, float]) -> None:
-    """Whatever the order of the rows: the next pod may be as dear."""
+def test_of_several_live_pods_the_most_expensive_one_counts(prices: tuple[float, float]) -> None:
+    """The order of the rows does not matter: the next pod may be as expensive."""
     workers = tuple(
         busy(f"gpu-{n}", metadata=WorkerMetadata(offer=A40.key), price_usd_per_hour=usd, gpu_count=1)
         for n, usd in enumerate(prices)

@@ -1,4 +1,4 @@
-"""What nvidia-smi and the kernel log say, in the forms that real ones have, judged against what was rented."""
+"""Checks of the output of nvidia-smi and the kernel log, in real forms, against the rented GPUs."""
 
 from typing import Any
 
@@ -149,7 +149,7 @@ HEALTH: list[tuple[dict[str, Any], str | None]] = [
 
 @pytest.mark.parametrize(("given", "expected"), HEALTH)
 def test_health_is_ruled_out_only_by_what_is_known(given: dict[str, Any], expected: str | None) -> None:
-    """Xids of our GPUs and of late, ECC, remapping, memory, driver."""
+    """Recent Xids of our GPUs, ECC, remapping, memory, driver."""
     assert code(gpus.health(output(**given), (12, 4))) == expected
 
 

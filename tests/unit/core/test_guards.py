@@ -121,8 +121,8 @@ def test_an_unknown_finding_ends_nothing(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("junk", [None, 5, "XID_79", [], {}, {"code": None}, {"code": 79}, {"code": ""}], ids=str)
-def test_a_bad_record_harms_only_itself(junk: Any) -> None:
-    """The good one beside it counts."""
+def test_a_bad_record_affects_no_other(junk: Any) -> None:
+    """A valid record next to it counts."""
     assert [one.code for one in reports(junk, record(*XID_79))] == ["XID_79"]
     assert findings_of({"findings": junk}) == findings_of(junk) == ()
 
@@ -170,7 +170,7 @@ def test_a_finding_of_most_workers_replaces_one_at_a_time_and_blames_no_host(
     assert all(end.blames_host for end in found) == (ended == affected)
 
 
-def test_workers_that_ended_lately_count_for_the_alarm() -> None:
+def test_workers_that_ended_recently_count_for_the_alarm() -> None:
     """A false alarm that comes to one worker after the other must not empty the fleet either."""
     before = [gone(f"old-{n}", 60) for n in range(5)]
     assert ends(alarm(1, 4, *before)) == []
@@ -245,7 +245,14 @@ def test_what_no_machine_of_a_release_can_do_is_the_releases_fault() -> None:
         (blocked_from_the_first(2, state=State.ACTIVE, tasks_running=1),),
         ((busy("gpu-2", release="image@1"), replace(blocked_from_the_first(2)[1], worked=True)),),
     ],
-    ids=["alone", "on the same machine", "of another release", "one that has worked", "amid a task", "one that works"],
+    ids=[
+        "alone",
+        "on the same machine",
+        "of another release",
+        "one that has worked",
+        "during a task",
+        "one that works",
+    ],
 )
 def test_what_one_machine_cannot_do_is_its_own_fault(others: tuple[tuple[Worker, EndedBringUp], ...]) -> None:
     assert ExitCause.RELEASE_BAD not in causes_of_ends(blocked_from_the_first(1), *others)

@@ -297,7 +297,7 @@ def test_an_odd_list_is_a_remark_once_and_until_it_is_well_again() -> None:
     assert (well.waiting_on, well.waiting_for) == (WaitingOn.WORKER, "tasks")
 
 
-def test_a_worker_that_speaks_is_not_lost() -> None:
+def test_a_worker_that_sends_heartbeats_is_not_lost() -> None:
     """A heartbeat that came after its pod left the lists: they are complete, well-formed and wrong."""
     speaks = busy("gpu-1", last_heartbeat=ago(5))
     assert isinstance(only(snapshot(speaks, pods=(), absent={"pod-gpu-1": absent(30)})), Wait)
@@ -401,7 +401,7 @@ HERE: dict[str, Any] = {"ssh_host": "1.2.3.4", "ssh_port": 40_001}
     ids=lambda one: f"{one.state} {one.stage}",
 )
 def test_ssh_is_followed_to_where_the_list_shows_it(one: Worker) -> None:
-    """In every state, before whatever speaks to the pod: an end that began must still find it."""
+    """In every state, before any action that connects to the pod: an end that began must still reach it."""
     moved = snapshot(one, pods=(pod_of(one, ssh_host="1.2.3.4", ssh_port=40_002),))
     why = "SSH moved from 1.2.3.4:40001 to 1.2.3.4:40002, as RunPod's list shows"
     assert only(moved) == UpdateAddress("gpu-1", one.state, "1.2.3.4", 40_002, why)
@@ -417,7 +417,7 @@ def test_a_list_with_another_address_each_time_keeps_no_worker_alive() -> None:
 
 
 def test_a_row_without_an_address_is_not_given_one() -> None:
-    """That is the ladder's, at its stage ssh_details."""
+    """Bring-up does that, in its stage ssh_details."""
     assert only(snapshot(spawning("gpu-1"))) == ContinueBringUp("gpu-1")
 
 
@@ -609,9 +609,6 @@ def test_one_tick_marks_only_a_part_of_a_large_fleet_as_terminated() -> None:
     assert len([a for a in plan(seen, policy()).actions if isinstance(a, MarkTerminated)]) == ROWS_PER_TICK
 
 
-# --- orphans, rescue, presence
-
-
 def test_an_orphan_is_reaped_after_its_grace() -> None:
     """A pod of ours that no live row names does not bill for ever."""
     stray = pod_of(worker("gpu-9"))
@@ -693,7 +690,7 @@ def test_an_orphan_whose_owner_one_list_does_not_tell_keeps_its_age(seen_s: floa
     assert fold(owned, (stray,), (), "test", third).orphan_since == {stray.id: third}
 
 
-def test_presence_counts_lists_and_forgets_what_came_back() -> None:
+def test_the_pod_tracker_counts_lists_and_forgets_pods_that_came_back() -> None:
     """Absence grows with each complete list that lacks a pod once seen, and is gone when the pod shows again."""
     one = busy("gpu-1")
     seen = fold(PodTracker(), [pod_of(one)], [one], "test", NOW)

@@ -1,4 +1,4 @@
-"""What a pod's disk, clock and cgroup say, read and judged."""
+"""The checks of a pod's disk, clock and cgroup."""
 
 import subprocess
 from pathlib import Path
@@ -35,7 +35,7 @@ def tool_output(**given: str) -> bytes:
 
 
 def judged(between_s: tuple[float, float] = (999.5, 1000.5), **given: str) -> CheckResult:
-    """The verdict on it; asked and answered between these moments."""
+    """Return the result for a machine that was asked and answered between these moments."""
     return platform(sections(tool_output(**given)), *between_s)
 
 
@@ -86,7 +86,7 @@ def test_a_slow_probe_does_not_make_a_clock_wrong() -> None:
 def test_the_limits_of_both_cgroups_are_read(
     tmp_path: Path, files: dict[str, str], limit: int | None, cpus: float | None, version: int
 ) -> None:
-    """By the script itself, from a directory that stands for /."""
+    """The script itself reads a directory in place of /."""
     for name, text in files.items():
         path = tmp_path / "sys/fs/cgroup" / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a command that leads for an errand may do."""
+"""The actions of a command that leads for one maintenance job."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ def _kinds(job: MaintenanceJob, *workers: object, **changes: object) -> list[typ
     return [type(action) for action in maintenance.plan(job, seen, policy()).actions]
 
 
-def test_no_errand_spawns_brings_up_or_sizes_the_fleet() -> None:
+def test_no_maintenance_job_spawns_brings_up_or_sizes_the_fleet() -> None:
     """Where the loop itself would spawn and bring up."""
     seen = snapshot(spawning("gpu-1"), claimable=20)
     assert any(isinstance(action, Spawn) for action in plan(seen, policy()).actions)

@@ -126,9 +126,7 @@ def test_each_key_of_the_market_counts_alone(
         ),
     ],
 )
-def test_a_file_that_cannot_be_used_says_what_why_and_how_to_mend_it(
-    tmp_path: Path, text: str, what: str, fix: str
-) -> None:
+def test_an_invalid_file_is_refused_with_what_why_and_the_fix(tmp_path: Path, text: str, what: str, fix: str) -> None:
     """One problem each, naming the line's place in the file."""
     ((said, why, mended),) = refused(tmp_path / "pools.toml", text)
     assert said == what

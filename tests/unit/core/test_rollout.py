@@ -79,7 +79,7 @@ def test_who_was_drained_on_the_spot_is_superseded_and_not_ended_by_hand() -> No
     assert end.cause is ExitCause.MANUAL
 
 
-def test_a_full_pool_loses_one_worker_for_the_heir_and_no_second() -> None:
+def test_a_full_pool_ends_one_worker_for_the_replacement_and_no_second() -> None:
     """At MAX_ACTIVE_GPUS an idle one goes first; then there is place, however often the canary fails."""
     full = [busy("gpu-1", **MARK), busy("gpu-2", release=OLD), idle("gpu-3", 5, release=OLD), busy("gpu-4", **MARK)]
     made = plan(waiting(*full), LEADER)
@@ -104,7 +104,7 @@ def test_nobody_makes_place_for_a_spawn_that_could_not_be(all_busy: bool) -> Non
     assert not superseded(plan(waiting(*full, ended=ended, promoted_releases=frozenset({OLD})), LEADER))
 
 
-def test_the_marked_last_worker_of_a_pool_of_one_makes_place_and_its_heir_follows() -> None:
+def test_the_marked_worker_of_a_pool_of_one_ends_and_its_replacement_follows() -> None:
     """MAX_ACTIVE_GPUS=1: it is drained, and while it still goes the next one is begun."""
     single = replace(LEADER, pools=(pool(max_active=1),))
     one = busy("gpu-1", **MARK)
@@ -127,12 +127,12 @@ def test_an_hourly_budget_that_earlier_workers_use_up_is_place_too() -> None:
 
 
 def test_idle_workers_of_an_earlier_release_go_first() -> None:
-    """Of several that are too many the present release stays, or the next such task would wait for it anew."""
+    """Of too many workers, the present release stays; otherwise the next such task would wait for it again."""
     made = plan(snapshot(idle("gpu-1", 700, release=OLD), idle("gpu-2", 40, release=NEW, created_at=NOW)), LEADER)
     assert [a.worker_id for a in made.actions if isinstance(a, Terminate)] == ["gpu-1"]
 
 
-def test_earlier_idle_workers_go_home_while_their_heir_cannot_come() -> None:
+def test_earlier_idle_workers_end_while_their_replacement_cannot_start() -> None:
     """A dry market or a pause is no reason to keep what nobody needs."""
     old = idle("gpu-1", 601, **MARK)
     made = plan(waiting(old, paused={"*": Pause("a look", None)}), LEADER)

@@ -282,7 +282,7 @@ def test_planning_is_deterministic() -> None:
     assert seen.workers[0].state is State.ACTIVE
 
 
-def test_a_large_fleet_goes_home_over_several_ticks() -> None:
+def test_a_large_fleet_ends_over_several_ticks() -> None:
     """A tick ends a part of it, so that it stays short; the next one goes on."""
     fleet = [idle(f"gpu-{number}", 900) for number in range(150)]
     made = plan(snapshot(*fleet), policy(pool={"max_active": 150}))

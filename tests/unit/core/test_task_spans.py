@@ -1,4 +1,4 @@
-"""Spans are made of rows that users can write: one that makes no sense has no spans, and harms no other."""
+"""Spans are made of rows that users can write: an invalid row has no spans, and affects no other."""
 
 from typing import Any
 

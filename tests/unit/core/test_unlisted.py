@@ -72,7 +72,7 @@ def test_a_budget_that_is_used_up_drains_without_a_list() -> None:
 
 
 def test_earlier_lists_end_no_worker_and_confirm_no_absence() -> None:
-    """An absence is judged by lists that are new; a failed one is none."""
+    """Only a new list can show an absence; a failed list is none."""
     gone = {"pod-gpu-1": absent(500), "pod-gpu-2": absent(500)}
     sent = terminating("gpu-2", Stage.DELETING, waiting_on=WaitingOn.PROVIDER)
     made = plan(unlisted(busy("gpu-1"), sent, absent=gone, orphan_since={"pod-x": ago(500)}), policy())

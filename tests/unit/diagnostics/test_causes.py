@@ -102,7 +102,7 @@ def test_a_word_means_what_was_typed() -> None:
     assert causes.lookup("gpu-1") == ()
 
 
-def test_a_cause_speaks_of_the_worker_it_is_shown_with() -> None:
+def test_a_cause_names_the_worker_with_which_it_is_shown() -> None:
     """The id stands in the fix."""
     told = causes.of("NO_PROCESS")
     assert told is not None

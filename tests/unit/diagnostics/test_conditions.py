@@ -265,9 +265,9 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "SSH authentication now": (setting("workers.gpu-1", worker(ssh=REFUSED)), "MEDIUM", "SSH", "SSH authentication fails", "RUNPOD_SSH", "now: gpu-1"),
     "SSH authentication before": (bringups("AUTH_FAILED", "PAIR_MISMATCH"), "MEDIUM", "SSH", "SSH authentication fails", "RUNPOD_SSH", "3 attempts"),
     "SSH unreachable": (bringups("TCP_TIMEOUT"), "MEDIUM", "SSH", "SSH connections failed within a day: TCP_TIMEOUT", "explain TCP_TIMEOUT", "3 attempts"),
-    "SSH authentication before, and mended": (bringups("AUTH_FAILED", "PAIR_MISMATCH", when(30)), "LOW", "SSH", "SSH authentication failed within a day, and works again", "none needed", "3 attempts within a day, the last 1 min ago; a later one succeeded"),
+    "SSH authentication before, and corrected": (bringups("AUTH_FAILED", "PAIR_MISMATCH", when(30)), "LOW", "SSH", "SSH authentication failed within a day, and works again", "none needed", "3 attempts within a day, the last 1 min ago; a later one succeeded"),
     "SSH authentication again": (bringups("AUTH_FAILED", "PAIR_MISMATCH", when(90)), "MEDIUM", "SSH", "SSH authentication fails", "RUNPOD_SSH", "3 attempts"),
-    "SSH unreachable, and mended": (bringups("TCP_TIMEOUT", None, when(30)), "LOW", "SSH", "SSH connections failed within a day, and work again: TCP_TIMEOUT", "none needed", "3 attempts"),
+    "SSH unreachable, and works again": (bringups("TCP_TIMEOUT", None, when(30)), "LOW", "SSH", "SSH connections failed within a day, and work again: TCP_TIMEOUT", "none needed", "3 attempts"),
     "all tasks blocked": (waits({"Queued": 4}, dependencies=4, running=0), "MEDIUM", "Tasks", "All 4 queued tasks are blocked", "tasks list", "4 by dependencies, 0 by scheduled"),
     "all tasks wait for a limit": (waits({"Queued": 4}, concurrency=4, running=0), "MEDIUM", "Tasks", "All 4 queued tasks are blocked", "tasks list", "0 by dependencies, 4 by concurrency, 0 by scheduled"),
     "only retries that are not due": (waits({"Queued": 4}, dependencies=1, scheduled=3, running=0, next_due_at=when(-28)), "LOW", "Tasks", "3 queued tasks wait for their time: a retry's pause, or submitted for later", "tasks list", "1 by dependencies, 3 by scheduled; the next is due 20"),
@@ -280,7 +280,7 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "stale rows": (setting("runpod_state.mismatches", BEREFT), "HIGH", "Database", "1 stale worker row", "sync update_database", "gpu-1 (not listed)"),
     "pods of another database": (setting("runpod_state.mismatches.foreign_pods", [THEIRS]), "MEDIUM", "RunPod", "2 pods of fleet default belong to another database ($0.88/h)", "FLEET_ID of its own; if that database is gone: python -m orchestrator sync terminate_orphaned --database d2", "p7, p8: made for database d2"),
     "leases over": (setting("database_state.expired_leases", 2), "MEDIUM", "Tasks", "No worker holds 2 tasks that are In Progress", "once", ""),
-    "a dear day": (setting("database_state.spent", {"last_day_usd": 20, "usual_day_usd": 4}), "MEDIUM", "Cost", "$20.00 in the last 24 hours, usually $4.00", "cost --since 24h", ""),
+    "an expensive day": (setting("database_state.spent", {"last_day_usd": 20, "usual_day_usd": 4}), "MEDIUM", "Cost", "$20.00 in the last 24 hours, usually $4.00", "cost --since 24h", ""),
     "a worker paid for nothing": (setting("workers.gpu-1", worker(busy_share=0.05, cost_usd=3)), "MEDIUM", "Cost", "cost $3.00 and worked for 5%", "explain gpu-1", ""),
     "backlog held by a limit": (lambda r: (waits({"Queued": 30}, claimable=30, running=2, oldest_claimable_at=when(1200))(r), setting("orchestrator_analysis.scaling_decisions", [BLOCKED])(r))[0], "MEDIUM", "Scaling", "30 tasks wait, the oldest for 20 minutes", "raise MAX_ACTIVE_GPUS", "limited by: 3 workers blocked: MAX_ACTIVE_GPUS=2; ETA 16 minutes"),
     "backlog of slow tasks": (waits({"Queued": 9}, claimable=9, mean_task_s=None, oldest_claimable_at=when(901)), "MEDIUM", "Scaling", "9 tasks wait", "TASKS_PER_GPU_THRESHOLD", "the 1 worker that it has; no ETA"),
@@ -325,7 +325,7 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "agents that get no answer": (setting("workers.gpu-1", worker(waiting_on="operator", waiting_for="the gateway: no answer", last_heartbeat=when(700))), "HIGH", "Orchestrator", "1 worker is silent and may be well; waiting for the gateway: no answer", "WORKER_API_URL", "DEADMAN_TIMEOUT_SEC"),
     "a pod that RunPod does not list": (setting("workers.gpu-1", worker(waiting_on="provider", waiting_for="its pod")), "MEDIUM", "RunPod", "RunPod's list is odd: its pod", "explain gpu-1", ""),
     "logs that are late": (setting("workers.gpu-1", worker(metadata={"logs_late": "Refused: no"})), "MEDIUM", "Workers", "The logs of worker gpu-1 do not reach S3: Refused: no", "explain gpu-1", ""),
-    **{f"stuck in {rung.stage}": (stuck(rung.stage), "MEDIUM", "Workers", f"stuck in spawning, stage {rung.stage}: waiting on provider: an answer", UNSTUCK.get(rung.stage, "terminate gpu-1"), "gpu-1; by itself: given up") for rung in BRING_UP},
+    **{f"stuck in {spec.stage}": (stuck(spec.stage), "MEDIUM", "Workers", f"stuck in spawning, stage {spec.stage}: waiting on provider: an answer", UNSTUCK.get(spec.stage, "terminate gpu-1"), "gpu-1; by itself: given up") for spec in BRING_UP},
 }  # fmt: skip
 
 
@@ -360,7 +360,7 @@ def test_nothing_is_said_of_a_fleet_that_is_well() -> None:
 
 
 @pytest.mark.parametrize("since", [when(50), None])
-def test_prices_that_a_new_leader_does_not_have_yet_are_no_trouble(since: str | None) -> None:
+def test_prices_that_a_new_leader_does_not_have_yet_are_no_condition(since: str | None) -> None:
     """They come with its first lists. No recorded decision names them, if it has made none yet."""
     report = facts()
     held("price_unknown", detail={"gpu_type": "L4", "cloud": "SECURE"}, since=since)(report)
@@ -473,7 +473,7 @@ def test_the_limit_is_raised_only_if_it_is_the_cause() -> None:
     assert (backlog.fix, backlog.severity) == ("raise MAX_ACTIVE_GPUS", "HIGH")
 
 
-def test_a_limit_that_somebody_set_is_no_harm_while_workers_go_on() -> None:
+def test_a_configured_limit_has_no_impact_while_workers_continue() -> None:
     """A pause, or a budget per hour, with a queue that drains."""
     report = facts()
     held("hourly_budget")(report)
@@ -546,7 +546,7 @@ def test_each_fix_names_a_command_that_there_is() -> None:
     [(90, 90, True), (90, 1, False), (1, 90, False)],
     ids=["for long", "a task that came just now", "between two short tasks"],
 )
-def test_a_worker_that_had_no_time_to_claim_is_no_trouble(free_s: float, oldest_s: float, *, named: bool) -> None:
+def test_a_worker_that_had_no_time_to_claim_is_no_condition(free_s: float, oldest_s: float, *, named: bool) -> None:
     """Its claim takes a moment, in a queue of short tasks as well. A report and a tick agree."""
     report, free = facts(), replace(busy("gpu-1"), tasks_running=0, empty_since=ago(free_s))
     waits({"Queued": 4}, claimable=4, oldest_claimable_at=when(oldest_s))(report)
@@ -589,7 +589,7 @@ def test_a_store_outage_is_one_condition_however_many_workers_wait_for_its_end()
 def test_a_refused_key_makes_only_the_tasks_of_its_pool_wait(
     ready_in: str, last_s: float, severity: str, *, has_worker: bool
 ) -> None:
-    """Its pool has no worker, and its last bring-up was refused lately."""
+    """Its pool has no worker, and its last bring-up was refused a moment ago."""
     report = facts()
     report["database_state"]["queue"] = [queue(), queue(pool="other", running=0)]
     for one in report["database_state"]["queue"]:
@@ -653,7 +653,7 @@ def test_a_leader_makes_no_statement_about_the_end_of_a_queue() -> None:
 def test_the_urgent_comes_first() -> None:
     """Whatever the order of the rules."""
     report = facts()
-    for name in ("a place that cannot be reached", "a dear day", "orphan pods"):
+    for name in ("a place that cannot be reached", "an expensive day", "orphan pods"):
         CASES[name][0](report)
     assert [one.severity for one in found_in(report)] == ["HIGH", "MEDIUM", "LOW"]
 

@@ -22,7 +22,7 @@ BODIES: dict[str, Any] = {
 @pytest.mark.parametrize("one", OPERATIONS, ids=lambda one: one.name)
 async def test_no_operation_shows_or_changes_anothers(rig: ApiRig, one: Operation) -> None:
     """With its ids, and without If-Match or with a forged one."""
-    token = await rig.token("read", tenant=f"stranger-{uuid.uuid4().hex}")
+    token = await rig.token("read", tenant=f"outsider-{uuid.uuid4().hex}")
     labels = {"note": SECRET}
     task_id = await rig.submit(tenant="other", params={"text": SECRET}, labels=labels, webhook_url=f"https://{SECRET}/")
     worker = await rig.worker()
