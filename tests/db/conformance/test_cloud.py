@@ -235,7 +235,7 @@ async def test_a_read_is_tried_again(api: Api, cloud: RunPodCloud, kind: str) ->
     assert await cloud.list_pods() == ()
 
 
-async def test_a_status_that_nobody_knew_hides_no_pod(api: Api, cloud: RunPodCloud) -> None:
+async def test_an_unknown_status_hides_no_pod(api: Api, cloud: RunPodCloud) -> None:
     """Neither it nor any other could be ended, as long as it lasts; it is there, and not taken for dead or alive."""
     await _list_one(api, {"status": "DANCING"}, {"ORCHESTRATOR_FLEET_ID": FLEET})
     (pod,) = await cloud.list_pods()
@@ -375,7 +375,7 @@ async def test_a_new_pod_may_be_missing_from_the_list_for_a_while(api: Api, clou
     assert await until(cloud.list_pods, "the pod is listed")
 
 
-async def test_a_delete_that_lies_leaves_the_pod_listed(api: Api, cloud: RunPodCloud) -> None:
+async def test_a_delete_without_effect_leaves_the_pod_listed(api: Api, cloud: RunPodCloud) -> None:
     """Only the list proves absence."""
     pod = await cloud.create_pod(spec())
     await inject(api, "delete_lies", times=1)
@@ -439,7 +439,7 @@ async def test_a_volume_is_found_by_its_name_or_refused(api: Api, cloud: RunPodC
         await cloud.volume_id("models")
 
 
-async def test_many_calls_go_on_at_once(api: Api, cloud: RunPodCloud) -> None:
+async def test_many_calls_run_at_once(api: Api, cloud: RunPodCloud) -> None:
     """Eight creates that take some seconds each take well under their sum."""
     api.emulator.core.create_s = 3.0
     started = time.monotonic()

@@ -162,7 +162,7 @@ async def test_an_odd_foreign_record_has_no_effect(account: Account, cloud: RunP
 @pytest.mark.parametrize(
     "env", [None, 7, [], {**OURS, "ORCHESTRATOR_FLEET_ID": 7}, {**OURS, "ORCHESTRATOR_WORKER_ID": ""}]
 )
-async def test_a_pod_whose_owner_cannot_be_read_is_there_and_nobodys(
+async def test_a_pod_whose_owner_cannot_be_read_exists_and_is_left_alone(
     account: Account, cloud: RunPodCloud, env: Any
 ) -> None:
     """It is neither adopted nor deleted as an orphan, and no row of its name counts as gone."""

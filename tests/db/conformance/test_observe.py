@@ -75,7 +75,7 @@ class Ahead:
         return await self._db.call(function, **args, p_now=self._fleet.now)
 
 
-async def test_a_machine_that_was_suspended_takes_nobody_for_dead(fleet: Fleet, db: Db) -> None:
+async def test_after_a_suspension_no_worker_counts_as_lost(fleet: Fleet, db: Db) -> None:
     """Its monotonic clock stood still too, and its agents got no answer: running agents send a heartbeat soon."""
     await fleet.lead()
     await fleet.submit()

@@ -48,7 +48,7 @@ async def test_what_was_claimed_before_is_answered_again(fleet: Fleet) -> None:
     assert [one["id"] for one in await agent.claim(number=7)] == [task["id"]]
 
 
-async def test_a_leader_that_says_no_more_holds_nobody_up(fleet: Fleet) -> None:
+async def test_a_silent_leader_delays_no_other_process(fleet: Fleet) -> None:
     """What it said lapses."""
     await fleet.submit()
     agent = await fleet.agent()
@@ -81,7 +81,7 @@ async def test_an_outage_of_the_database_uses_up_no_attempt(fleet: Fleet) -> Non
     assert "was away" in row["error_message"]
 
 
-async def test_a_worker_that_is_silent_while_somebody_leads_has_lost_its_task(fleet: Fleet) -> None:
+async def test_a_worker_that_is_silent_while_a_process_leads_has_lost_its_task(fleet: Fleet) -> None:
     """Its attempt counts, although a redeployment fell into its silence."""
     (task_id,) = await fleet.submit(max_attempts=1)
     agent = await fleet.agent()

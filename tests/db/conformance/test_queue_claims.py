@@ -142,7 +142,7 @@ async def test_only_a_verified_worker_gets_tasks(fleet: Fleet, state: State, wan
 
 
 @pytest.mark.parametrize(("at_once", "wanted"), [(False, "drain"), (True, "stop")])
-async def test_a_worker_that_is_wanted_gone_gets_no_more(fleet: Fleet, at_once: bool, wanted: str) -> None:
+async def test_a_worker_that_must_end_gets_no_task(fleet: Fleet, at_once: bool, wanted: str) -> None:
     """From the statement of the request on."""
     await fleet.submit()
     agent = await fleet.agent()

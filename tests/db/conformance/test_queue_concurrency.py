@@ -380,7 +380,7 @@ async def test_a_bad_limit_is_refused(fleet: Fleet, scope: str, name: str, most:
         await limit(fleet, name, most, scope)
 
 
-async def test_an_open_transaction_holds_up_nobody_for_long(fleet: Fleet, hand: Hand) -> None:
+async def test_an_open_transaction_delays_no_process_for_long(fleet: Fleet, hand: Hand) -> None:
     """Who cannot lock a limit leaves a note, and the next snapshot lets the task in."""
     await fleet.submit(count=2, concurrency_key="k")
     agent = await fleet.agent()

@@ -404,7 +404,7 @@ async def test_an_outage_of_the_store_makes_no_task_stuck(fleet: Fleet) -> None:
         assert (await agent.beat(dict(task) | {"still_s": 0}))["stuck"] == told
 
 
-async def test_a_heartbeat_is_told_which_tasks_are_stuck(fleet: Fleet) -> None:
+async def test_the_answer_to_a_heartbeat_names_stuck_tasks(fleet: Fleet) -> None:
     """After the time that the leader declared; a task that waits its turn shows no sign of life and needs none."""
     stuck, waiting = await fleet.submit(count=2)
     agent = await fleet.agent()

@@ -166,7 +166,7 @@ async def test_a_changed_function_is_applied_again_with_the_grants(empty_databas
     assert back == ("functions/leading.sql", "grants.sql")
 
 
-async def test_a_function_file_that_is_gone_takes_its_functions_along(empty_database: str, tmp_path: Path) -> None:
+async def test_the_functions_of_a_removed_file_are_dropped(empty_database: str, tmp_path: Path) -> None:
     """The ledger forgets it too."""
     directory = copy(tmp_path)
     (directory / "functions/extra.sql").write_text(

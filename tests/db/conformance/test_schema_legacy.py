@@ -169,7 +169,7 @@ async def test_the_queue_works_on_such_tables(
         ("uuid[]", "insert into tasks (task_type, dependant_on) values ('u', array[%s]::uuid[]) returning id"),
     ],
 )
-async def test_a_projects_own_word_for_dependencies_goes_on_working(
+async def test_a_projects_own_column_for_dependencies_still_works(
     project: AsyncConnection[DictRow], empty_database: str, fleet: Fleet, column: str, insert: str
 ) -> None:
     """Rows from before, rows from after, and a row that is pointed elsewhere."""
@@ -242,7 +242,9 @@ async def test_another_programs_tables_are_left_alone(
     assert await rows(project, query) == [{"relname": table.partition(" ")[0]}]
 
 
-async def test_a_heartbeat_default_of_now_is_taken_away(project: AsyncConnection[DictRow], empty_database: str) -> None:
+async def test_a_default_of_now_for_heartbeats_is_removed(
+    project: AsyncConnection[DictRow], empty_database: str
+) -> None:
     """A worker that never spoke must not look alive."""
     await make(project, TEXT)
     await migrated(project, empty_database)

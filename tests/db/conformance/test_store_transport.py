@@ -228,7 +228,7 @@ async def test_all_listeners_of_a_process_share_one_connection(db: PostgresDb, f
         await ear.close()
 
 
-async def test_a_listener_that_does_not_read_is_told_to_look_for_itself(db: PostgresDb) -> None:
+async def test_a_slow_listener_must_query_for_itself(db: PostgresDb) -> None:
     """Its backlog is bounded."""
     stream = db.notifications()
     assert await anext(stream) == ("connected", "")

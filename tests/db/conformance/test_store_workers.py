@@ -541,7 +541,7 @@ async def test_a_heartbeat_tells_whether_anybody_leads(fleet: Fleet) -> None:
     assert (await agent.beat())["led"] is True
 
 
-async def test_a_long_life_is_told_by_its_beginning_and_its_end(
+async def test_of_a_long_timeline_the_begin_and_the_end_are_shown(
     fleet: Fleet, store: SqlStore, hand: AsyncConnection[DictRow]
 ) -> None:
     """A worker's end reads its row: that must not take longer with each task that it has done."""

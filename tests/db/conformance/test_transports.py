@@ -376,7 +376,7 @@ async def test_what_changes_is_told_by_polling_too(db: Db, fleet: Fleet) -> None
     await ear.close()
 
 
-async def test_a_listener_is_told_after_a_time_of_silence(moody: tuple[TcpProxy, SupabaseDb]) -> None:
+async def test_a_listener_is_notified_after_a_gap(moody: tuple[TcpProxy, SupabaseDb]) -> None:
     """It may have missed something while there was no answer."""
     relay, db = moody
     ear = Ear(db)

@@ -208,7 +208,7 @@ async def test_a_vanished_pod_costs_what_it_did_until_a_list_last_showed_it(flee
     assert kinds(await cost(fleet)) == {"busy": 0.1}
 
 
-async def test_a_pod_that_vanished_while_it_came_up_was_there_at_its_last_proof(fleet: Fleet) -> None:
+async def test_a_pod_that_vanished_during_bring_up_was_there_at_its_last_stage(fleet: Fleet) -> None:
     """The last stage that was proven."""
     agent = await fleet.agent(State.SPAWNING)
     await attempt(fleet, agent.id, Stage.POD_RUNNING, "ok", took_s=30)

@@ -169,7 +169,7 @@ async def test_a_task_says_who_goes_before_it_and_who_serves_it(fleet: Fleet) ->
     assert said.what == "a free worker: 2 tasks of pool default go before it, 1 worker serves it"
 
 
-async def test_a_dependency_that_does_not_exist_is_named_and_nobody_is_sent_after_it(
+async def test_a_dependency_that_does_not_exist_is_named_without_a_command_to_explain_it(
     fleet: Fleet, hand: AsyncConnection[DictRow]
 ) -> None:
     """It may still be inserted; the task fails if it is not."""
@@ -239,7 +239,7 @@ async def test_without_a_leader_nothing_comes(fleet: Fleet) -> None:
     assert (said.what, said.fix) == ("an orchestrator: none leads", "python -m orchestrator run")
 
 
-async def test_a_pool_that_nobody_has_is_named(fleet: Fleet) -> None:
+async def test_an_unknown_pool_is_named(fleet: Fleet) -> None:
     """With those that there are."""
     (task,) = await fleet.submit(pool="big")
     said = await told(fleet, task)

@@ -145,7 +145,7 @@ LOOKS: Mapping[str, tuple[Any, str]] = {  # what the final snapshot shows: the p
 
 
 @pytest.mark.parametrize("subcause", SILENCES)
-async def test_a_silent_end_in_service_tells_what_the_last_look_saw(fleet: Fleet, subcause: str) -> None:
+async def test_the_explanation_of_a_lost_worker_has_the_final_snapshot(fleet: Fleet, subcause: str) -> None:
     """And not what a bring-up's missing heartbeat means; the proof is the look, or what was said then."""
     agent, (look, proof) = await fleet.agent(), LOOKS[subcause]
     await attempt(fleet, agent.id, Stage.HEARTBEAT, "timeout", "NO_HEARTBEAT", error="none came, long ago")
@@ -178,7 +178,7 @@ async def test_a_silent_end_in_service_tells_what_the_last_look_saw(fleet: Fleet
         {"known": False, "why": "heartbeat_lost: nothing to wait for"},
     ],
 )
-def test_a_look_that_does_not_tell_is_no_cause(look: Any) -> None:
+def test_an_inconclusive_snapshot_is_no_cause(look: Any) -> None:
     """Whatever was kept of it."""
     assert heartbeat_loss.subcause(look) is None
     assert (heartbeat_loss.evidence_line(look) is None) == (not isinstance(look, Mapping) or not look["known"])

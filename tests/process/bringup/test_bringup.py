@@ -203,7 +203,7 @@ async def test_ten_come_up_side_by_side_and_one_that_hangs_holds_up_nobody(rig: 
     silent.close()
 
 
-async def test_a_worker_that_somebody_ends_in_mid_bringup_keeps_their_reason(rig: Rig) -> None:
+async def test_a_worker_that_an_operator_ends_during_bring_up_keeps_the_reason(rig: Rig) -> None:
     """The bring-up finds the row moved and stops; it overwrites nothing."""
     worker, sshd = await rig.worker(server=False)
     bringing_up = asyncio.create_task(rig.bring_up().bring_up(rig.term, worker))

@@ -47,7 +47,7 @@ async def fails(rig: Rig, worker: Worker, *, code: str, stage: Stage, **given: A
     ("status", "code"),
     [(PodStatus.EXITED, "POD_EXITED"), (PodStatus.ERROR, "POD_ERROR"), (PodStatus.TERMINATED, "POD_EXITED")],
 )
-async def test_a_pod_that_the_provider_calls_dead_ends_the_bringup_at_once(
+async def test_a_pod_that_the_provider_shows_as_ended_ends_the_bringup_at_once(
     rig: Rig, status: PodStatus, code: str
 ) -> None:
     """There is nothing to wait for."""
@@ -80,7 +80,7 @@ async def test_an_image_that_is_still_coming_gets_one_more_deadline(rig: Rig) ->
     assert (await rig.row(worker.id))["metadata"]["image_pull_extended"] is True
 
 
-async def test_an_image_that_has_come_is_no_excuse(rig: Rig) -> None:
+async def test_a_complete_pull_extends_no_deadline(rig: Rig) -> None:
     """Pulled, started, and still no runtime: one deadline is enough."""
     rig.shorten(Stage.POD_RUNNING, seconds=LOG_S)
     worker, _ = await rig.worker(pod={"has_runtime": False})
@@ -247,7 +247,7 @@ async def test_a_login_that_fails_names_its_sub_cause(
     assert bool(sshd.logins) is dialled
 
 
-async def test_a_pair_that_fits_lets_the_bringup_go_on(rig: Rig) -> None:
+async def test_a_matching_pair_lets_the_bringup_continue(rig: Rig) -> None:
     """One of several lines of authorized_keys is enough, with newlines as environment variables carry them."""
     worker, _ = await rig.worker()
     lines = [key.export_public_key("openssh").decode().strip() for key in (ANOTHER, rig.key)]

@@ -73,7 +73,7 @@ async def test_a_machine_that_is_not_as_rented_ends_the_worker(rig: Rig, kind: s
 
 
 @pytest.mark.parametrize("skew_s", [-300, 300])
-async def test_a_clock_that_is_off_is_told_with_how_much(rig: Rig, skew_s: int) -> None:
+async def test_a_wrong_clock_is_reported_with_its_offset(rig: Rig, skew_s: int) -> None:
     """Tokens and signatures depend on it."""
     worker, sshd = await rig.worker()
     sshd.env["EMULATED_CLOCK_SKEW_S"] = str(skew_s)

@@ -67,7 +67,9 @@ def failed(ran: Ran) -> dict[str, str]:
     return {one["section"]: f"{one['what']}: {one['why']} fix: {one['fix']}" for one in reversed(found)}
 
 
-async def test_a_healthy_deployment_is_told_so(healthy: Cli, fleet: Fleet, s3_environment: Mapping[str, str]) -> None:
+async def test_a_healthy_deployment_is_reported_as_healthy(
+    healthy: Cli, fleet: Fleet, s3_environment: Mapping[str, str]
+) -> None:
     """Each part in one line, and counts. With -v each check. The bucket is as it was before."""
     ran = await healthy("doctor")
     assert ran.code == 0, ran.out + ran.err
@@ -174,7 +176,7 @@ async def test_a_provider_whose_clock_differs_is_told(
     assert re.search(says, odd[0]["why"])
 
 
-async def test_a_bucket_that_is_not_there_is_told(healthy: Cli) -> None:
+async def test_a_missing_bucket_is_reported(healthy: Cli) -> None:
     """The key opens, and nothing can be stored: no bucket is made of a misspelt name."""
     ran = await healthy("doctor", "s3", "--json", S3_BUCKET="nobodys-bucket")
     assert "does not exist" in failed(ran)["s3"]
@@ -249,7 +251,7 @@ async def test_a_role_without_rights_and_a_changed_table_are_told(healthy: Cli, 
     assert failed(ran)["database"].startswith("the column tasks.progress is missing")
 
 
-async def test_a_pod_without_a_row_is_told_with_what_it_costs(healthy: Cli, emulator: Emulator, fleet_id: str) -> None:
+async def test_a_pod_without_a_row_is_reported_with_its_cost(healthy: Cli, emulator: Emulator, fleet_id: str) -> None:
     """A leak is somebody's money."""
     cloud = RunPodCloud(emulator.api_key, base_url=emulator.url)
     pod = await cloud.create_pod(spec(fleet_id=fleet_id))

@@ -134,7 +134,7 @@ async def test_a_failed_task_quotes_the_knowledge_base(
 @pytest.mark.parametrize(
     ("typed", "meant"), [("NO_CAPACITI", "NO_CAPACITY"), ("scalling", "scaling"), ("autoscaling", "scaling")]
 )
-async def test_a_misspelt_subject_gets_the_word_that_was_meant(cli: Cli, typed: str, meant: str) -> None:
+async def test_a_misspelt_subject_gets_the_similar_word(cli: Cli, typed: str, meant: str) -> None:
     """The word alone, as it can be typed."""
     ran = await cli("explain", typed)
     assert ran.code == 3

@@ -70,7 +70,7 @@ async def pre_deploy(service: Cli) -> Ran:
     return await run("sh", "-c", command, environment=service.environment)
 
 
-async def test_a_deploy_over_supabase_goes_on_only_with_a_schema_that_will_do(bare: tuple[str, Cli]) -> None:
+async def test_a_deploy_over_supabase_continues_only_with_a_fitting_schema(bare: tuple[str, Cli]) -> None:
     """Missing or older: exit 4 with both fixes. Current or newer: exit 0, and it says that it only looked."""
     url, service = bare
     missing = await service("migrate")

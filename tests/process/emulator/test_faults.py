@@ -226,7 +226,7 @@ async def test_a_clock_can_be_off_and_a_driver_old(api: Api) -> None:
 START = "python3 - start --run-dir d <<'E'\nimport json, sys\n{}\nE"
 
 
-async def test_an_agent_can_die_as_it_starts_or_be_cut_off(api: Api) -> None:
+async def test_an_agent_can_end_at_its_start_or_be_cut_off(api: Api) -> None:
     """Only the command that starts it is touched."""
     await inject(api, "agent_dies", name="^dies$")
     await inject(api, "agent_cut_off", name="^cut$")

@@ -233,7 +233,7 @@ async def test_a_pod_that_exits_is_still_listed_and_billed(api: Api, marker: str
     assert (await api.emulator.control("GET", "/ledger"))["alive"] == 1
 
 
-async def test_a_frozen_pod_looks_alive_and_does_nothing(api: Api) -> None:
+async def test_a_frozen_pod_is_listed_as_running_and_does_nothing(api: Api) -> None:
     """Its processes stand still, SSH takes connections and says nothing; it can be deleted all the same."""
     pod, port = await api.reachable()
     connection = await ssh(port)

@@ -1,4 +1,4 @@
-"""The identity of a peer: a frozen peer is detected, a changed key is always refused, an unknown status is no success."""
+"""A frozen peer is detected, a changed key is always refused, an unknown status is no success."""
 
 import asyncio
 import os

@@ -23,7 +23,7 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def test_everything_wrong_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_errors_are_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Misspelt, unparsable, out of range, contradictory: four kinds, one answer; what can be used still is."""
     wrong = {
         "MAX_ACTIVE_GPU": "3",

@@ -64,7 +64,7 @@ async def test_a_process_that_stands_still_ends_with_70(then: str, step: int, sa
     assert b"Thread 0x" in errors
 
 
-async def test_a_process_that_was_stopped_for_long_goes_on() -> None:
+async def test_a_process_that_was_stopped_for_long_continues() -> None:
     """SIGSTOP, as a suspended machine: nothing turned, and nothing was wedged."""
     process = await watched(f"await asyncio.sleep({LIMIT_S}); print('here', flush=True); await asyncio.sleep(60)")
     assert process.stdout is not None

@@ -116,7 +116,7 @@ async def test_a_revoked_token_opens_nothing(gateway: ServerUnderTest, function:
 
 
 @pytest.mark.parametrize("function", sorted(FUNCTIONS))
-async def test_a_terminated_worker_is_told_to_stop(gateway: ServerUnderTest, function: str) -> None:
+async def test_a_terminated_worker_gets_the_answer_stop(gateway: ServerUnderTest, function: str) -> None:
     """Its token ended with it."""
     worker = await gateway.worker()
     await gateway.move(worker, (State.ACTIVE,), State.TERMINATING, exit_cause="manual")

@@ -87,7 +87,7 @@ def test_a_loop_that_no_longer_turns_is_dead() -> None:
     assert "no tick for 121 s" in health.report(START_S + 122)["reason"]
 
 
-def test_a_loop_that_is_to_look_seldom_is_not_dead_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_with_a_long_interval_counts_as_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     """A platform that kills it for that would never let it look at all."""
     monkeypatch.setenv("ORCHESTRATOR_POLL_SEC", "600")
     health = health_of(load(), Metrics(), "20261123000401")

@@ -64,7 +64,7 @@ async def beat(callers: Sequence[Caller], *, company: int = 0, **changed: Any) -
         return list(await asyncio.gather(*beats))
 
 
-async def test_all_beats_go_in_one_statement(gateway: ServerUnderTest, db: Noted, callers: list[Caller]) -> None:
+async def test_all_heartbeats_go_in_one_statement(gateway: ServerUnderTest, db: Noted, callers: list[Caller]) -> None:
     """With what each says of itself, and what is wanted of each."""
     await gateway.store.request_termination(callers[0].id, "test", now_not_drain=False)
     answers = [reply.json() for reply in await beat(callers)]
@@ -86,7 +86,7 @@ async def test_a_beat_without_company_is_an_ordinary_call(db: Noted, callers: li
     assert db.together == [{caller.id for caller in callers[1:]}]
 
 
-async def test_beats_whose_health_is_unchanged_go_together_and_keep_it(
+async def test_heartbeats_with_an_unchanged_health_are_combined_and_keep_it(
     gateway: ServerUnderTest, db: Noted, callers: list[Caller]
 ) -> None:
     """Null leaves the health of the worker as it is."""
@@ -142,7 +142,7 @@ async def test_a_beat_that_names_no_launch_is_refused(callers: list[Caller]) -> 
     assert [one.json()["outcome"] for one in heard] == [protocol.OK] * 3
 
 
-async def test_a_locked_row_keeps_nobody_else_waiting(callers: list[Caller], postgres: Database) -> None:
+async def test_a_locked_row_delays_no_other(callers: list[Caller], postgres: Database) -> None:
     """Somebody forgot a transaction in the SQL editor: only that worker's beat waits for its end."""
     async with await psycopg.AsyncConnection.connect(postgres.url) as editor:
         await editor.execute("select from workers where id = %s for update", (callers[0].id,))

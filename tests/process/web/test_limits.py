@@ -73,7 +73,7 @@ async def test_who_does_not_finish_its_head_is_hung_up_on(
     writer.close()
 
 
-async def test_a_body_goes_on_for_ever_for_nobody(gateway: ServerUnderTest) -> None:
+async def test_no_body_may_last_for_ever(gateway: ServerUnderTest) -> None:
     """After the refusal what still comes is not read for long."""
     worker = await gateway.worker()
     reader, writer = await _connect(str(gateway.client.base_url))

@@ -68,7 +68,7 @@ def test_any_other_token_is_refused(token: str) -> None:
     assert token == "" or token not in str(caught.value)
 
 
-def test_an_expired_token_is_told_apart() -> None:
+def test_an_expired_token_is_distinguished() -> None:
     """The agent and the operator learn that it is a matter of time."""
     with pytest.raises(InvalidToken, match="expired"):
         verify(SECRET, mint(SECRET, WORKER, "j", time.time() - 3_600, 60))

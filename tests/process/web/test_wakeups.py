@@ -80,7 +80,7 @@ async def test_handing_on_reaches_as_many_as_there_are_tasks() -> None:
     assert claims <= 30 + FANOUT * 30
 
 
-async def test_a_waiter_who_was_woken_and_left_hands_it_on() -> None:
+async def test_a_waiter_that_was_woken_and_left_passes_the_wake_up_on() -> None:
     """A client that disconnects in the moment of its wake-up does not take it along."""
     signal = WakeupHub()
     waits = [asyncio.create_task(signal.wait("a", LONG_S)) for _ in range(FANOUT + 1)]
@@ -105,7 +105,7 @@ async def test_a_worker_is_woken_by_its_own_name() -> None:
     assert await other is True
 
 
-async def test_after_a_gap_in_listening_everybody_looks_again() -> None:
+async def test_after_a_gap_in_listening_every_waiter_queries_again() -> None:
     """What was notified while nobody listened is unknown."""
     signal = WakeupHub()
     mark = signal.mark()

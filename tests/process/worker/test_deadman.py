@@ -205,7 +205,7 @@ def test_what_waits_for_a_leader_that_never_comes_is_given_up(monkeypatch: pytes
     assert str(state.ending).startswith("dead-man's switch: the fleet has had no leader for 5000 s")
 
 
-async def test_an_agent_that_was_told_to_go_leaves_its_pod_alone(orchestrator: Orchestrator, tmp_path: Path) -> None:
+async def test_an_agent_that_was_asked_to_end_does_not_stop_its_pod(orchestrator: Orchestrator, tmp_path: Path) -> None:
     """Somebody answered, so somebody sees to the pod."""
     async with emulated(tmp_path / "emulator") as api:
         pod, port = await api.reachable()

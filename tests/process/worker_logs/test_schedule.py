@@ -42,7 +42,7 @@ async def test_a_changed_host_key_is_refused_and_recorded_once(hauling: Hauling)
     assert wakes == ["late"]  # the loop looks at the list, once: the pod may be shown at another address
 
 
-async def test_an_idle_worker_s_logs_are_looked_at_again_once_it_tells_of_more(hauling: Hauling) -> None:
+async def test_an_idle_worker_s_logs_are_read_again_once_it_reports_more_bytes(hauling: Hauling) -> None:
     """Else seldom: the next round finds the same bytes in its row, and leaves it alone."""
     looks: list[str] = []
 
@@ -63,7 +63,7 @@ async def test_an_idle_worker_s_logs_are_looked_at_again_once_it_tells_of_more(h
         assert len(looks) == wanted
 
 
-async def test_logs_go_on_from_a_new_address_of_the_same_machine_and_of_no_other(hauling: Hauling) -> None:
+async def test_logs_continue_from_a_new_address_of_the_same_machine_and_of_no_other(hauling: Hauling) -> None:
     """The pinned key counts there too: another machine at the new address is refused, and the pod itself is not."""
     hauling.write("agent", 100)
     rig, sshd, shipper = hauling.rig, hauling.sshd, hauling.shipper()

@@ -257,7 +257,7 @@ async def nothing_to_finish(_term: int, _worker: Worker, _reachable: bool) -> in
     raise AssertionError("no agent ever wrote a log there")
 
 
-async def test_a_pod_that_failed_before_its_agent_leaves_a_last_look(rig: Rig) -> None:
+async def test_a_pod_that_failed_before_its_agent_leaves_a_final_snapshot(rig: Rig) -> None:
     """What its GPUs, its cgroup, its disk and its kernel show; taken once, and of an agent nothing is said."""
     worker, sshd, parts = await failed_early(rig)
     for _ in range(2):
@@ -275,7 +275,7 @@ async def test_a_pod_that_failed_before_its_agent_leaves_a_last_look(rig: Rig) -
 
 
 @pytest.mark.parametrize("how", ["gone", "another key"])
-async def test_a_last_look_that_sees_nothing_does_not_keep_a_pod_without_an_agent(rig: Rig, how: str) -> None:
+async def test_an_empty_final_snapshot_does_not_keep_a_pod_without_an_agent(rig: Rig, how: str) -> None:
     """One try, within the look's bounds; why there is nothing is kept."""
     worker, sshd, parts = await failed_early(rig)
     await sshd.stop()
@@ -290,7 +290,7 @@ async def test_a_last_look_that_sees_nothing_does_not_keep_a_pod_without_an_agen
     assert kept["why"].startswith("ConnectionRefused" if how == "gone" else "HOST_KEY_CHANGED")
 
 
-async def test_a_pod_that_ssh_never_reached_is_not_looked_at(rig: Rig) -> None:
+async def test_a_pod_that_ssh_never_reached_gets_no_final_snapshot(rig: Rig) -> None:
     """On to the delete at once."""
     worker, sshd, parts = await failed_early(rig)
     handshakes = sshd.handshakes
@@ -299,7 +299,7 @@ async def test_a_pod_that_ssh_never_reached_is_not_looked_at(rig: Rig) -> None:
     assert (row["stage"], "last_snapshot" in row["metadata"], sshd.handshakes) == (Stage.DELETING, False, handshakes)
 
 
-async def test_a_driver_that_hangs_takes_nothing_else_along(hauling: Hauling, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_driver_hides_no_other_section(hauling: Hauling, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest is there, and the reason; an agent that left no word was killed."""
     monkeypatch.setattr(final_snapshot, "SMI_S", 1)
     hauling.rig.install(hauling.sshd, "nvidia-smi", "sleep 100")
@@ -345,7 +345,7 @@ async def test_the_first_final_snapshot_is_kept_and_precedes_the_stop_of_the_age
     assert await last_snapshot(hauling) == first
 
 
-async def test_how_an_agent_was_is_not_taken_from_a_look_after_its_stop(
+async def test_the_state_of_an_agent_is_not_taken_from_a_snapshot_after_its_stop(
     hauling: Hauling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first look hung, and the agent was stopped all the same: the second sees the machine alone."""

@@ -23,7 +23,7 @@ MUTANTS_WITH_TESTS = (
            "orchestrator/core/offers.py",
            "worker.stage is Stage.POD_CREATED or (worker.stage is Stage.INTENT and worker.id in snapshot.in_flight)",
            "worker.stage in (Stage.INTENT, Stage.POD_CREATED) and worker.id in snapshot.in_flight", "_has_create_call"),
-    Mutant("a pod that can be adopted is created again", f"{CORE}/test_lifecycle.py::test_a_pod_that_bears_a_live_intents_id_is_adopted",
+    Mutant("a pod that can be adopted is created again", f"{CORE}/test_lifecycle.py::test_a_pod_with_the_id_of_a_live_intent_is_adopted",
            "orchestrator/core/offers.py", " | adoptable", "", "plan"),
     Mutant("an orphan that one list lacks begins again", f"{CORE}/test_lifecycle.py::test_a_pod_without_a_row_that_only_some_lists_show_is_deleted",
            "orchestrator/core/pod_tracking.py", "pod.id: known.get(pod.id, now)", "pod.id: before.orphan_since.get(pod.id, now)", "fold"),

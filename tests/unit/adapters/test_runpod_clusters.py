@@ -33,7 +33,7 @@ def test_a_pod_of_runpods_own_cluster_is_never_ours_even_if_its_environment_says
     assert (theirs.fleet_id, theirs.worker_id, theirs.owner_unknown) == (None, None, True)
 
 
-def test_an_unreadable_cluster_makes_no_pod_of_ours_somebody_elses() -> None:
+def test_an_unreadable_cluster_field_makes_no_pod_of_ours_foreign() -> None:
     env = {"ORCHESTRATOR_FLEET_ID": "prod", "ORCHESTRATOR_WORKER_ID": "gpu-1"}
     odd_ones: tuple[object, ...] = (None, {}, [], "cluster", {"id": 7})
     for odd in odd_ones:

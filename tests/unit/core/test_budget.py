@@ -78,7 +78,7 @@ def test_a_budget_that_holds_something_back_shows_its_arithmetic() -> None:
     )
 
 
-def test_a_new_worker_must_have_room_to_come_up_and_to_go() -> None:
+def test_the_budget_must_cover_the_bring_up_and_the_end_of_a_new_worker() -> None:
     """Otherwise it would be drained before it did anything; those spawned together share the room."""
     one = WIND_DOWN_USD + BRING_UP_USD
     for usd, count in ((one - 0.01, 0), (one + 0.001, 1), (one + WIND_DOWN_USD + 0.001, 2)):
@@ -136,7 +136,7 @@ def test_of_several_live_pods_the_most_expensive_one_counts(prices: tuple[float,
     assert room.price(pool(gpu_count=1), A40) == 1.5
 
 
-def test_all_go_when_the_day_is_used_up() -> None:
+def test_all_workers_end_when_the_daily_budget_is_used_up() -> None:
     """Spent and committed reach the budget: every worker drains, whatever its state, and none comes."""
     workers = (busy("gpu-1"), idle("gpu-2", 5), spawning("gpu-3"), terminating("gpu-4"))
     made = plan(wanting(9.4, 0.6, workers=workers), daily(10))

@@ -88,7 +88,7 @@ def test_an_intent_waits_until_its_next_attempt() -> None:
 
 
 @pytest.mark.parametrize("stage", [Stage.INTENT, Stage.POD_CREATED])
-def test_a_pod_that_bears_a_live_intents_id_is_adopted(stage: Stage) -> None:
+def test_a_pod_with_the_id_of_a_live_intent_is_adopted(stage: Stage) -> None:
     """The reply to the create call was lost; the pod is found by its worker id, whatever its stage's deadline.
 
     Nor is another one asked for in the same tick, if the row has gone back to the intent.
@@ -188,7 +188,7 @@ def test_a_hopeless_refusal_ends_the_intent(code: FailureCode) -> None:
     assert end(only(snapshot(refused))) == (ExitCause.SPAWN_FAILED, code)
 
 
-def test_a_pod_in_a_state_that_nobody_knows_neither_dies_nor_stays_for_ever() -> None:
+def test_a_pod_in_an_unknown_state_is_not_lost_and_does_not_stay_for_ever() -> None:
     """It is no reason to end a worker; one that is to go is deleted all the same, and an orphan reaped."""
     odd = {"status": PodStatus.UNKNOWN, "has_runtime": False}
     one = busy("gpu-1")
@@ -348,7 +348,7 @@ def test_a_worker_that_got_no_answer_from_us_is_not_silent() -> None:
     assert gone_since == (ExitCause.HEARTBEAT_LOST, FailureCode.NO_HEARTBEAT)
 
 
-def test_an_operators_wish_drains_from_any_live_state() -> None:
+def test_an_operators_request_drains_from_any_live_state() -> None:
     """Termination by request goes the same way as every other."""
     for one in (busy("gpu-1"), idle("gpu-1", 5), spawning("gpu-1")):
         assert end(only(snapshot(replace(one, drain_requested_at=ago(1)))))[0] == ExitCause.MANUAL
@@ -410,7 +410,7 @@ def test_ssh_is_followed_to_where_the_list_shows_it(one: Worker) -> None:
     assert only(replace(moved, in_flight=frozenset({"gpu-1"}))) is None
 
 
-def test_a_list_with_another_address_each_time_keeps_no_worker_alive() -> None:
+def test_a_list_with_another_address_each_time_does_not_keep_a_lost_worker() -> None:
     """What ends a worker needs no address."""
     late = spawning("gpu-1", Stage.EXEC, deadline_at=ago(60), **HERE)
     assert isinstance(only(snapshot(late, pods=(pod_of(late, ssh_host="1.2.3.4", ssh_port=40_002),))), Terminate)
@@ -456,7 +456,9 @@ def test_a_failed_worker_is_not_waited_for() -> None:
     ],
     ids=str,
 )
-def test_a_pod_without_an_agent_is_looked_at_if_ssh_was_ever_reached(met: dict[str, Any], worth_a_look: bool) -> None:
+def test_a_pod_without_an_agent_gets_a_final_snapshot_if_ssh_was_ever_reached(
+    met: dict[str, Any], worth_a_look: bool
+) -> None:
     """Where nobody ever got in, there is nothing to wait for."""
     one = terminating("gpu-1", exit_cause=ExitCause.SPAWN_FAILED, nonce=None, **met)
     action = only(snapshot(one))
@@ -511,7 +513,7 @@ def test_a_declaration_that_fails_is_spaced_and_has_an_end() -> None:
     assert (last.reachable, last.final) == (False, True)
 
 
-def test_a_flush_that_reaches_nobody_is_over_sooner() -> None:
+def test_the_flush_of_an_unreachable_pod_ends_earlier() -> None:
     """Three tries and a while prove that the rest of the logs will not come; the pod costs money meanwhile."""
     one = terminating("gpu-1", Stage.FLUSHING, stage_since=ago(16), metadata=WorkerMetadata(unreached=3))
     action = only(snapshot(one))
@@ -568,7 +570,7 @@ def test_only_a_confirmed_absence_marks_a_worker_as_terminated() -> None:
         {"waiting_for": "the delete was answered, and it is still listed since 11:59:50"},
     ],
 )
-def test_a_delete_that_lied_before_takes_longer_to_be_believed(known: dict[str, Any]) -> None:
+def test_after_a_delete_without_effect_the_absence_must_last_longer(known: dict[str, Any]) -> None:
     """Where a pod outlived its delete, two lists without it may be two that flickered."""
     sent = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.PROVIDER, **known)
     assert only(snapshot(sent, pods=(), absent={"pod-gpu-1": absent(7)})) is None
@@ -586,7 +588,7 @@ def test_what_lists_said_before_a_delete_is_no_proof_of_it() -> None:
         assert isinstance(found, MarkTerminated) == proven, asked_s
 
 
-def test_an_unknown_create_is_looked_for_by_name_before_burial() -> None:
+def test_the_pod_of_an_unknown_create_is_searched_by_name_before_the_end() -> None:
     """No pod id, no clear refusal: absence needs the listing lag, and a late pod is deleted."""
     one = terminating("gpu-1", Stage.DELETING, pod_id=None, failure_code=FailureCode.CREATE_UNKNOWN)
     assert only(snapshot(one, absent={"gpu-1": absent(30)})) is None
@@ -633,7 +635,7 @@ def test_expired_leases_are_rescued_once_we_have_listened_long_enough() -> None:
     assert plan(snapshot(expired_leases=2, window=ObservationWindow(ago(30))), policy()).actions == ()
 
 
-def test_leases_that_a_gateway_without_connections_renews_for_nobody_are_not_rescued() -> None:
+def test_leases_that_a_gateway_without_connections_cannot_renew_are_not_rescued() -> None:
     """The loop reaches the database, and the agents' calls do not: their tasks go on, and no attempt is used up.
 
     For as long as agents go on without an answer: a worker that sends too many calls must not keep others' tasks.
@@ -652,7 +654,7 @@ def test_leases_that_a_gateway_without_connections_renews_for_nobody_are_not_res
     assert rescued(901, called_s=3)
 
 
-def test_leases_get_the_time_back_in_which_nobody_could_renew_them() -> None:
+def test_leases_are_extended_by_the_time_in_which_they_could_not_be_renewed() -> None:
     """Of 60 s nobody heard 20 s, and agents ask again up to 10 s later: a lease must have been over for 30 s."""
     (action,) = plan(
         snapshot(expired_leases=2, window=ObservationWindow(ago(900), ((ago(50), ago(30)),))), policy()
@@ -677,7 +679,7 @@ def test_a_pod_without_a_row_that_only_some_lists_show_is_deleted() -> None:
 
 
 @pytest.mark.parametrize("seen_s", [20, 2000])
-def test_an_orphan_whose_owner_one_list_does_not_tell_keeps_its_age(seen_s: float) -> None:
+def test_an_orphan_whose_owner_one_list_does_not_show_keeps_its_age(seen_s: float) -> None:
     """Its id is there: it is the same pod, however long it has been one. Once it is a row's, that is over."""
     stray = pod_of(worker("gpu-1"))
     unread = replace(stray, fleet_id=None, worker_id=None, owner_unknown=True)

@@ -152,7 +152,7 @@ def test_the_log_of_a_pull_shows_the_digest() -> None:
         ("", False),
     ],
 )
-def test_a_pull_is_told_by_the_last_word_on_it(log: str, pulling: bool) -> None:
+def test_the_last_line_about_a_pull_counts(log: str, pulling: bool) -> None:
     """What came before is history."""
     assert is_pulling(log) is pulling
 

@@ -146,7 +146,7 @@ def test_a_cluster_pool_has_only_the_workers_that_its_cluster_wants(tmp_path: Pa
     assert (other.kind, other.min_active) == (PoolKind.QUEUE, 1)
 
 
-def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     """Not one at each start."""
     assert len(refused(tmp_path / "pools.toml", "[pools.a]\ncolour = 1\ngpu_count = 99\n")) == 2
 

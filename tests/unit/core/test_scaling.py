@@ -241,7 +241,7 @@ def test_each_pool_answers_for_its_own_tasks() -> None:
     assert [(v.pool, v.target) for v in made.decisions] == [("default", 1), ("training", 2)]
 
 
-def test_a_pool_that_nobody_configured_is_shown_and_its_idle_workers_go() -> None:
+def test_a_pool_that_is_not_configured_is_shown_and_its_idle_workers_end() -> None:
     """Its tasks wait where it can be seen; its workers finish and end."""
     workers = (idle("gpu-1", 31, pool="old"), busy("gpu-2", pool="old"))
     seen = replace(snapshot(*workers), demand=(Demand("old", 7, 1, {}, None),))

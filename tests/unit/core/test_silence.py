@@ -43,7 +43,7 @@ def test_a_pod_is_asked_before_the_lease_of_its_task_ends() -> None:
     assert not steps(snapshot(silent("gpu-1", 41), window=ObservationWindow(ago(30))))
 
 
-def test_a_dead_agent_ends_its_worker_at_the_timeout() -> None:
+def test_an_ended_agent_ends_its_worker_at_the_timeout() -> None:
     answers = {"gpu-1": asked(1, False)}
     assert not steps(snapshot(silent("gpu-1", 59), pod_answers=answers))
     assert isinstance(steps(snapshot(silent("gpu-1", 61), pod_answers=answers))["gpu-1"], Terminate)
@@ -216,7 +216,7 @@ def test_the_remark_goes_with_the_silence() -> None:
     assert remark.waiting_on is WaitingOn.WORKER
 
 
-def test_a_new_leader_keeps_the_remark_until_the_worker_is_heard() -> None:
+def test_a_new_leader_keeps_the_remark_until_the_worker_sends_a_heartbeat() -> None:
     """It has not listened long enough to call a worker silent, and an operator must see the cause all the time."""
     just_now = ObservationWindow(ago(1))
     assert not steps(snapshot(silent("gpu-1", 61, **TOLD), window=just_now))
@@ -243,7 +243,7 @@ def test_no_task_is_rescued_while_the_leases_of_a_worker_that_may_be_well_are_no
     assert not rescue.plan(replace(seen, pod_answers={"gpu-1": asked(61, True)}), policy())
 
 
-def test_a_task_that_seems_stuck_is_left_to_an_agent_that_has_just_been_heard_again() -> None:
+def test_a_task_that_seems_stuck_is_left_to_an_agent_whose_silence_has_just_ended() -> None:
     late = busy("gpu-1", last_heartbeat=ago(1), progress_at=ago(2000), slowest_task="t1")
     (end,) = steps(snapshot(late)).values()
     assert isinstance(end, Terminate)
@@ -252,7 +252,7 @@ def test_a_task_that_seems_stuck_is_left_to_an_agent_that_has_just_been_heard_ag
     assert steps(snapshot(late, heard_again_at={"gpu-1": ago(61)}))
 
 
-def test_a_task_that_seems_stuck_is_left_to_the_rule_for_silent_workers_while_nothing_is_heard() -> None:
+def test_a_task_that_seems_stuck_is_left_to_the_rule_for_silent_workers_during_a_silence() -> None:
     """The task named last may have ended before the agent died, and another one begun."""
     quiet_one = busy("gpu-1", **quiet(59), progress_at=ago(2000), slowest_task="t1")
     answers = {"gpu-1": asked(1, False)}

@@ -51,7 +51,7 @@ class Watch:
         return [f"{body['event']} {body.get('kind', '')}".strip() for body in self.at(seconds, *found)]
 
 
-def test_a_condition_is_told_once_when_it_has_lasted() -> None:
+def test_a_lasting_condition_is_reported_once() -> None:
     """Each kind has its time; a warning without a rule is never told."""
     watch = Watch()
     assert watch.events(0, HALTED, LAGGING, UNTOLD) == []
@@ -63,7 +63,7 @@ def test_a_condition_is_told_once_when_it_has_lasted() -> None:
 
 
 @pytest.mark.parametrize("impact", [Impact.NONE, Impact.WAIT])
-def test_a_backlog_is_told_when_a_task_has_waited_as_long_as_its_rule_says(impact: Impact) -> None:
+def test_a_backlog_is_reported_when_a_task_has_waited_as_long_as_its_rule_requires(impact: Impact) -> None:
     """Half an hour, and five minutes more. A queue whose tasks wait for less is told to nobody, however long it is."""
 
     def backlog(oldest: datetime | None) -> Condition:

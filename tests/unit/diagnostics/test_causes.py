@@ -63,7 +63,7 @@ def test_every_xid_that_guards_act_on_is_known_by_number(number: int) -> None:
     assert f"Xid {number}: {XIDS[number][1]}" in told.means
 
 
-def test_an_xid_that_nobody_knows_is_told_apart() -> None:
+def test_an_unknown_xid_is_distinguished() -> None:
     """It is explained all the same."""
     told = causes.of("XID_777")
     assert told is not None
@@ -71,7 +71,7 @@ def test_an_xid_that_nobody_knows_is_told_apart() -> None:
 
 
 @pytest.mark.parametrize("cause", everything(), ids=lambda cause: f"{cause.code}-{cause.means[:20]}")
-def test_each_is_one_sentence_with_somebody_to_act_and_what_comes_next(cause: Cause) -> None:
+def test_each_is_one_sentence_with_a_party_to_act_and_the_next_step(cause: Cause) -> None:
     """Short enough for a line, and never empty."""
     assert re.fullmatch(r"[A-Z].{10,150}\.", cause.means)
     assert cause.who in WHO

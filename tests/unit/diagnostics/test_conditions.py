@@ -444,7 +444,7 @@ def test_a_queue_whose_workers_claim_nothing_is_never_finished() -> None:
     assert "it will never be finished while that lasts" in backlog.evidence
 
 
-def test_a_worker_that_nobody_hears_is_not_blamed_for_its_claims() -> None:
+def test_a_silent_worker_is_not_blamed_for_its_claims() -> None:
     """Its agent claims, and its claims reach no gateway."""
     report = facts()
     waits({"Queued": 4}, claimable=4, running=0, oldest_claimable_at=when(90))(report)
