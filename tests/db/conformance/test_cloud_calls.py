@@ -93,7 +93,7 @@ async def test_a_create_that_finds_no_connection_is_certainly_not_made() -> None
             await cloud.create_pod(spec())
 
 
-async def test_nothing_goes_out_before_retry_after_is_over(api: Api) -> None:
+async def test_no_call_is_sent_before_retry_after_is_over(api: Api) -> None:
     """Whatever it is for: another call would only be refused too."""
     fault = {"kind": "rate_limited", "operation": "list", "times": 1, "retry_after_s": 60}
     await api.emulator.control("POST", "/faults", fault)

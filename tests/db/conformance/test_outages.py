@@ -25,7 +25,7 @@ async def held(fleet: Fleet, reason: str | None = "S3 does not answer", **change
     return await fleet.fleet("store_away", **(given | changes))
 
 
-async def test_nobody_claims_while_the_store_is_away(fleet: Fleet) -> None:
+async def test_no_task_is_claimed_while_the_store_is_away(fleet: Fleet) -> None:
     """Not by any of the two ways to claim; running tasks are completed, and once it is back there is work."""
     await fleet.submit(count=3)
     agent, other = await fleet.agent(), await fleet.agent()
@@ -93,7 +93,7 @@ async def test_a_worker_that_is_silent_while_a_process_leads_has_lost_its_task(f
     assert (await fleet.task(task_id))["status"] == "Failed"
 
 
-async def test_the_store_hold_goes_through_the_port(fleet: Fleet, store: SqlStore) -> None:
+async def test_the_store_hold_is_written_and_read_through_the_port(fleet: Fleet, store: SqlStore) -> None:
     """The leader's own words."""
     await fleet.submit()
     agent = await fleet.agent()

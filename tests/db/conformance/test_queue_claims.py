@@ -39,7 +39,7 @@ async def test_a_claim_hands_over_all_that_an_agent_needs(fleet: Fleet) -> None:
     assert (row["status"], row["worker_id"], row["attempts"]) == ("In Progress", agent.id, 1)
 
 
-async def test_higher_priority_goes_first_then_age_then_the_order_of_the_batch(fleet: Fleet) -> None:
+async def test_claims_follow_priority_then_age_then_the_order_of_the_batch(fleet: Fleet) -> None:
     """Across batches and within one."""
     old = await fleet.submit(count=2)
     fleet.wait(1)
@@ -250,7 +250,7 @@ async def large(direct: PostgresDb, hand: AsyncConnection[DictRow]) -> Fleet:
     return fleet
 
 
-async def test_a_task_that_no_claim_could_carry_fails_and_holds_up_nobody(
+async def test_a_task_too_large_for_a_claim_fails_and_delays_no_other(
     large: Fleet, hand: AsyncConnection[DictRow]
 ) -> None:
     """Every worker's claim would begin with it, and come to nothing."""

@@ -120,7 +120,7 @@ async def test_whatever_ends_a_task_lets_in_the_next_one(fleet: Fleet, hand: Han
     await consistent(hand)
 
 
-async def test_who_waits_for_a_task_is_told_at_once(direct: PostgresDb, fleet: Fleet) -> None:
+async def test_a_worker_waiting_for_a_task_is_notified_at_once(direct: PostgresDb, fleet: Fleet) -> None:
     """A key that is free again wakes a pool in which a worker has no task."""
     ear = Ear(direct)
     try:
@@ -394,9 +394,7 @@ async def test_an_open_transaction_delays_no_process_for_long(fleet: Fleet, hand
 
 
 @pytest.mark.parametrize("types", [False, True])
-async def test_a_waiting_task_that_somebody_has_locked_is_let_in_afterwards(
-    fleet: Fleet, hand: Hand, types: bool
-) -> None:
+async def test_a_waiting_task_that_was_locked_is_admitted_afterwards(fleet: Fleet, hand: Hand, types: bool) -> None:
     """It cannot be changed when its key becomes free; the next snapshot lets it in."""
     if types:
         await limit(fleet, "another", 1, "type")

@@ -81,7 +81,7 @@ async def test_many_completions_of_an_older_launch_are_fenced(fleet: Fleet) -> N
      [{"task_id": NOBODYS, "attempt": 1, "output_location": "s3://b/o"}], [{"task_id": NOBODYS, "attempt": 1}] * 101,
      [{"task_id": NOBODYS, "attempt": 1, "result_data": "x" * 1_048_576}]],
 )  # fmt: skip
-async def test_results_that_cannot_be_told_apart_are_refused(fleet: Fleet, results: Any) -> None:
+async def test_malformed_results_are_refused(fleet: Fleet, results: Any) -> None:
     """Not a list of 1 to 100 entries that name task and attempt, too large, or with an output that nobody has seen."""
     agent = await fleet.agent()
     with pytest.raises(BadArgument, match="p_results"):
@@ -201,7 +201,7 @@ async def test_a_stale_attempt_is_fenced(fleet: Fleet) -> None:
     assert await attempts(fleet, task_id) == [("lost", "LEASE_EXPIRED", "lost"), ("complete", None, None)]
 
 
-async def test_a_failure_goes_back_with_a_doubling_delay_until_the_last_attempt(fleet: Fleet) -> None:
+async def test_a_failed_task_is_queued_with_a_doubling_delay_until_its_last_attempt(fleet: Fleet) -> None:
     """30 s, then 60 s, each give or take a fifth; then Failed, with where and how."""
     (task_id,) = await fleet.submit()
     agent = await fleet.agent()

@@ -62,7 +62,7 @@ async def test_ten_earlier_workers_burn_no_attempt_of_one_task(declared: Fleet) 
     assert await attempts(fleet, task_id) == [BACK, ("complete", None, None)]
 
 
-async def test_once_the_release_is_there_an_earlier_worker_drains_on_the_spot(declared: Fleet) -> None:
+async def test_an_earlier_worker_drains_at_once_when_the_release_is_there(declared: Fleet) -> None:
     """It claims nothing more, the task can be claimed at once, and what else it holds it finishes."""
     fleet = declared
     await fleet.agent(release=NEW)
@@ -145,7 +145,7 @@ async def test_a_later_promotion_leaves_other_pauses_alone(declared: Fleet) -> N
     assert [(await fleet.task(task_id))["run_after"] is None for task_id in ids] == [True, False]
 
 
-async def test_a_cancelled_task_is_cancelled_and_a_worker_that_goes_stays_on_its_way(declared: Fleet) -> None:
+async def test_a_cancelled_task_stays_cancelled_and_a_draining_worker_keeps_draining(declared: Fleet) -> None:
     """Handing back ends what was cancelled; the mark changes no state."""
     fleet = declared
     (task_id,) = await fleet.submit({"task_type": "sing"})

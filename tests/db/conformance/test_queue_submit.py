@@ -149,7 +149,7 @@ async def test_a_list_is_newest_first_with_counts_of_all(fleet: Fleet) -> None:
     assert await listed("Queued", "a", 10) == []
 
 
-async def test_who_waits_for_tasks_is_told_when_one_can_be_claimed(fleet: Fleet, db: Db) -> None:
+async def test_a_worker_waiting_for_tasks_is_notified_when_one_can_be_claimed(fleet: Fleet, db: Db) -> None:
     """By pool: inserted, freed by its dependency, requeued; not when it only waits."""
     heard: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
 

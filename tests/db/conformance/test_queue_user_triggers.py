@@ -122,7 +122,7 @@ async def test_what_a_users_trigger_makes_of_a_row_is_what_counts(
     assert await broken(owner) == {}
 
 
-async def test_what_waits_for_a_task_that_a_users_trigger_keeps_from_failing_goes_on_waiting(
+async def test_dependents_keep_waiting_when_a_users_trigger_keeps_a_task_from_failing(
     fleet: Fleet, owner: AsyncConnection[DictRow]
 ) -> None:
     """In the midst of a chain that fails: those before it fail, and those behind it wait for it."""

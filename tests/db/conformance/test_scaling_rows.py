@@ -38,9 +38,6 @@ async def spent(fleet: Fleet) -> Spent:
     return Spent(**{name: float(usd) for name, usd in (await fleet.snapshot())["spent"].items()})
 
 
-# --- budgets
-
-
 @pytest.mark.parametrize("limits", [{"daily": 1.0}, {"hourly": 3.0}])
 async def test_reservations_made_at_once_never_add_up_to_more_than_the_budget(
     fleet: Fleet, limits: dict[str, float]
@@ -62,7 +59,7 @@ async def test_a_refused_reservation_shows_its_arithmetic(fleet: Fleet) -> None:
         await fleet.spawn(**reserving(0.7, 1, daily=1))
 
 
-async def test_a_repeated_intent_is_not_held_against_itself(fleet: Fleet) -> None:
+async def test_a_repeated_intent_does_not_count_against_itself(fleet: Fleet) -> None:
     """The reply to the first was lost: the second finds its row."""
     intent = reserving(0.6, 1, daily=1)
     await fleet.spawn("gpu-1", **intent)
@@ -169,9 +166,6 @@ async def test_another_fleets_money_is_its_own(fleet: Fleet) -> None:
     await fleet.spawn(**reserving(0.9, 1, daily=1, hourly=1))
 
 
-# --- bring-ups, releases, hosts, progress
-
-
 async def test_ended_bringups_tell_how(fleet: Fleet, store: SqlStore) -> None:
     """The newest last: promoted, or with cause and code; and what a GPU of its pod cost."""
     fleet.now = datetime.now(UTC)  # the store asks by the real clock
@@ -194,7 +188,7 @@ async def test_ended_bringups_tell_how(fleet: Fleet, store: SqlStore) -> None:
     assert (await store.snapshot()).ended[-1] == failed
 
 
-async def test_what_became_of_a_promoted_worker_is_told_with_its_bringup(fleet: Fleet) -> None:
+async def test_the_bringup_of_a_promoted_worker_says_how_the_worker_ended(fleet: Fleet) -> None:
     """Whether it has completed a task, and when it began to end and why; its burial changes nothing of that."""
     await fleet.submit()
     agent = await fleet.agent(State.ACTIVE)
@@ -259,9 +253,6 @@ async def test_the_slowest_task_of_each_worker_is_named(fleet: Fleet) -> None:
     assert (worker["slowest_task"], datetime.fromisoformat(worker["progress_at"])) == (second["id"], began)
 
 
-# --- offers
-
-
 async def test_an_offers_probe_budget_doubles_with_each_success(fleet: Fleet, store: SqlStore) -> None:
     """One after a refusal; without limit while it was never refused."""
 
@@ -273,9 +264,6 @@ async def test_an_offers_probe_budget_doubles_with_each_success(fleet: Fleet, st
     assert await note(refused=True) == 1
     assert [await note(refused=False) for _ in range(3)] == [2, 4, 8]
     assert await note(refused=True) == 1
-
-
-# --- pauses
 
 
 async def test_pauses_hold_for_a_pool_or_all_and_end_by_themselves(fleet: Fleet) -> None:
@@ -306,9 +294,6 @@ async def test_a_pause_is_decoded(fleet: Fleet, store: SqlStore) -> None:
     """The reason and, where it has one, the end."""
     assert await store.pause("stock-taking") == {"*": {"reason": "stock-taking", "until": None}}
     assert (await store.snapshot()).paused == {"*": Pause("stock-taking", None)}
-
-
-# --- pools and types
 
 
 async def test_a_task_gets_what_is_declared_of_its_type(fleet: Fleet, store: SqlStore) -> None:

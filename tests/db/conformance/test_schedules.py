@@ -87,7 +87,7 @@ async def test_the_previous_task_may_have_to_end_first(
     ("catch_up", "outcomes"),
     [("none", ["missed", "missed", "missed"]), ("once", ["missed", "missed", "fired"])],
 )
-async def test_what_nobody_served_is_missed(
+async def test_an_occurrence_without_a_leader_is_missed(
     fleet: Fleet, store: ScheduleStore, hand: AsyncConnection[DictRow], catch_up: str, outcomes: list[str]
 ) -> None:
     """Each due time of an outage has a row."""
@@ -209,7 +209,7 @@ async def test_times_by_hand_that_are_none_are_the_problem_of_their_row(
     assert [(one["problem"], one["next_at"] is None) for one in (await store.all())["schedules"]] == [(None, False)] * 3
 
 
-async def test_what_keeps_a_schedule_from_submitting_is_told_to_health(
+async def test_health_says_what_keeps_a_schedule_from_submitting(
     fleet: Fleet, store: ScheduleStore, hand: AsyncConnection[DictRow]
 ) -> None:
     """A row that is never due, and a task that is refused; not one that waits for the previous task, or is paused."""

@@ -345,7 +345,7 @@ async def test_states_stages_and_causes_are_those_of_the_core(hand: AsyncConnect
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.permutations(State, 2)))
-async def test_by_hand_too_a_worker_goes_only_where_it_may(
+async def test_a_manual_update_too_makes_only_allowed_transitions(
     fleet: Fleet, hand: AsyncConnection[DictRow], before: State, after: State
 ) -> None:
     """The trigger refuses every transition that is not in the table, and writes an event for each that is."""
@@ -374,7 +374,7 @@ async def test_no_worker_begins_in_the_middle(fleet: Fleet, hand: AsyncConnectio
 
 
 @pytest.mark.parametrize("column", ["waiting_on", "deadline_at", "next_attempt_at", "stage"])
-async def test_nobody_waits_without_a_name_and_a_clock(
+async def test_every_wait_names_its_cause_and_deadline(
     fleet: Fleet, hand: AsyncConnection[DictRow], column: str
 ) -> None:
     """While it lives."""

@@ -253,7 +253,7 @@ async def test_a_default_of_now_for_heartbeats_is_removed(
     assert await rows(project, query) == [{"it": None}]
 
 
-async def test_tasks_that_nobody_holds_are_listed_and_queued_again_on_request(
+async def test_tasks_without_a_holder_are_listed_and_queued_again_on_request(
     project: AsyncConnection[DictRow], empty_database: str
 ) -> None:
     """Those of an older schema and those without a lease; a claimed task stays with its worker."""

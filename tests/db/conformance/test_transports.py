@@ -129,7 +129,7 @@ async def test_no_row_is_cut_off(fleet: Fleet) -> None:
     assert len(answer["tasks"]) == 1001
 
 
-async def test_a_lost_race_and_a_stale_term_are_told_apart(fleet: Fleet) -> None:
+async def test_a_lost_race_and_a_stale_term_are_different_errors(fleet: Fleet) -> None:
     """Own SQLSTATEs, with what and why."""
     worker_id = await fleet.spawn()
     from_active = {"p_worker_id": worker_id, "p_from": ["active"], "p_to": None, "p_stage": None, "p_reason": "r"}
@@ -143,9 +143,6 @@ async def test_many_calls_at_once_are_all_answered(fleet: Fleet) -> None:
     """More than there are connections; each task once."""
     ids = await asyncio.gather(*(fleet.submit({"params": {"n": n}}) for n in range(60)))
     assert len({task_id for (task_id,) in ids}) == 60
-
-
-# --- cut on the way
 
 
 @pytest.fixture(params=["direct", "supabase"])
@@ -195,9 +192,6 @@ async def until_answered(fleet: Fleet, function: str, **args: Any) -> Any:
         while True:
             with suppress(Unavailable):
                 return await fleet.fleet(function, **args)
-
-
-# --- PostgREST's own moods
 
 
 @pytest.fixture
@@ -355,10 +349,7 @@ async def test_a_project_that_never_was_is_unavailable() -> None:
     await db.close()
 
 
-# --- events without LISTEN
-
-
-async def test_what_changes_is_told_by_polling_too(db: Db, fleet: Fleet) -> None:
+async def test_polling_reports_changes_too(db: Db, fleet: Fleet) -> None:
     """A spawn, an agent's first sign of life, a promotion, a request to end, tasks, a lease given back."""
     fleet.now = datetime.now(UTC)  # whether a lease is over, the poll tells by the database's clock
     fleet.term = (await fleet.lead())["term"]

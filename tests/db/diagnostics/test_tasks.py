@@ -155,7 +155,7 @@ async def test_a_pool_with_the_target_zero_shows_the_last_decision(fleet: Fleet)
     assert "did not count this task yet: min(max(…), 0 max) = 0" in (await told(fleet, task)).what
 
 
-async def test_a_task_says_who_goes_before_it_and_who_serves_it(fleet: Fleet) -> None:
+async def test_a_task_shows_the_tasks_before_it_and_the_workers_that_serve_it(fleet: Fleet) -> None:
     """By priority, then age."""
     (task,) = await fleet.submit()
     fleet.wait(1)

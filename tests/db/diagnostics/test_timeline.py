@@ -91,7 +91,7 @@ async def test_each_state_has_its_time_and_its_dollars(fleet: Fleet) -> None:
     assert sums["terminating"] == pytest.approx((3, 0.0006))
 
 
-async def test_what_still_goes_on_has_no_end(fleet: Fleet) -> None:
+async def test_an_open_period_has_no_end(fleet: Fleet) -> None:
     """It counts up to now."""
     worker = await fleet.spawn()
     fleet.wait(4)

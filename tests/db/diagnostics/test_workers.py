@@ -219,7 +219,7 @@ async def test_a_stage_that_finds_nothing_says_so_in_seconds(fleet: Fleet, stage
     )
 
 
-async def test_what_an_attempt_suspects_is_told_before_it_ends(fleet: Fleet) -> None:
+async def test_the_suspected_cause_of_an_attempt_is_shown_before_it_ends(fleet: Fleet) -> None:
     """With what it saw as the proof; what it merely sees is no suspicion."""
     worker = await bring_up(fleet, Stage.TCP)
     opened = await fleet.fleet("attempt_open", p_worker_id=worker, p_stage=Stage.TCP)
@@ -313,7 +313,7 @@ async def test_an_outsider_at_a_ready_workers_address_is_named(fleet: Fleet) -> 
     assert explanation.evidence == "ssh_auth failed: pod-1 shows another key"
 
 
-async def test_a_failure_that_was_overcome_is_not_held_against_it(fleet: Fleet) -> None:
+async def test_a_failure_that_a_later_attempt_overcame_is_not_its_cause(fleet: Fleet) -> None:
     """The connection broke once, and the bring-up went on."""
     worker = await bring_up(fleet, Stage.DEPLOY)
     await attempt(fleet, worker, Stage.DEPLOY, "lost", "CONNECTION_LOST")

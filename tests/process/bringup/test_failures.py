@@ -40,9 +40,6 @@ async def fails(rig: Rig, worker: Worker, *, code: str, stage: Stage, **given: A
     return attempts[-1]
 
 
-# --- the provider
-
-
 @pytest.mark.parametrize(
     ("status", "code"),
     [(PodStatus.EXITED, "POD_EXITED"), (PodStatus.ERROR, "POD_ERROR"), (PodStatus.TERMINATED, "POD_EXITED")],
@@ -130,9 +127,6 @@ async def test_a_pod_without_an_address_has_a_deadline(rig: Rig) -> None:
     rig.shorten(Stage.SSH_DETAILS, seconds=SHORT_S)
     worker, _ = await rig.worker(pod={"ssh_port": None})
     await fails(rig, worker, code="SSH_DETAILS_MISSING", stage=Stage.SSH_DETAILS)
-
-
-# --- the way there
 
 
 async def test_a_port_that_never_opens(rig: Rig, quick: None) -> None:
@@ -266,9 +260,6 @@ async def test_a_connection_that_breaks_again_and_again_ends_at_the_stages_deadl
     assert (row["status"], row["failure_code"]) == ("terminating", "CONNECTION_LOST")
     assert {a["outcome"] for a in attempts if a["stage"] == "exec"} <= {"lost", "timeout"}
     assert {a["failure_code"] for a in attempts if a["stage"] == "exec"} == {"CONNECTION_LOST"}
-
-
-# --- the pod
 
 
 async def test_a_pod_where_no_shell_runs(rig: Rig) -> None:

@@ -81,7 +81,7 @@ async def test_a_wrong_clock_is_reported_with_its_offset(rig: Rig, skew_s: int) 
     assert attempt["evidence"]["clock_skew_s"] == pytest.approx(skew_s, abs=20)
 
 
-async def test_memory_that_nobody_on_the_pod_has_is_waited_for_and_then_a_fault(
+async def test_gpu_memory_in_use_by_no_process_of_the_pod_fails_after_a_wait(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tenant before may just be leaving."""
@@ -165,7 +165,7 @@ async def test_pods_with_several_gpus_and_with_none_are_promoted(rig: Rig, gpu: 
     assert brought_up == (["gpu_inventory", "gpu_health", "gpu_fabric"] if count > 1 else [])
 
 
-async def test_a_failure_that_is_not_the_machines_is_not_held_against_it(rig: Rig) -> None:
+async def test_a_failure_that_the_machine_did_not_cause_gives_it_no_strike(rig: Rig) -> None:
     """An interpreter that is missing is the image's doing."""
     worker, _ = await rig.worker(pod={"machine_id": "m-good", "data_center": "XX-2"})
     await asyncio.wait_for(rig.bring_up(python="/nowhere/python3").bring_up(rig.term, worker), DEADLINE_S)
@@ -173,7 +173,7 @@ async def test_a_failure_that_is_not_the_machines_is_not_held_against_it(rig: Ri
     assert not [host for host in await rig.store.hosts() if host["key"].endswith(("m-good", f"XX-2|{GPU}"))]
 
 
-async def test_nobody_waits_without_a_name_and_a_clock(rig: Rig) -> None:
+async def test_every_wait_names_its_cause_and_deadline(rig: Rig) -> None:
     """At each stage that hangs, the row names whom it waits for, until when, and when it is tried again."""
     silent = await asyncio.start_server(lambda *_: asyncio.sleep(DEADLINE_S), "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]

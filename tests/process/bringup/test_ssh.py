@@ -48,9 +48,6 @@ def port_of(server: asyncio.Server) -> int:
     return port
 
 
-# --- banner
-
-
 async def test_a_banner_is_the_identification_line(sshd: Sshd) -> None:
     """What answers is known to be SSH before a key is tried."""
     assert (await AsyncSshShell("").banner("127.0.0.1", sshd.port, timeout_s=SOON_S)).startswith("SSH-2.0-")
@@ -65,7 +62,7 @@ async def test_a_host_that_can_be_no_address_is_unavailable(host: str) -> None:
         await AsyncSshShell(pem_of(KEY)).connect(host, 22, pinned=None, timeout_s=SOON_S)
 
 
-async def test_nobody_listening_is_refused(closed_port: int) -> None:
+async def test_a_port_without_a_listener_is_refused(closed_port: int) -> None:
     """A mapped port before sshd is up says so."""
     with pytest.raises(ConnectionRefused):
         await AsyncSshShell("").banner("127.0.0.1", closed_port, timeout_s=SOON_S)
@@ -105,9 +102,6 @@ async def test_silence_ends_at_the_deadline() -> None:
                 await shell.banner("127.0.0.1", port_of(server), timeout_s=0.2)
             with pytest.raises(Unavailable):
                 await shell.connect("127.0.0.1", port_of(server), pinned=None, timeout_s=0.2)
-
-
-# --- connect
 
 
 async def test_a_session_tells_both_ends_and_both_keys(sshd: Sshd, session: AsyncSshSession) -> None:
@@ -182,9 +176,6 @@ async def test_a_key_that_an_environment_variable_changed_still_logs_in(
     await session.close()
 
 
-# --- commands
-
-
 async def test_a_command_gets_its_stdin_and_gives_back_status_and_both_streams(session: AsyncSshSession) -> None:
     """Bytes in, bytes out, and the exit status as it was."""
     done = await session.run("cat; echo oops >&2; exit 3", stdin=b"\x00\xff secret", timeout_s=SOON_S)
@@ -235,9 +226,6 @@ async def test_endless_output_is_cut_off(session: AsyncSshSession) -> None:
         await session.run("head -c 20000000 /dev/zero", timeout_s=SOON_S)
 
 
-# --- files
-
-
 async def test_a_file_is_put_whole_and_private(sshd: Sshd, session: AsyncSshSession) -> None:
     """0600, parents made 0700, nothing temporary left, an older file replaced."""
     content = os.urandom(300_000)
@@ -269,9 +257,6 @@ async def test_a_directory_is_listed_with_sizes(sshd: Sshd, session: AsyncSshSes
     (sshd.home / "logs/agent.log").write_bytes(b"12345")
     assert await session.list("logs", timeout_s=SOON_S) == {"agent.log": 5}
     assert await session.list("nothing", timeout_s=SOON_S) is None
-
-
-# --- lines
 
 
 async def test_one_connection_serves_everybody_until_it_breaks(sshd: Sshd) -> None:

@@ -79,7 +79,7 @@ async def _flood(say: Say) -> int:
 
 
 @pytest.mark.parametrize("what", FLOODS)
-async def test_a_flood_while_nobody_asks_anything_ends_the_connection(tmp_path: Path, what: str) -> None:
+async def test_a_flood_while_no_command_runs_ends_the_connection(tmp_path: Path, what: str) -> None:
     """Whatever it consists of, and long before it has cost a second."""
     async with pod(tmp_path) as session, asyncio.timeout(DEADLINE_S):
         sent = await _flood(FLOODS[what])

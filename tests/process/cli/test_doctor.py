@@ -162,7 +162,7 @@ async def test_a_fault_is_named_with_its_fix(
 @pytest.mark.parametrize(
     ("ahead_s", "status", "says"), [(10, "warn", r"(9|1\d) s behind"), (-600, "fail", r"(599|60\d) s ahead")]
 )
-async def test_a_provider_whose_clock_differs_is_told(
+async def test_a_provider_whose_clock_differs_is_reported(
     healthy: Cli, emulator: Emulator, ahead_s: float, status: str, says: str
 ) -> None:
     """By how much, and against whom: the others agree."""
@@ -213,7 +213,7 @@ async def test_what_answers_something_else_at_the_gateways_address_is_no_gateway
     assert "HTTP 40" in found["why"]
 
 
-async def test_an_old_schema_and_an_empty_database_are_told(healthy: Cli, postgres: Database) -> None:
+async def test_an_old_schema_and_an_empty_database_are_reported(healthy: Cli, postgres: Database) -> None:
     """The fix is the command. A deployment whose last migration is missing gets it too."""
     async with await psycopg.AsyncConnection.connect(postgres.url, autocommit=True) as sql:
         await sql.execute("create database doctor_empty")
@@ -230,7 +230,7 @@ async def test_an_old_schema_and_an_empty_database_are_told(healthy: Cli, postgr
     assert "older than this program" in failed(ran)["database"]
 
 
-async def test_a_role_without_rights_and_a_changed_table_are_told(healthy: Cli, postgres: Database) -> None:
+async def test_a_role_without_rights_and_a_changed_table_are_reported(healthy: Cli, postgres: Database) -> None:
     """With the right that is missing and how to grant it, and with the column and how to repair it."""
     async with await psycopg.AsyncConnection.connect(postgres.url, autocommit=True) as sql:
         await sql.execute("create role onlooker login; grant select on all tables in schema public to onlooker")

@@ -49,7 +49,7 @@ async def test_a_stuck_worker_is_explained_with_everything_that_operators_ask(cl
         assert words in text, words
 
 
-async def test_the_bring_up_of_a_worker_is_told_stage_by_stage(cli: Cli, fleet: Fleet) -> None:
+async def test_explain_shows_the_bring_up_of_a_worker_stage_by_stage(cli: Cli, fleet: Fleet) -> None:
     """The last attempt at each; what was not reached yet has neither succeeded nor failed. Exit 1 until all holds."""
     worker = await fleet.worker(upto=State.TERMINATING)
     ran = await cli("verify", worker)
@@ -240,7 +240,7 @@ async def test_the_cost_is_compared_with_runpods_bill(cli: Cli, fleet: Fleet, tm
     assert "for 1 pod of which the database has no worker" in ran.err
 
 
-async def test_the_cost_is_told_without_runpod_too(cli: Cli, fleet: Fleet) -> None:
+async def test_the_cost_is_shown_without_runpod_too(cli: Cli, fleet: Fleet) -> None:
     """It says why there is no bill."""
     await fleet.worker()
     ran = await cli("cost", "--since", "7d")

@@ -24,7 +24,7 @@ async def test_an_empty_fleet_says_so(cli: Cli) -> None:
     assert ran.err.startswith("No orchestrator has been running on this fleet yet; ")
 
 
-async def test_that_nobody_leads_is_said_with_since_when_and_what_to_do(cli: Cli, fleet: Fleet) -> None:
+async def test_without_a_leader_status_says_since_when_and_what_to_do(cli: Cli, fleet: Fleet) -> None:
     """By `list` and by `status`; data stays on stdout, and a program reads it as `leader`."""
     worker_id = await fleet.worker(upto=State.ACTIVE)
     assert (await cli("list", "--json")).json()["leader"]["holder"] == "the test"

@@ -206,7 +206,7 @@ def test_events_are_redacted_by_value_and_by_name(written: io.StringIO) -> None:
     assert (line["worker_token"], line["token_jti"], line["level"]) == (HIDDEN, "j1", "error")
 
 
-async def test_what_nobody_caught_is_redacted(written: io.StringIO) -> None:
+async def test_an_uncaught_exception_is_redacted(written: io.StringIO) -> None:
     """A task's exception, a callback's, a thread's, a warning, an unraisable one, and Python's last words."""
     loop = asyncio.get_running_loop()
     loop.call_exception_handler({"message": f"callback with {CANARY}", "exception": ValueError(CANARY)})

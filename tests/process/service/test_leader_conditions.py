@@ -102,7 +102,7 @@ async def test_messages_have_the_cause_and_the_evidence_that_health_shows() -> N
     assert "SSH-2.0-x" in told[ConditionKind.BRINGUPS_FAIL].evidence
 
 
-async def test_what_nobody_answers_is_unknown() -> None:
+async def test_a_check_without_an_answer_is_unknown() -> None:
     """An outage of one source hides nothing that the others say."""
     leader = Leader()
     leader.usd = Unavailable("this key is not told")

@@ -19,7 +19,7 @@ async def _grants(worker: Caller, *items: tuple[str, str]) -> dict[str, Any]:
     return answer
 
 
-async def test_an_output_goes_up_and_comes_down_to_who_depends_on_it(gateway: ServerUnderTest) -> None:
+async def test_an_output_is_uploaded_and_downloaded_by_a_dependent_task(gateway: ServerUnderTest) -> None:
     """Signed PUT, completion with the location, signed GET by the dependant: the bytes are the same."""
     worker = await gateway.worker()
     (first,) = await gateway.submit(worker.pool)

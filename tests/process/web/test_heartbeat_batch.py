@@ -111,7 +111,7 @@ async def test_who_is_not_who_it_says_hears_why(gateway: ServerUnderTest, caller
     assert replies[3].json()["outcome"] == protocol.OK
 
 
-async def test_nobody_is_answered_for_another_launch_of_the_same_worker(db: Noted, callers: list[Caller]) -> None:
+async def test_each_launch_of_a_worker_gets_its_own_answer(db: Noted, callers: list[Caller]) -> None:
     """A revoked token and an earlier launch in the moment of the live one's beat: each hears what it hears alone."""
     live = callers[0]
     same = [live, replace(live, jti="revoked"), replace(live, nonce="of an earlier launch"), *callers[1:3]]

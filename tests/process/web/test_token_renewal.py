@@ -45,7 +45,7 @@ async def test_the_gateway_answers_a_renewal_at_once(gateway: ServerUnderTest) -
         assert (await worker.call(protocol.HEARTBEAT, token=token, **BEAT)).status_code == 200
 
 
-async def test_nobody_renews_for_a_worker_that_has_ended_or_was_revoked(gateway: ServerUnderTest) -> None:
+async def test_the_token_of_a_worker_that_has_ended_or_was_revoked_is_not_renewed(gateway: ServerUnderTest) -> None:
     """The database says so before a token is made; an earlier launch is fenced."""
     worker = await gateway.worker()
     reply = await worker.call(protocol.RENEW, p_nonce="an earlier launch")

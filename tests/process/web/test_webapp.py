@@ -249,7 +249,7 @@ async def test_a_video_of_another_user_is_not_shown(webapp: WebApp) -> None:
     assert (await webapp.visitor.get("/videos/1/events")).status_code == 404
 
 
-async def test_viewers_who_do_not_read_keep_nobody_else_waiting(webapp: WebApp) -> None:
+async def test_viewers_that_do_not_read_delay_no_other_viewer(webapp: WebApp) -> None:
     """The state reaches the others."""
     video, slow = await webapp.submitted(), []
     for _ in range(5):

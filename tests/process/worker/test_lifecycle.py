@@ -67,9 +67,6 @@ def gate(tmp_path: Path) -> Gate:
     return Gate(tmp_path)
 
 
-# --- start -----------------------------------------------------------------------------------------------------------
-
-
 def test_start_is_idempotent(orchestrator: Orchestrator, pod: Pod) -> None:
     """Ten starts of one launch at once make one agent and print one line."""
     lines: list[dict[str, Any]] = []
@@ -159,9 +156,6 @@ def test_setup_may_install_into_the_pods_python(make_pod: Callable[..., Pod]) ->
     pod.start(HANDLERS, setup_command=command, env={"PIP_DISABLE_PIP_VERSION_CHECK": "0"})
     assert (pod.home / "said").read_text() == "1 0\n"
     pod.stop()
-
-
-# --- drain, stop, refusals -------------------------------------------------------------------------------------------
 
 
 def test_drain_finishes_what_is_held(orchestrator: Orchestrator, pod: Pod, gate: Gate) -> None:
@@ -268,9 +262,6 @@ def test_agents_death_is_its_handlers_death(orchestrator: Orchestrator, pod: Pod
     wait_for(lambda: not live(pids))
 
 
-# --- an orchestrator that is away ------------------------------------------------------------------------------------
-
-
 def test_a_server_out_of_sorts_is_asked_again(orchestrator: Orchestrator, pod: Pod) -> None:
     """The answers of PostgREST 12 and 14 while a project starts, migrates or is full do not concern the worker."""
     pod.start(HANDLERS)
@@ -319,7 +310,7 @@ def test_result_is_kept_while_the_bucket_is_away(orchestrator: Orchestrator, pod
     assert "kept" not in orchestrator.failures
 
 
-def test_cancel_reaches_a_result_that_nobody_takes(orchestrator: Orchestrator, pod: Pod) -> None:
+def test_cancel_reaches_a_task_whose_result_is_not_delivered(orchestrator: Orchestrator, pod: Pod) -> None:
     """A task whose result waits for the bucket can still be cancelled, and the next one has the slot."""
     orchestrator.tell(bucket_away=True)
     pod.start(HANDLERS)
@@ -443,8 +434,6 @@ def test_freeze_longer_than_the_dead_mans_time(orchestrator: Orchestrator, pod: 
     orchestrator.submit("after", "quick")
     orchestrator.completion("after")
 
-
-# --- a program of one's own ------------------------------------------------------------------------------------------
 
 PROGRAM = """
 import os, pathlib, signal, sys, time

@@ -74,7 +74,7 @@ async def test_presigned_urls_carry_an_object_both_ways(blobs: S3Blobs) -> None:
     assert await blobs.get("by/url") == content
 
 
-async def test_uploads_that_nobody_completes_are_aborted_once_they_are_old(blobs: S3Blobs) -> None:
+async def test_old_uploads_that_were_never_completed_are_aborted(blobs: S3Blobs) -> None:
     """Those below the prefix alone, and not the young ones: an agent may still be at them."""
     now = datetime.now(UTC)
     async with httpx.AsyncClient() as http:
@@ -107,7 +107,7 @@ async def test_a_wrong_key_is_refused_and_not_named_in_the_error(s3: EmbeddedS3)
     await blobs.close()
 
 
-async def test_nobody_listening_is_unavailable() -> None:
+async def test_a_store_without_a_listener_is_unavailable() -> None:
     """A dead endpoint is an outage, and attempts at it are bounded."""
     blobs = S3Blobs(f"http://127.0.0.1:{free_port()}", "a", "b", "bucket", "", REGION)
     async with asyncio.timeout(DEADLINE_S):
@@ -188,7 +188,7 @@ async def test_a_list_of_uploads_that_never_ends_is_given_up() -> None:
         assert len(asked) <= MAX_PAGES
 
 
-async def test_calls_that_meet_a_closed_client_are_unavailable_each_and_cancel_nobody() -> None:
+async def test_calls_on_a_closed_client_are_unavailable_and_cancel_no_other() -> None:
     """More calls than there are threads, against a server that says nothing: the close drops what has not begun."""
     let_go = asyncio.Event()
 

@@ -26,9 +26,6 @@ STREAMS = ("agent", "handler", "system")
 DEAD_S3 = ("http://127.0.0.1:9", "nobody", "nothing", "none", "", REGION)
 
 
-# --- while the pod lives
-
-
 async def test_random_bytes_arrive_identical_over_many_shipments_and_restarts(hauling: Hauling) -> None:
     """Three streams of two launches grow between shipments; every other shipment is a new process's."""
     shipper = hauling.shipper()
@@ -48,7 +45,7 @@ async def test_random_bytes_arrive_identical_over_many_shipments_and_restarts(ha
     assert total == len(earlier) + sum(hauling.file(stream).stat().st_size for stream in STREAMS)
 
 
-async def test_a_large_backlog_goes_out_in_bounded_pieces(hauling: Hauling) -> None:
+async def test_a_large_backlog_is_shipped_in_bounded_pieces(hauling: Hauling) -> None:
     """No piece is larger than the bound, so that memory is bounded too."""
     hauling.write("handler", 2 * PIECE_BYTES + 123)
     assert await hauling.shipper().ship(hauling.rig.term, hauling.worker) == 2 * PIECE_BYTES + 123
@@ -174,9 +171,6 @@ async def test_a_stale_leader_ships_nothing(hauling: Hauling) -> None:
     with pytest.raises(NotLeader):
         await hauling.shipper(blobs=blobs).ship(hauling.rig.term - 1, hauling.worker)
     assert blobs.put_keys == []
-
-
-# --- the end
 
 
 async def test_the_end_stops_the_agent_and_ships_its_last_byte(rig: Rig, db: PostgresDb, blobs: S3Blobs) -> None:

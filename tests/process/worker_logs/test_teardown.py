@@ -95,9 +95,6 @@ async def last_snapshot(hauling: Hauling) -> Mapping[str, Any]:
     return kept
 
 
-# --- what the row says
-
-
 async def test_a_drain_names_the_tasks_and_the_end_of_its_patience(hauling: Hauling) -> None:
     """The worker is waited for, by name of what it holds, until the grace is over."""
     held = await claimed(hauling, 7)
@@ -121,7 +118,7 @@ async def test_a_drain_of_an_empty_worker_waits_for_nothing(hauling: Hauling) ->
     assert (await now(hauling)).waiting_for == "nothing: it held no task when the drain began"
 
 
-async def test_a_failed_worker_is_not_waited_for(hauling: Hauling) -> None:
+async def test_no_drain_time_for_a_failed_worker(hauling: Hauling) -> None:
     """What comes next is ours to do, and soon."""
     failed = end(hauling, ExitCause.HEARTBEAT_LOST, FailureCode.NO_HEARTBEAT)
     await teardown(hauling, flush_deadline_s=60).begin(hauling.rig.term, failed)
@@ -205,9 +202,6 @@ async def test_a_short_grace_does_not_shorten_the_wait_for_lists(hauling: Haulin
     await parts.delete(hauling.rig.term, Delete(hauling.worker.id, "pod-x", "its work is done"))
     worker = await now(hauling)
     assert seconds(worker.deadline_at, worker.stage_since) >= LISTING_LAG_S
-
-
-# --- the final snapshot
 
 
 async def test_the_last_look_sees_the_real_agent_and_its_machine(rig: Rig) -> None:
@@ -372,7 +366,7 @@ async def test_an_unreachable_pod_leaves_unknown_with_the_reason(hauling: Haulin
     assert (kept["known"], kept["why"]) == (False, "pod_lost: EXITED")
 
 
-async def test_tries_that_reach_nobody_are_counted_and_a_bucket_that_is_away_is_none(hauling: Hauling) -> None:
+async def test_attempts_that_do_not_reach_the_pod_count_and_those_without_a_bucket_do_not(hauling: Hauling) -> None:
     """What proves that the rest of the logs will not come is a pod where nobody answers, again and again."""
     hauling.write("agent", 100)
     parts = teardown(hauling, blobs=DEAD_S3)

@@ -34,7 +34,7 @@ def test_a_kill_at_every_kind_of_call_is_repaired(part: int) -> None:
     assert not broken
 
 
-def test_a_process_told_to_end_finishes_the_writes_of_its_tick() -> None:
+def test_a_process_that_is_terminated_finishes_the_writes_of_its_tick() -> None:
     """SIGTERM while it decides on two workers: both intents are written, the lease is given back, within 1 s."""
     spawned, took_s = spawned_at_sigterm()
     assert spawned == 2

@@ -69,9 +69,6 @@ def harmless(text: str) -> None:
     assert not bad, f"{bad!r} reached the terminal"
 
 
-# --- RunPod's replies
-
-
 def _reply(draw: Random) -> tuple[str, object]:
     name = draw.choice([*REPLIES])
     if draw.random() < 0.8:
@@ -120,9 +117,6 @@ def _read_event(line: bytes) -> None:
     assert len(runpod_logs._message(line)) <= runpod_logs.MAX_MESSAGE_CHARACTERS
 
 
-# --- what pods say
-
-
 def _read_probe(output: bytes) -> None:
     found = machine_checks.sections(output)
     for result in (
@@ -148,9 +142,6 @@ def _read_agent(output: bytes) -> None:
         assert shlex.split(agent_commands.alive_command(agent.pid))
         agent_commands.is_alive(output, agent, NONCE)
     agent_commands.digests(output)
-
-
-# --- what reaches a shell, and what an operator configures
 
 
 def _in_a_shell(text: str) -> None:
@@ -245,9 +236,6 @@ def _read_key(given: tuple[str, str]) -> None:
 def _keys(draw: Random) -> tuple[str, str]:
     private, public = _key()
     return (spoilt_text(draw, private), public) if draw.random() < 0.5 else (private, spoilt_text(draw, public))
-
-
-# --- what people and their programs read
 
 
 class _Terminal(io.StringIO):

@@ -7,10 +7,10 @@ from tests.proofs.mutants.mutant import Mutant
 
 CORE, DB, PROCESS = "tests/unit/core", "tests/db/conformance", "tests/process"
 MUTANTS_WITH_TESTS = (
-    Mutant("an empty list of variables is no list", f"{CORE}/test_pool_share.py::test_a_pod_gets_what_its_pool_is_allowed",
+    Mutant("an empty list of variables is no list", f"{CORE}/test_pool_share.py::test_a_pod_gets_the_settings_of_its_pool",
            "orchestrator/service/control_loop.py",
            "if pool.env is not None}", "if pool.env}", "launch_config"),
-    Mutant("data centres alone change no offer", f"{CORE}/test_pools.py::test_each_key_of_the_market_counts_alone",
+    Mutant("data centres alone change no offer", f"{CORE}/test_pools.py::test_each_key_of_the_offers_is_independent",
            "orchestrator/config/pools.py", '"gpu_types", "data_centers", "cloud"}', '"gpu_types", "cloud"}', "_offers"),
     Mutant("the last pod's price counts, not the dearest", f"{CORE}/test_budget.py::test_of_several_live_pods_the_most_expensive_one_counts",
            "orchestrator/core/budget.py", "key=lambda one: one[:2]", "key=lambda one: one[0]", "_observed_prices"),
@@ -19,7 +19,7 @@ MUTANTS_WITH_TESTS = (
            "w.reserved_usd * greatest(1, w.price_usd_per_hour / nullif(w.reserved_usd_per_hour, 0))", "w.reserved_usd", "internal_spent"),
     Mutant("yesterday's hours are today's money", f"{DB}/test_scaling_rows.py::test_todays_money_is_what_was_booked_and_what_runs",
            "migrations/functions/costs.sql", "l.billing_since, d.began)", "l.billing_since)", "internal_spent"),
-    Mutant("a create call of unknown outcome is no probe", f"{CORE}/test_offers.py::test_calls_that_are_under_way_use_up_the_probe_budget",
+    Mutant("a create call of unknown outcome is no probe", f"{CORE}/test_offers.py::test_calls_in_flight_use_up_the_probe_budget",
            "orchestrator/core/offers.py",
            "worker.stage is Stage.POD_CREATED or (worker.stage is Stage.INTENT and worker.id in snapshot.in_flight)",
            "worker.stage in (Stage.INTENT, Stage.POD_CREATED) and worker.id in snapshot.in_flight", "_has_create_call"),
@@ -35,7 +35,7 @@ MUTANTS_WITH_TESTS = (
            "orchestrator/loop/row_writer.py", ', "metadata": metadata(unreached=0)', "", "RowWriter._update_address"),
     Mutant("a refused delete of an orphan is repeated at once", f"{DB}/test_cloud_deletes.py::test_an_orphan_whose_delete_is_refused_is_left_alone_for_a_while",
            "orchestrator/loop/execute.py", "        finally:\n", "        else:\n", "Executor._delete_orphan"),
-    Mutant("a later 429 shortens the wait", f"{CORE}/test_call_budget.py::test_of_several_429s_the_longest_wait_holds",
+    Mutant("a later 429 shortens the wait", f"{CORE}/test_call_budget.py::test_the_longest_wait_of_several_429s_counts",
            "orchestrator/core/call_budget.py", "max(self._closed_until_s, now_s + retry_after_s(headers))", "now_s + retry_after_s(headers)",
            "CallBudget.answered"),
     Mutant("volumes are as urgent as pods", f"{DB}/test_cloud_calls.py::test_what_can_wait_leaves_calls_for_pods",

@@ -98,7 +98,7 @@ def test_a_successor_beyond_the_limit_does_not_keep_the_worker_that_it_replaces(
 
 
 def test_the_wait_for_a_second_opinion_has_an_end() -> None:
-    """A worker that nobody can judge costs money for no longer than a bring-up may take."""
+    """A worker whose state stays unknown costs money for no longer than a bring-up may take."""
     assert ends(plan(snapshot(held(seconds=899)), policy())) == []
     assert ends(plan(snapshot(held(seconds=901)), policy())) == [
         ("gpu-1", ExitCause.WORKER_SICK, FailureCode.TASKS_FAIL_UNJUDGED)

@@ -60,9 +60,6 @@ def end(action: Action | None) -> tuple[ExitCause, FailureCode | None]:
     return action.cause, action.code
 
 
-# --- spawning
-
-
 def test_a_recorded_intent_asks_for_the_first_offer() -> None:
     """An operator's intent, or one that was refused elsewhere, is created through the same action."""
     action = only(snapshot(spawning("gpu-1", Stage.INTENT)))
@@ -70,7 +67,7 @@ def test_a_recorded_intent_asks_for_the_first_offer() -> None:
     assert action.offer == A40
 
 
-def test_an_intent_without_an_offer_says_whom_it_waits_for() -> None:
+def test_an_intent_without_an_offer_says_what_it_waits_for() -> None:
     """When every offer cools down, the wait is written once."""
     dry = {A40.key: cooling(A40, 20), L4.key: cooling(L4, 40)}
     action = only(snapshot(spawning("gpu-1", Stage.INTENT), offers=dry))
@@ -109,7 +106,7 @@ def test_a_pod_is_adopted_before_its_worker_is_ended() -> None:
     assert action.billed_s == 3_990
 
 
-def test_another_fleets_pod_is_never_adopted_or_reaped() -> None:
+def test_another_fleets_pod_is_never_adopted_or_deleted() -> None:
     """Ownership is the fleet id in the pod's environment, not the name."""
     lost = spawning("gpu-1", Stage.POD_CREATED)
     foreign = pod_of(lost, fleet_id="other")
@@ -151,7 +148,7 @@ def test_a_create_without_an_answer_waits_for_its_deadline() -> None:
 
 
 def test_a_worker_with_a_pod_is_brought_up_once() -> None:
-    """Bring-up is begun unless it is under way."""
+    """Bring-up starts unless it is already running."""
     seen = snapshot(spawning("gpu-1"))
     assert only(seen) == ContinueBringUp("gpu-1")
     assert only(replace(seen, bringing_up=frozenset({"gpu-1"}))) is None
@@ -189,7 +186,7 @@ def test_a_hopeless_refusal_ends_the_intent(code: FailureCode) -> None:
 
 
 def test_a_pod_in_an_unknown_state_is_not_lost_and_does_not_stay_for_ever() -> None:
-    """It is no reason to end a worker; one that is to go is deleted all the same, and an orphan reaped."""
+    """It is no reason to end a worker; a worker that has to end and an orphan are deleted all the same."""
     odd = {"status": PodStatus.UNKNOWN, "has_runtime": False}
     one = busy("gpu-1")
     assert isinstance(only(snapshot(one, pods=(pod_of(one, **odd),))), Wait)
@@ -202,13 +199,10 @@ def test_a_pod_in_an_unknown_state_is_not_lost_and_does_not_stay_for_ever() -> N
 @pytest.mark.parametrize(
     ("status", "code"), [(PodStatus.EXITED, FailureCode.POD_EXITED), (PodStatus.ERROR, FailureCode.POD_ERROR)]
 )
-def test_a_pod_that_died_ends_its_bringup(status: PodStatus, code: FailureCode) -> None:
+def test_a_pod_that_exited_ends_its_bringup(status: PodStatus, code: FailureCode) -> None:
     """The provider's own word for dead is believed."""
     one = spawning("gpu-1")
     assert end(only(snapshot(one, pods=(pod_of(one, status=status),)))) == (ExitCause.SPAWN_FAILED, code)
-
-
-# --- ready
 
 
 @pytest.mark.parametrize("status", [PodStatus.EXITED, PodStatus.ERROR])
@@ -227,7 +221,7 @@ def test_a_single_list_does_not_end_a_worker_that_still_sends_heartbeats(status:
     assert silent.cause is ExitCause.POD_LOST
 
 
-def test_a_silent_worker_whose_pod_is_listed_as_ended_ends_for_that() -> None:
+def test_a_silent_worker_whose_pod_is_listed_as_exited_ends_for_that_reason() -> None:
     """Silence confirms the list: the cause is the end of the pod, which a poison task leaves, not a lost heartbeat."""
     one = busy("gpu-1", last_heartbeat=ago(600))
     end = only(snapshot(one, pods=(pod_of(one, status=PodStatus.EXITED),)))
@@ -245,7 +239,7 @@ def test_lists_that_show_a_pod_as_ended_are_counted_until_one_shows_it_running()
         assert (counted.lists if counted else 0) == [1, 2, 0, 1][second]
 
 
-def test_one_incomplete_absence_is_not_death() -> None:
+def test_one_incomplete_absence_ends_no_worker() -> None:
     """A pod must be missing from two lists and for a while; what is seen is said from the first list on."""
     one = busy("gpu-1", last_heartbeat=ago(40))
     seen = only(snapshot(one, pods=(), absent={"pod-gpu-1": absent(0, lists=1)}))
@@ -275,7 +269,7 @@ def test_lists_end_no_idle_worker_whose_next_heartbeat_is_not_due(shown: PodStat
 
 
 def test_the_end_of_a_vanished_pod_says_when_a_list_last_showed_it() -> None:
-    """Until then it is booked; where nobody looked before, until it was first missed: a budget must hold."""
+    """Until then it is booked; without an earlier observation, until it was first missed: a budget must hold."""
     one = busy("gpu-1", last_heartbeat=ago(40))
     for shown, booked_until in ((ago(13), ago(13)), (None, absent(11).since)):
         action = only(snapshot(one, pods=(), absent={"pod-gpu-1": replace(absent(11), shown=shown)}))
@@ -283,7 +277,7 @@ def test_the_end_of_a_vanished_pod_says_when_a_list_last_showed_it() -> None:
         assert action.listed_at == booked_until
 
 
-def test_an_odd_list_is_a_remark_once_and_until_it_is_well_again() -> None:
+def test_an_implausible_list_is_remarked_on_once_until_lists_are_plausible_again() -> None:
     """The row says what the list does not show; nothing is done about it, and nothing is written twice."""
     one = busy("gpu-1")
     bare = replace(pod_of(one), has_runtime=False)
@@ -341,7 +335,7 @@ def test_silence_is_counted_across_the_outages_of_the_database(
 
 
 def test_a_worker_that_got_no_answer_from_us_is_not_silent() -> None:
-    """It called and we were too busy: that it is alive is known, although no row says so."""
+    """It called and we were too busy: we know that it is alive, although no row says so."""
     unheard = busy("gpu-1", last_heartbeat=ago(300))
     assert only(snapshot(unheard, unanswered_at={"gpu-1": ago(20)})) is None
     gone_since = end(only(snapshot(unheard, unanswered_at={"gpu-1": ago(90)})))
@@ -349,7 +343,7 @@ def test_a_worker_that_got_no_answer_from_us_is_not_silent() -> None:
 
 
 def test_an_operators_request_drains_from_any_live_state() -> None:
-    """Termination by request goes the same way as every other."""
+    """Termination by request takes the same steps as every other."""
     for one in (busy("gpu-1"), idle("gpu-1", 5), spawning("gpu-1")):
         assert end(only(snapshot(replace(one, drain_requested_at=ago(1)))))[0] == ExitCause.MANUAL
 
@@ -363,7 +357,7 @@ def test_an_agent_that_asks_for_nothing_is_idle() -> None:
     assert only(snapshot(replace(mute, tasks_running=1, empty_since=None))) is None
 
 
-def test_an_own_programs_state_follows_what_it_holds() -> None:
+def test_the_state_of_an_own_program_follows_the_tasks_it_holds() -> None:
     """A program that claims in its own way is idle when it has held nothing for a while."""
     free = worker("gpu-1", own_program=True, state_since=ago(61))
     assert only(snapshot(free)) == SetActivity("gpu-1", State.ACTIVE, State.IDLE, "held no task for 61 s")
@@ -400,7 +394,7 @@ HERE: dict[str, Any] = {"ssh_host": "1.2.3.4", "ssh_port": 40_001}
     ],
     ids=lambda one: f"{one.state} {one.stage}",
 )
-def test_ssh_is_followed_to_where_the_list_shows_it(one: Worker) -> None:
+def test_the_ssh_address_follows_the_list(one: Worker) -> None:
     """In every state, before any action that connects to the pod: an end that began must still reach it."""
     moved = snapshot(one, pods=(pod_of(one, ssh_host="1.2.3.4", ssh_port=40_002),))
     why = "SSH moved from 1.2.3.4:40001 to 1.2.3.4:40002, as RunPod's list shows"
@@ -427,9 +421,6 @@ def test_a_worker_in_flight_is_left_alone() -> None:
     assert only(snapshot(silent, in_flight=frozenset({"gpu-1"}))) is None
 
 
-# --- terminating
-
-
 def test_a_draining_worker_finishes_its_task() -> None:
     """The grace is given in full, and not longer."""
     one = terminating("gpu-1", tasks_running=1, exit_cause=ExitCause.MANUAL)
@@ -439,7 +430,7 @@ def test_a_draining_worker_finishes_its_task() -> None:
     assert isinstance(only(snapshot(replace(one, tasks_running=0))), Flush)
 
 
-def test_a_failed_worker_is_not_waited_for() -> None:
+def test_no_drain_time_for_a_failed_worker() -> None:
     """Its tasks were rescued when it failed; only its logs are still wanted."""
     one = terminating("gpu-1", tasks_running=1, exit_cause=ExitCause.HEARTBEAT_LOST)
     action = only(snapshot(one))
@@ -459,14 +450,14 @@ def test_a_failed_worker_is_not_waited_for() -> None:
 def test_a_pod_without_an_agent_gets_a_final_snapshot_if_ssh_was_ever_reached(
     met: dict[str, Any], worth_a_look: bool
 ) -> None:
-    """Where nobody ever got in, there is nothing to wait for."""
+    """Without any successful SSH login there is nothing to wait for."""
     one = terminating("gpu-1", exit_cause=ExitCause.SPAWN_FAILED, nonce=None, **met)
     action = only(snapshot(one))
     assert isinstance(action, Flush)
     assert action.reachable is worth_a_look
 
 
-def test_a_lost_pods_logs_are_declared_not_awaited() -> None:
+def test_the_logs_of_a_lost_pod_are_declared_lost_at_once() -> None:
     """Nothing can be fetched from a pod that is gone."""
     one = terminating("gpu-1", exit_cause=ExitCause.POD_LOST, failure_code=FailureCode.POD_MISSING)
     action = only(snapshot(one, pods=()))
@@ -476,7 +467,7 @@ def test_a_lost_pods_logs_are_declared_not_awaited() -> None:
 
 @pytest.mark.parametrize("stage", [Stage.DRAINING, Stage.FLUSHING])
 @pytest.mark.parametrize("listed", [(), (PodStatus.EXITED,)], ids=["missing", "EXITED"])
-def test_one_odd_list_does_not_declare_the_log_of_a_living_pod_lost(
+def test_one_implausible_list_does_not_declare_the_log_of_a_live_pod_lost(
     stage: Stage, listed: tuple[PodStatus, ...]
 ) -> None:
     """The pod is asked for its logs until its absence or its end is proven, not only until a list looks odd."""
@@ -504,7 +495,7 @@ def test_a_flush_is_retried_until_its_deadline_and_then_declared() -> None:
     assert (late.reachable, late.final) == (False, False)
 
 
-def test_a_declaration_that_fails_is_spaced_and_has_an_end() -> None:
+def test_a_declaration_that_fails_is_retried_with_pauses_and_a_limit() -> None:
     """A ledger that cannot be written must not be asked at every tick, nor keep a pod that is paid for."""
     late = terminating("gpu-1", Stage.FLUSHING, stage_since=ago(61), next_attempt_at=NOW + timedelta(seconds=4))
     assert only(snapshot(late)) is None
@@ -571,14 +562,14 @@ def test_only_a_confirmed_absence_marks_a_worker_as_terminated() -> None:
     ],
 )
 def test_after_a_delete_without_effect_the_absence_must_last_longer(known: dict[str, Any]) -> None:
-    """Where a pod outlived its delete, two lists without it may be two that flickered."""
+    """If a pod outlived its delete, two lists without it may both be wrong."""
     sent = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.PROVIDER, **known)
     assert only(snapshot(sent, pods=(), absent={"pod-gpu-1": absent(7)})) is None
     assert isinstance(only(snapshot(sent, pods=(), absent={"pod-gpu-1": absent(11)})), MarkTerminated)
 
 
-def test_what_lists_said_before_a_delete_is_no_proof_of_it() -> None:
-    """A pod that lists had left out was there all the same when its delete was answered."""
+def test_lists_from_before_a_delete_do_not_confirm_it() -> None:
+    """A pod that was missing from lists still existed when its delete was answered."""
     sent = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.PROVIDER)
     for asked_s, deletes, proven in ((1, 0, False), (3, 0, True), (7, 3, False), (11, 3, True)):
         asked = replace(
@@ -598,7 +589,7 @@ def test_the_pod_of_an_unknown_create_is_searched_by_name_before_the_end() -> No
     assert late.pod_id == "pod-gpu-1"
 
 
-def test_a_refused_intent_needs_no_proof() -> None:
+def test_a_refused_intent_needs_no_confirmed_absence() -> None:
     """The provider said that there is no pod."""
     one = terminating("gpu-1", Stage.DELETING, pod_id=None, failure_code=FailureCode.NO_CAPACITY)
     assert isinstance(only(snapshot(one)), MarkTerminated)
@@ -611,7 +602,7 @@ def test_one_tick_marks_only_a_part_of_a_large_fleet_as_terminated() -> None:
     assert len([a for a in plan(seen, policy()).actions if isinstance(a, MarkTerminated)]) == ROWS_PER_TICK
 
 
-def test_an_orphan_is_reaped_after_its_grace() -> None:
+def test_an_orphan_is_deleted_after_its_grace() -> None:
     """A pod of ours that no live row names does not bill for ever."""
     stray = pod_of(worker("gpu-9"))
     assert plan(snapshot(pods=(stray,), orphan_since={stray.id: ago(74)}), policy()).actions == ()
@@ -619,7 +610,7 @@ def test_an_orphan_is_reaped_after_its_grace() -> None:
     assert [type(a) for a in made.actions] == [DeleteOrphan]
 
 
-def test_the_second_pod_of_a_worker_is_reaped_at_once() -> None:
+def test_the_second_pod_of_a_worker_is_deleted_at_once() -> None:
     """A create that was carried out twice leaves one pod."""
     one = busy("gpu-1")
     twin = pod_of(one, id="pod-twin")
@@ -655,7 +646,7 @@ def test_leases_that_a_gateway_without_connections_cannot_renew_are_not_rescued(
 
 
 def test_leases_are_extended_by_the_time_in_which_they_could_not_be_renewed() -> None:
-    """Of 60 s nobody heard 20 s, and agents ask again up to 10 s later: a lease must have been over for 30 s."""
+    """20 of 60 s were not observed, and agents retry up to 10 s later: a lease must have been over for 30 s."""
     (action,) = plan(
         snapshot(expired_leases=2, window=ObservationWindow(ago(900), ((ago(50), ago(30)),))), policy()
     ).actions
@@ -705,8 +696,8 @@ def test_the_pod_tracker_counts_lists_and_forgets_pods_that_came_back() -> None:
     assert not fold(second, [pod_of(one)], [one], "test", NOW).absent
 
 
-def test_of_a_time_without_lists_little_is_watched() -> None:
-    """Two minutes in which the database was away: lists that nobody read may have shown the pod (seed 13274)."""
+def test_a_period_without_lists_hardly_counts_as_observed() -> None:
+    """The database was away for two minutes: lists that were not read may have shown the pod (seed 13274)."""
     one = busy("gpu-1", last_heartbeat=ago(600))
     seen = fold(PodTracker(), [pod_of(one)], [one], "test", ago(131))
     first = fold(seen, [], [one], "test", ago(130))
@@ -721,7 +712,7 @@ def test_of_a_time_without_lists_little_is_watched() -> None:
         assert isinstance(only(snapshot(unknown, pods=(), absent={"gpu-1": gone})), action)
 
 
-def test_absence_is_as_old_as_the_newest_list_says_and_not_as_the_clock() -> None:
+def test_the_age_of_an_absence_ends_at_the_newest_list_and_not_at_the_clock() -> None:
     """Two lists a second apart prove a second, however long no list has come since."""
     one, gone = busy("gpu-1", last_heartbeat=ago(60)), absent(11)
     assert isinstance(only(snapshot(one, pods=(), absent={"pod-gpu-1": gone})), Terminate)
@@ -729,7 +720,7 @@ def test_absence_is_as_old_as_the_newest_list_says_and_not_as_the_clock() -> Non
 
 
 def test_an_old_list_proves_no_absence() -> None:
-    """Where a tick hung, a pod may have come since the newest list; with more pods lists are rarer."""
+    """If a tick hung, a pod may have been created since the newest list; with more pods, lists are rarer."""
     gone = replace(absent(80), until=ago(15))
     sent = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.PROVIDER, next_attempt_at=ago(40))
     assert only(snapshot(sent, pods=(), absent={"pod-gpu-1": gone})) is None
@@ -756,7 +747,7 @@ def test_a_fresh_pod_whose_worker_ends_at_once_is_not_absent() -> None:
     assert fold(PodTracker(), [], [listed], "test", NOW).absent
 
 
-def test_lists_before_a_lost_create_are_no_proof_of_its_failure() -> None:
+def test_lists_from_before_a_lost_create_do_not_confirm_its_failure() -> None:
     """An intent waited for its turn for minutes, in which no list could have had its pod; then its reply was lost."""
     ends = terminating("gpu-1", Stage.DELETING, pod_id=None, created_at=ago(300))
     for ended_s, action in ((59, type(None)), (60, MarkTerminated)):
@@ -764,7 +755,7 @@ def test_lists_before_a_lost_create_are_no_proof_of_its_failure() -> None:
         assert isinstance(only(seen), action)
 
 
-def test_a_pod_for_which_bring_up_has_looked_is_not_waited_for_again() -> None:
+def test_a_pod_that_bring_up_has_searched_gets_no_second_wait() -> None:
     """Its create call got no clear answer, and for a minute no list had a pod of its name."""
     ends = terminating(
         "gpu-1", Stage.DELETING, pod_id=None, failure_code=FailureCode.CREATE_UNKNOWN, state_since=ago(1)
@@ -773,7 +764,7 @@ def test_a_pod_for_which_bring_up_has_looked_is_not_waited_for_again() -> None:
     assert only(snapshot(ends, pods=(), absent={"gpu-1": absent(50)})) is None
 
 
-def test_the_loop_hurries_only_in_transition() -> None:
+def test_the_loop_ticks_fast_only_in_transition() -> None:
     """Ready workers and an empty fleet are looked at every ORCHESTRATOR_POLL_SEC only."""
     assert not in_transition(snapshot(busy("gpu-1"), idle("gpu-2", 5)))
     assert in_transition(snapshot(spawning("gpu-1")))
@@ -781,7 +772,7 @@ def test_the_loop_hurries_only_in_transition() -> None:
     assert in_transition(snapshot(busy("gpu-1"), absent={"pod-gpu-1": absent(1, lists=1)}))
 
 
-def test_remarks_do_not_keep_anybody_from_going() -> None:
+def test_remarks_do_not_delay_an_end() -> None:
     """RunPod's lists flicker, in a large fleet always somewhere: remarks are the last of a tick's rows."""
     flickering = [busy(f"gpu-{n:03}") for n in range(2 * ROWS_PER_TICK)]
     done = idle("gpu-999", 700)

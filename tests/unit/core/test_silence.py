@@ -181,14 +181,14 @@ def test_workers_that_finish_their_tasks_count_among_the_silent_and_the_heard() 
     assert isinstance(steps(snapshot(known, *heard, pod_answers={"gpu-1": asked(61, True)}))["gpu-1"], Terminate)
 
 
-def test_nobody_waits_longer_than_an_agent_does() -> None:
+def test_the_leader_does_not_wait_longer_than_an_agent() -> None:
     seconds = policy().deadman_s + 1
     assert isinstance(
         steps(snapshot(silent("gpu-1", seconds), pod_answers={"gpu-1": asked(1, True)}))["gpu-1"], Terminate
     )
 
 
-def test_a_worker_that_an_outage_ends_is_told_apart_from_one_that_is_lost() -> None:
+def test_a_worker_ended_by_an_outage_and_a_lost_worker_have_different_codes() -> None:
     """Its agent has asked RunPod to stop its pod, which a list may show already."""
     cut_off = silent("gpu-1", policy().deadman_s + 1, **TOLD)
     stopped = pod_of(cut_off, status=PodStatus.EXITED)
@@ -209,7 +209,7 @@ def test_a_pod_that_the_list_shows_as_ended_is_not_asked() -> None:
     assert end.cause is ExitCause.POD_LOST
 
 
-def test_the_remark_goes_with_the_silence() -> None:
+def test_the_remark_is_removed_when_the_silence_ends() -> None:
     again = busy("gpu-1", ssh_host="127.0.0.1", ssh_port=22, **TOLD)
     remark = steps(snapshot(again))["gpu-1"]
     assert isinstance(remark, Wait)
@@ -253,7 +253,7 @@ def test_a_task_that_seems_stuck_is_left_to_an_agent_whose_silence_has_just_ende
 
 
 def test_a_task_that_seems_stuck_is_left_to_the_rule_for_silent_workers_during_a_silence() -> None:
-    """The task named last may have ended before the agent died, and another one begun."""
+    """The task named last may have ended before the agent died, and another one started."""
     quiet_one = busy("gpu-1", **quiet(59), progress_at=ago(2000), slowest_task="t1")
     answers = {"gpu-1": asked(1, False)}
     assert not steps(snapshot(quiet_one, pod_answers=answers))

@@ -1,4 +1,4 @@
-"""Every code has its sentence, somebody who must act, what happens next, and a fix that can be pasted."""
+"""Every code has a sentence, a party that must act, what happens next, and a fix that can be pasted."""
 
 import re
 from pathlib import Path
@@ -26,7 +26,7 @@ WHO = {*WaitingOn, "nobody"}
 
 
 def everything() -> list[Cause]:
-    """Every cause that there is, sharpened ones and some Xids included."""
+    """Every cause, including refined ones and some Xids."""
     made = [causes.of(code) for code in (*causes.codes(), *(f"XID_{n}" for n in (*GUARDS_XIDS, 999)))]
     made += [causes.of(code, subcause) for code in FailureCode for subcause in code.row.subcauses]
     made += [causes.silence(subcause) for subcause in SILENCES]
@@ -48,7 +48,7 @@ def test_every_exit_cause_is_explained(cause: ExitCause) -> None:
 
 
 @pytest.mark.parametrize("on", WaitingOn)
-def test_everybody_who_can_be_waited_for_is_explained(on: WaitingOn) -> None:
+def test_every_party_to_wait_for_is_explained(on: WaitingOn) -> None:
     """None is missing."""
     told = causes.waiting(on)
     assert told is not None
@@ -103,7 +103,7 @@ def test_a_word_means_what_was_typed() -> None:
 
 
 def test_a_cause_names_the_worker_with_which_it_is_shown() -> None:
-    """The id stands in the fix."""
+    """The fix contains the id."""
     told = causes.of("NO_PROCESS")
     assert told is not None
     assert told.about(worker="gpu-1").fix.endswith("python -m orchestrator logs gpu-1")
@@ -138,5 +138,5 @@ def check_fix(fix: str) -> None:
     ],
 )
 def test_a_line_of_the_kernel_log_is_explained_by_its_number(text: str, code: str | None) -> None:
-    """An Xid of a program must not read as one of the hardware: nobody has to replace the pod."""
+    """An Xid of a program must not read as one of the hardware: the pod need not be replaced."""
     assert [cause.code for cause in causes.xid_in(text)] == ([code] if code else [])

@@ -353,7 +353,7 @@ WHILE_TASKS_WAIT = {
 }
 
 
-def test_nothing_is_said_of_a_fleet_that_is_well() -> None:
+def test_a_healthy_fleet_has_no_condition() -> None:
     """And it is healthy."""
     assert found_in(facts()) == []
     assert is_healthy([])
@@ -385,7 +385,7 @@ def test_a_worker_may_finish_its_task_within_its_time(left_s: float, found: list
     assert [one.kind for one in found_in(report)] == found
 
 
-def test_a_worker_that_passes_through_is_not_stuck() -> None:
+def test_a_worker_that_makes_progress_is_not_stuck() -> None:
     """Logging in, an operator is waited for; that is news only once something has failed."""
     report = facts()
     young = {"status": "spawning", "stage": "ssh_auth", "state_since": when(20)}
@@ -499,7 +499,7 @@ def test_a_success_ends_a_row_of_failed_bringups() -> None:
     assert found_in(report) == []
 
 
-def test_a_tick_tells_tasks_that_wait_for_their_time_from_blocked_ones() -> None:
+def test_a_tick_separates_delayed_tasks_from_blocked_ones() -> None:
     """It does not know when they are due."""
     for blocked, kind in (
         ({"scheduled": 3}, ConditionKind.RETRIES_WAIT),
@@ -522,7 +522,7 @@ def test_a_tick_finds_what_a_report_finds() -> None:
 
 
 def test_every_kind_has_a_case() -> None:
-    """A kind that no facts show is one that nobody will ever see."""
+    """A kind that no facts show will never be seen."""
     shown = set()
     for wrong in [*(case[0] for case in CASES.values()), *(case[0] for case in CAUSES.values())]:
         report = facts()
@@ -650,7 +650,7 @@ def test_a_leader_makes_no_statement_about_the_end_of_a_queue() -> None:
     assert "orchestrator health says when it will be finished" in backlog.evidence
 
 
-def test_the_urgent_comes_first() -> None:
+def test_urgent_actions_come_first() -> None:
     """Whatever the order of the rules."""
     report = facts()
     for name in ("a place that cannot be reached", "an expensive day", "orphan pods"):
@@ -658,7 +658,7 @@ def test_the_urgent_comes_first() -> None:
     assert [one.severity for one in found_in(report)] == ["HIGH", "MEDIUM", "LOW"]
 
 
-def test_parts_that_could_not_be_had_make_no_noise() -> None:
+def test_unavailable_parts_show_no_change() -> None:
     """One condition each, and no guesses from what is not known."""
     report = facts()
     for part in ("database_state", "runpod_state", "orchestrator_analysis"):
@@ -687,7 +687,7 @@ def test_changes_are_problems_workers_tasks_and_dollars() -> None:
     }
 
 
-def test_secrets_are_only_said_to_be_there() -> None:
+def test_secrets_are_shown_only_as_set() -> None:
     """With include-sensitive they are shown, and a private key still is not."""
     plain, open_ = environment(GIVEN), environment(GIVEN, sensitive=True)
     assert plain["critical"]["RUNPOD_API_KEY"] == "set (14 characters)"

@@ -40,7 +40,7 @@ def test_the_page_has_the_table_of_the_code() -> None:
 
 
 def test_every_alert_that_a_condition_names_exists() -> None:
-    """What pages somebody is what `health` shows."""
+    """An alert is what `health` shows."""
     rules = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
     alerts = {rule["alert"]: rule["expr"] for rule in rules}
     assert {kind.row.alert for kind in ConditionKind if kind.row.alert} <= alerts.keys()

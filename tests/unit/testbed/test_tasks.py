@@ -46,7 +46,7 @@ async def test_a_child_has_ended_even_if_another_process_holds_its_pipe(tmp_path
         os.kill(grandchild, signal.SIGKILL)
 
 
-async def test_where_a_task_waits_is_told_through_generators() -> None:
+async def test_the_place_where_a_task_waits_is_found_through_generators() -> None:
     """A fixture is one; its end is where a test run hangs."""
 
     async def inner() -> None:

@@ -150,7 +150,7 @@ def test_a_gpu_that_waits_for_input_is_a_note_if_the_task_has_become_slower() ->
     assert silent.passes(600, half).codes == set()  # without reports there is no rate
 
 
-def test_memory_that_nobody_uses_stops_claims_after_a_minute() -> None:
+def test_gpu_memory_in_use_by_no_process_stops_claims_after_a_minute() -> None:
     """Only while no handler host of ours lives: what a warm host holds is its model."""
     held = smi(gpu(used="9000", util="0"))
     held.unattributed_mib = {"GPU-0": 9000.0}
