@@ -128,7 +128,7 @@ def _ready(silences: Silences, worker: Worker, pod: Pod | None, snapshot: Snapsh
     if unfit:
         return unfit
     activity = _activity_change(worker, snapshot, policy)
-    stuck = None if silences.is_quiet(worker) else _stuck(worker, snapshot, policy)
+    stuck = None if silences.should_ask(worker) else _stuck(worker, snapshot, policy)
     return stuck or activity or _listing_remark(worker, pod, snapshot, policy)
 
 

@@ -45,7 +45,7 @@ class Silences:
     def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
         self._snapshot, self._policy = snapshot, policy
         self._silent_since = snapshot.window.back(policy.heartbeat_timeout_s, snapshot.now)
-        self._quiet_since = snapshot.window.back(policy.heartbeat_timeout_s * ASK_SHARE, snapshot.now)
+        self._ask_since = snapshot.window.back(policy.heartbeat_timeout_s * ASK_SHARE, snapshot.now)
         heard_since = snapshot.window.back(policy.heartbeat_timeout_s * HEARD_SHARE, snapshot.now) or snapshot.now
         # Workers that finish their tasks send heartbeats too. They may be all that a fleet has, during a rollout.
         senders = [one for one in snapshot.workers if one.state in READY or _finishes_tasks(one)]
@@ -61,15 +61,15 @@ class Silences:
             return False
         return self._snapshot.last_contact(worker) < self._silent_since
 
-    def is_quiet(self, worker: Worker) -> bool:
+    def should_ask(self, worker: Worker) -> bool:
         """Whether the worker has had no contact for so long that its pod is asked."""
-        if _is_node(worker) or self._quiet_since is None:
+        if _is_node(worker) or self._ask_since is None:
             return False
-        return self._snapshot.last_contact(worker) < self._quiet_since
+        return self._snapshot.last_contact(worker) < self._ask_since
 
     def next_step(self, worker: Worker) -> Terminate | AskPod | Wait | None:
         """Return what follows for a worker without a recent contact. None: nothing yet, or it has had one."""
-        if not self.is_quiet(worker):
+        if not self.should_ask(worker):
             return None
         silent_s = (self._snapshot.now - self._snapshot.last_contact(worker)).total_seconds()
         why = f"no heartbeat for {silent_s:.0f} s, HEARTBEAT_TIMEOUT_SEC={self._policy.heartbeat_timeout_s:g}"

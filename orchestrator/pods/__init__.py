@@ -8,7 +8,7 @@ machine_stages.py    checks the machine by the output of probe_scripts.py
 host_identity.py     proves that the host at the pod's address is the pod
 bundle.py            the agent and the user's code, as sent to a pod
 agent_control.py     starts, finds and stops the agent over SSH; agent_commands.py has the command lines
-silence.py           asks the pod of a silent worker whether its agent runs
+ask_pod.py           asks the pod of a silent worker whether its agent runs
 teardown.py          ends a worker; final_snapshot.py keeps its last facts
 host_strikes.py      records which machine or place a failure counts against
 provider_cache.py    prices and volumes, as RunPod last answered

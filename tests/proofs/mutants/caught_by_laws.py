@@ -128,7 +128,7 @@ MUTANTS = (
            "            if self._asks(worker, answer):", "            if False:"),
     Mutant("workers that get no answer are not asked again", "path", SILENCE,
            "return self._most_are_silent and", "return False and"),
-    Mutant("the tasks of workers that get no answer are rescued", "path", "orchestrator/pods/silence.py",
+    Mutant("the tasks of workers that get no answer are rescued", "path", "orchestrator/pods/ask_pod.py",
            "        await store.keep_tasks(term, worker.id)", "        pass"),
     Mutant("a task that stands still is left", "I2", LIFE,
            "    if observed_since is None or worker.progress_at > observed_since:", "    if True:"),

@@ -23,12 +23,12 @@ from orchestrator.loop.runtime import Runtime
 from orchestrator.loop.store_watch import StoreWatch
 from orchestrator.observability.metrics import Metrics
 from orchestrator.pods import host_identity
+from orchestrator.pods.ask_pod import ask_pod
 from orchestrator.pods.bringup import BringUp, Credentials, LaunchConfig
 from orchestrator.pods.create import PodCreator
 from orchestrator.pods.final_snapshot import take as take_snapshot
 from orchestrator.pods.latest import Latest
 from orchestrator.pods.provider_cache import Catalog
-from orchestrator.pods.silence import ask as ask_pod
 from orchestrator.pods.teardown import Teardown
 from orchestrator.ports import NotFound, PortError, Unavailable
 from orchestrator.worker_logs.shipper import Shipper

@@ -17,7 +17,7 @@ log = structlog.get_logger()
 NoteAnswer = Callable[[Worker, bool | None, bool], NotedAnswer]  # worker, its calls get no answer, others are heard
 
 
-async def ask(
+async def ask_pod(
     ssh_pool: SessionPool,
     store: Store,
     note: NoteAnswer,
