@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.core import decision_text
 from orchestrator.core.blocked import Blocked, from_json, line
-from orchestrator.core.meanings import CAPACITY, NOBODY, OPERATOR, ORCHESTRATOR, PROVIDER, RETRY, WORKER
+from orchestrator.core.meanings import CAPACITY, NOBODY, OPERATOR, ORCHESTRATOR, PROVIDER, RETRY, START_LEADER, WORKER
 from orchestrator.core.model import Policy
 from orchestrator.core.plurals import counted
 from orchestrator.diagnostics import causes
@@ -17,7 +17,6 @@ from orchestrator.diagnostics.task_attempts import TaskAttempt, attempt_of
 from orchestrator.diagnostics.task_limits import limits
 
 Row = Mapping[str, Any]
-LEAD = "python -m orchestrator run"
 REQUEUE = "python -m orchestrator migrate --requeue-held, to queue it again now if no program works on it"
 FEW = 3  # attempts that are enough to call a duration usual
 NAMED = 3  # dependencies that are named; the others are counted
@@ -187,7 +186,7 @@ def _unserved(found: Row) -> _Why:
     """Explain a ready task for which there is no worker, and none will start."""
     decision = found["decision"] or {}
     if found["leader"] is None:
-        return _Why(ORCHESTRATOR, "an orchestrator: none leads", "nothing", LEAD)
+        return _Why(ORCHESTRATOR, "an orchestrator: none leads", "nothing", START_LEADER)
     pool, every = found["task"]["pool"], found["paused"].get("*")
     if pause := every or found["paused"].get(pool):
         what = f"an operator: spawning is paused{'' if every else f' in pool {pool}'}, {pause['reason']}"
@@ -200,7 +199,7 @@ def _unserved(found: Row) -> _Why:
     if decision and decision["target"] == 0:
         what = f"a worker; the last decision did not count this task yet: {decision_text.row_sentence(decision)}"
         return _Why(OPERATOR, what, "the next tick counts it", "python -m orchestrator explain scaling")
-    return _Why(CAPACITY if decision else ORCHESTRATOR, "a worker: none yet", "the next tick starts one", LEAD)
+    return _Why(CAPACITY if decision else ORCHESTRATOR, "a worker: none yet", "the next tick starts one", START_LEADER)
 
 
 def _running(found: Row, _: Policy | None) -> _Why:
@@ -235,7 +234,7 @@ def _taken(task: Row, *, declared: bool) -> _Why:
     """Explain a task that a plain statement set In Progress, in a pool where a user's program may run it."""
     if not declared:
         what = "the program that set it In Progress: no lease, and no leader has declared which pools have programs"
-        return _Why(OPERATOR, what, "the next leader declares them within a tick", LEAD)
+        return _Why(OPERATOR, what, "the next leader declares them within a tick", START_LEADER)
     what = f"the program of pool {task['pool']} (WORKER_START_COMMAND), which took it as {task['worker_id']}"
     return _Why(WORKER, what, "nothing: the orchestrator does not take tasks from such a program", REQUEUE)
 

@@ -135,7 +135,7 @@ def _ready(facts: Facts) -> Iterator[Condition]:
         seen = f"SSH: {worker.connection}" if worker.connection else ""
         if worker.connection == CONNECTED and worker.agent in {"ended", "killed"}:
             yield Condition(ConditionKind.PROCESS_ENDED, worker.id, detail, f"logs {worker.id} says why", impact)
-        elif worker.cluster is None and not worker.is_unheard and (late or _is_quiet(worker, facts)):
+        elif worker.cluster is None and not worker.is_unheard and (late or _misses_heartbeats(worker, facts)):
             silent_s = facts.ago_s(worker.last_heartbeat_at)
             detail["silent"] = minutes(silent_s) if late else f"{silent_s:.0f} s"
             impact = impact if late else Impact.NONE
@@ -194,7 +194,7 @@ def _others(worker: WorkerFacts, facts: Facts) -> bool:
     return any(one.pool == worker.pool and one.is_ready and not one.unfit for one in facts.workers if one != worker)
 
 
-def _is_quiet(worker: WorkerFacts, facts: Facts) -> bool:
+def _misses_heartbeats(worker: WorkerFacts, facts: Facts) -> bool:
     """Whether heartbeats are missing, but not for so long that an operator must act."""
     if not worker.heartbeat_s:
         return False

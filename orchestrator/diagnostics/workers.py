@@ -12,7 +12,7 @@ from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.findings import GuardFinding, findings_of
 from orchestrator.core.fitness import DISK_FULL_S
-from orchestrator.core.meanings import LOGS, MORE, NOBODY
+from orchestrator.core.meanings import LOGS, MORE, NOBODY, START_LEADER
 from orchestrator.core.model import Policy
 from orchestrator.core.plurals import counted
 from orchestrator.core.stages import STAGE_SPECS
@@ -27,7 +27,6 @@ from orchestrator.ports import HostKeyChanged
 
 Row = Mapping[str, Any]
 NO_LEADER = "nothing: no orchestrator leads"
-LEAD = "python -m orchestrator run"
 # What a stage waits for while it has no failure.
 WANTED: Mapping[Stage, str] = {
     Stage.INTENT: "the request for its pod",
@@ -104,7 +103,7 @@ def explained(found: Row, policy: Policy | None = None) -> WorkerExplanation:
     now = datetime.fromisoformat(found["now"])
     wait = _WAITS[state](row, found, policy, now)
     if found["leader"] is None and state is not State.TERMINATED:
-        wait.who, wait.then, wait.fix = WaitingOn.ORCHESTRATOR.value, NO_LEADER, LEAD
+        wait.who, wait.then, wait.fix = WaitingOn.ORCHESTRATOR.value, NO_LEADER, START_LEADER
     elif silence := silent_leader(found["leader"], now):
         wait.then = f"{wait.then}; {silence}"
     of_stage = [a for a in found["attempts"] if a["stage"] == row["stage"]]
