@@ -114,7 +114,7 @@ async def test_another_bucket_is_not_looked_for(endpoints: Endpoints, requests: 
     assert (await worker.call(protocol.COMPLETE, **completion)).json() == {"outcome": "ok"}
 
 
-async def test_a_bucket_that_is_away_is_no_answer(endpoints: Endpoints, requests: PodRequests) -> None:
+async def test_an_unavailable_bucket_gives_no_answer(endpoints: Endpoints, requests: PodRequests) -> None:
     """The question stays open, and nobody spins on it."""
     worker, task = await _holding(endpoints)
     location = endpoints.gateway.blobs.location(f"{task['output_prefix']}x.txt")

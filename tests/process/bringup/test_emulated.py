@@ -84,7 +84,7 @@ async def watched(rig: Rig, cloud: RunPodCloud) -> AsyncIterator[Account]:
         await ended(watching)
 
 
-async def test_emulated_pods_are_brought_up_and_unlucky_ones_end_with_their_codes(
+async def test_emulated_pods_are_brought_up_and_faulty_ones_end_with_their_codes(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same stages over RunPod's API and its pods' SSH, several at once, each with its own result."""
@@ -124,7 +124,7 @@ async def test_light_pods_pass_every_stage_of_bring_up(rig: Rig, tmp_path: Path)
         await cloud.close()
 
 
-async def test_what_would_hang_for_ever_ends_by_itself_with_its_code(
+async def test_each_hanging_step_ends_by_itself_with_its_code(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By deadlines alone, which are configuration; the pod's own log tells a slow pull from a dead pod."""

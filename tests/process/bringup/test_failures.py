@@ -175,7 +175,7 @@ async def test_a_port_that_refuses_and_then_says_nothing_is_called_silent(
     assert "sent no banner" in attempt["evidence"]["error"]
 
 
-async def test_a_try_that_the_deadline_cuts_short_before_it_is_connected_shows_nothing_new(
+async def test_an_attempt_cut_short_before_it_connects_changes_no_evidence(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The port refused before: that is what the worker ends with."""

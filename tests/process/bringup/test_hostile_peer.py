@@ -63,7 +63,7 @@ async def hostile() -> AsyncIterator[AsyncSshSession]:
         server.close()
 
 
-async def test_a_directory_without_an_end_is_given_up() -> None:
+async def test_an_endless_directory_is_given_up() -> None:
     """Its names are not gathered until the deadline."""
     async with hostile() as session:
         with pytest.raises(Unavailable, match="more than 1024 entries"):

@@ -61,7 +61,7 @@ async def ends(rig: Rig, worker: Worker, code: str, **deadlines_s: float) -> Map
 
 
 @pytest.mark.parametrize(("kind", "code"), FAULTS)
-async def test_a_machine_that_is_not_as_rented_ends_the_worker(rig: Rig, kind: str, code: str) -> None:
+async def test_a_machine_unlike_the_rented_one_ends_the_worker(rig: Rig, kind: str, code: str) -> None:
     """With its code and evidence, before anything is sent there; and the machine is avoided from then on."""
     worker, _ = await rig.worker(gpus=GPUS.get(kind, (GPU, 1)), faults={kind: ""})
     attempt = await ends(rig, worker, code)
@@ -100,7 +100,7 @@ async def test_gpu_memory_in_use_by_no_process_of_the_pod_fails_after_a_wait(
     assert attempt["evidence"]["used_mib"] == [9000]
 
 
-async def test_a_fabric_that_is_being_joined_is_looked_at_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fabric_that_is_being_joined_is_checked_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until it has been, or until the stage's deadline; what it was looked at for stands in the evidence."""
     monkeypatch.setattr("orchestrator.pods.machine_stages.JOINING_PAUSE_S", 0.1)
     ready, deaf = [await rig.worker(gpus=(H100, 2)) for _ in range(2)]
@@ -129,7 +129,7 @@ async def test_a_fabric_that_is_being_joined_is_looked_at_again(rig: Rig, monkey
 
 
 @pytest.mark.parametrize(("way", "code"), [("SYS", "NVLINK_INACTIVE"), ("NV4", "NVLINK_DEGRADED")])
-async def test_a_topology_that_is_not_the_types_ends_the_worker(rig: Rig, way: str, code: str) -> None:
+async def test_a_topology_unlike_that_of_the_gpu_type_ends_the_worker(rig: Rig, way: str, code: str) -> None:
     """Although every link says that it is active."""
     worker, sshd = await rig.worker(gpus=(H100, 2))
     shown = Path(sshd.env["EMULATED_POD"]) / "topo"

@@ -104,7 +104,7 @@ async def test_silence_ends_at_the_deadline() -> None:
                 await shell.connect("127.0.0.1", port_of(server), pinned=None, timeout_s=0.2)
 
 
-async def test_a_session_tells_both_ends_and_both_keys(sshd: Sshd, session: AsyncSshSession) -> None:
+async def test_a_session_shows_both_addresses_and_both_keys(sshd: Sshd, session: AsyncSshSession) -> None:
     """The evidence of an attempt names sockets and fingerprints."""
     assert session.host_key == sshd.host_key
     evidence = session.evidence
@@ -259,7 +259,7 @@ async def test_a_directory_is_listed_with_sizes(sshd: Sshd, session: AsyncSshSes
     assert await session.list("nothing", timeout_s=SOON_S) is None
 
 
-async def test_one_connection_serves_everybody_until_it_breaks(sshd: Sshd) -> None:
+async def test_one_connection_serves_all_callers_until_it_breaks(sshd: Sshd) -> None:
     """A connection is shared while it is open, made again after a loss, and closed when the worker ends."""
     ssh_pool = SshPool(AsyncSshShell(pem_of(KEY)))
     worker = a_worker(ssh_host="127.0.0.1", ssh_port=sshd.port)

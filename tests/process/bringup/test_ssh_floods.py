@@ -117,7 +117,7 @@ async def test_one_turn_of_the_event_loop_takes_a_bounded_part_of_a_flood(tmp_pa
     assert 0 < max(turns) <= 32 << 10
 
 
-async def test_what_was_asked_for_comes_at_full_speed(tmp_path: Path) -> None:
+async def test_requested_output_arrives_at_full_speed(tmp_path: Path) -> None:
     """Logs by the megabyte, and many small operations in a row."""
     content = os.urandom(1 << 20) * 128
     (tmp_path / "log").write_bytes(content)

@@ -142,7 +142,7 @@ PUBLIC = {
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_a_mangled_public_key_is_what_it_was(name: str) -> None:
+def test_a_mangled_public_key_is_repaired(name: str) -> None:
     """A blob says itself what it is, and how long."""
     (key,), text = public_keys(PUBLIC[name])
     assert key.public_data == ED25519.public_data
@@ -171,7 +171,7 @@ def test_a_mangled_public_key_is_what_it_was(name: str) -> None:
         *("without its type", "a fingerprint", "a path", "a command", "a mangled blob", "words", "stars"),
     ],
 )
-def test_a_public_key_that_is_none_is_refused_by_name(given: str, says: str) -> None:
+def test_an_invalid_public_key_is_refused_by_name(given: str, says: str) -> None:
     """A private key in its place above all: pods are shown the public one."""
     with pytest.raises(BadKey, match=says) as caught:
         public_keys(given)

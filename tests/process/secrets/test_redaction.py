@@ -118,13 +118,13 @@ def test_a_structure_keeps_its_shape() -> None:
 
 
 @pytest.mark.parametrize("content", ["x", 1234, 0.5, ["x"], ("x", "y"), {"user": "x"}, [{"a": ["x"]}], b"x"], ids=repr)
-def test_what_stands_under_a_telling_name_is_hidden_whole(content: object) -> None:
+def test_the_value_of_a_secret_name_is_hidden_completely(content: object) -> None:
     """Of any type, at any depth."""
     given = {"a": [{"password": content, "b": 1}], "tokens": content}
     assert Redactor().redact(given, by_name=True) == {"a": [{"password": HIDDEN, "b": 1}], "tokens": HIDDEN}
 
 
-def test_short_words_are_never_taken_for_secrets() -> None:
+def test_short_words_are_never_redacted() -> None:
     """A password `x` would hide half of every log."""
     assert Redactor(["x", "", "   ", "abc"]).redact("x abc") == "x abc"
     assert list(passwords("postgresql://postgres:postgres@h/db")) == []

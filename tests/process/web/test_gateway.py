@@ -295,7 +295,7 @@ async def test_answers_are_json(gateway: ServerUnderTest) -> None:
 
 
 @pytest.mark.parametrize("code", ["\x1b[31mred", "x" * 200, "lower", "A B", ""])
-async def test_a_code_that_is_none_is_stored_as_invalid(gateway: ServerUnderTest, code: str) -> None:
+async def test_an_unknown_failure_code_is_stored_as_invalid(gateway: ServerUnderTest, code: str) -> None:
     """The call succeeds: an agent that is refused reports the same failure again and again."""
     worker = await gateway.worker()
     (task_id,) = await gateway.submit(worker.pool)

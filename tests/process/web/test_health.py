@@ -45,7 +45,7 @@ def test_leader_and_standby_are_both_ready() -> None:
         }
 
 
-def test_a_failing_database_is_a_reason_and_no_death() -> None:
+def test_a_failing_database_makes_the_process_degraded_and_not_dead() -> None:
     """A restart of the process would not repair the database."""
     health = _health()
     health.leads(1, "host:1")
@@ -58,7 +58,7 @@ def test_a_failing_database_is_a_reason_and_no_death() -> None:
     assert health.report(START_S + 101)["status"] == "ok"
 
 
-def test_a_standby_whose_request_is_answered_again_is_well() -> None:
+def test_a_standby_recovers_with_the_next_answer() -> None:
     """It runs no tick that could say so, and its next request may be the only sign for days."""
     health = _health()
     health.stands_by(1, "host:1")
@@ -77,7 +77,7 @@ def test_a_leader_whose_tick_failed_stays_degraded_when_its_lease_is_renewed() -
     assert health.report(START_S + 1)["reason"] == "KeyError: 'pool'"
 
 
-def test_a_loop_that_no_longer_turns_is_dead() -> None:
+def test_a_loop_without_ticks_is_dead() -> None:
     """Only then does the platform restart the process."""
     health = _health()
     health.leads(1, "host:1")

@@ -99,7 +99,7 @@ async def test_heartbeats_with_an_unchanged_health_are_combined_and_keep_it(
     assert (await gateway.store.worker(callers[0].id))["worker"]["health"] == BEAT["p_health"]
 
 
-async def test_who_is_not_who_it_says_hears_why(gateway: ServerUnderTest, callers: list[Caller]) -> None:
+async def test_a_worker_with_a_wrong_identity_gets_the_reason(gateway: ServerUnderTest, callers: list[Caller]) -> None:
     """A former launch, a revoked token and a worker that has gone are refused as ever, the others heard."""
     callers[0] = replace(callers[0], nonce="of an earlier launch")
     callers[1] = replace(callers[1], jti="revoked")
@@ -123,7 +123,7 @@ async def test_each_launch_of_a_worker_gets_its_own_answer(db: Noted, callers: l
     assert db.together == [{caller.id for caller in callers[1:3]}]
 
 
-async def test_nonsense_in_one_beat_is_its_own_affair(callers: list[Caller]) -> None:
+async def test_an_invalid_heartbeat_affects_no_other(callers: list[Caller]) -> None:
     """The others are heard although it spoils the statement for all."""
     first, *others = await beat(callers, p_logs={"agent": -1})
     assert (first.status_code, first.json()["code"]) == (400, protocol.BAD_ARGUMENT)

@@ -40,7 +40,7 @@ async def _all(reader: asyncio.StreamReader) -> bytes:
             return b""
 
 
-async def test_a_head_without_end_is_cut_off(gateway: ServerUnderTest) -> None:
+async def test_an_endless_head_is_cut_off(gateway: ServerUnderTest) -> None:
     """431, and the connection is gone; others are served."""
     reader, writer = await _connect(str(gateway.client.base_url))
     writer.write(REQUEST)
@@ -56,7 +56,7 @@ async def test_a_head_without_end_is_cut_off(gateway: ServerUnderTest) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", REQUEST], ids=["nothing", "half a head"])
-async def test_who_does_not_finish_its_head_is_hung_up_on(
+async def test_a_connection_with_an_unfinished_head_is_closed(
     gateway: ServerUnderTest, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     """A drop now and then buys no more time."""
@@ -73,7 +73,7 @@ async def test_who_does_not_finish_its_head_is_hung_up_on(
     writer.close()
 
 
-async def test_no_body_may_last_for_ever(gateway: ServerUnderTest) -> None:
+async def test_the_rest_of_a_refused_body_is_not_read(gateway: ServerUnderTest) -> None:
     """After the refusal what still comes is not read for long."""
     worker = await gateway.worker()
     reader, writer = await _connect(str(gateway.client.base_url))
@@ -278,7 +278,7 @@ async def test_a_body_in_pieces_of_a_byte_is_cut_off(gateway: ServerUnderTest) -
     writer.close()
 
 
-async def test_who_does_not_read_its_answers_is_hung_up_on(
+async def test_a_connection_whose_answers_are_not_read_is_closed(
     gateway: ServerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Answers wait in a buffer of fixed size, and not for ever."""

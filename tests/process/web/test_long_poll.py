@@ -39,7 +39,7 @@ async def test_a_task_wakes_the_claim_that_waits_for_it(gateway: ServerUnderTest
     assert task["id"] == task_id
 
 
-async def test_a_wait_ends_in_time_with_nothing(gateway: ServerUnderTest) -> None:
+async def test_a_wait_without_a_task_ends_in_time(gateway: ServerUnderTest) -> None:
     """The answer is an ordinary empty one."""
     worker = await gateway.worker()
     began = time.monotonic()
@@ -50,7 +50,7 @@ async def test_a_wait_ends_in_time_with_nothing(gateway: ServerUnderTest) -> Non
 
 
 @pytest.mark.parametrize("wait_s", [0, -1, None, "nonsense"])
-async def test_who_does_not_wish_to_wait_is_answered_at_once(gateway: ServerUnderTest, wait_s: object) -> None:
+async def test_a_claim_without_a_wait_is_answered_at_once(gateway: ServerUnderTest, wait_s: object) -> None:
     """Zero, or nonsense that the database may judge."""
     worker = await gateway.worker()
     began = time.monotonic()

@@ -84,7 +84,7 @@ async def test_what_is_not_in_our_bucket_is_not_looked_for(gateway: ServerUnderT
     assert (await worker.call(protocol.COMPLETE, **done(key.split("/")[1], location))).json() == {"outcome": "ok"}
 
 
-async def test_a_bucket_that_is_away_is_no_answer(
+async def test_an_unavailable_bucket_gives_no_answer(
     gateway: ServerUnderTest, postgres: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent keeps its result and asks again: 503 within the bound, and nothing has changed."""
@@ -170,7 +170,7 @@ async def test_a_completion_says_when_it_uploaded_and_nothing_else(
 
 
 @pytest.mark.parametrize("said", [False, True, 7, "x", [], {}, None], ids=str)
-async def test_a_completion_that_says_nonsense_of_its_output_completes(gateway: ServerUnderTest, said: Any) -> None:
+async def test_a_completion_with_invalid_facts_of_its_output_completes(gateway: ServerUnderTest, said: Any) -> None:
     """Nor does it learn by it what only the gateway may ask."""
     worker, key = await _claimed(gateway)
     task_id = key.split("/")[1]

@@ -21,7 +21,7 @@ async def _asleep(signal: WakeupHub, count: int) -> None:
     await _until(lambda: signal.waiting == count)
 
 
-async def test_a_wake_up_reaches_one_who_waits() -> None:
+async def test_a_wake_up_reaches_one_waiter() -> None:
     """And only in its own pool."""
     signal = WakeupHub()
     mine = asyncio.create_task(signal.wait("a", LONG_S))
@@ -117,7 +117,7 @@ async def test_after_a_gap_in_listening_every_waiter_queries_again() -> None:
     assert await signal.wait("never heard of", LONG_S, mark=mark) is True
 
 
-async def test_closing_lets_everybody_go() -> None:
+async def test_closing_wakes_all_waiters() -> None:
     """A stopping server does not hold its callers."""
     signal = WakeupHub()
     waits = [asyncio.create_task(signal.wait("a", LONG_S)) for _ in range(3)]

@@ -252,7 +252,7 @@ def test_final_refusal_ends_the_agent(orchestrator: Orchestrator, pod: Pod, gate
     assert len(orchestrator.calls) == said
 
 
-def test_agents_death_is_its_handlers_death(orchestrator: Orchestrator, pod: Pod, gate: Gate) -> None:
+def test_handlers_end_with_their_agent(orchestrator: Orchestrator, pod: Pod, gate: Gate) -> None:
     """When the agent is killed, its handlers notice and end with all they started, in whatever session."""
     line = pod.start(HANDLERS)
     orchestrator.submit("held", "gated", gate.params)
@@ -262,7 +262,7 @@ def test_agents_death_is_its_handlers_death(orchestrator: Orchestrator, pod: Pod
     wait_for(lambda: not live(pids))
 
 
-def test_a_server_out_of_sorts_is_asked_again(orchestrator: Orchestrator, pod: Pod) -> None:
+def test_a_call_is_repeated_after_a_server_error(orchestrator: Orchestrator, pod: Pod) -> None:
     """The answers of PostgREST 12 and 14 while a project starts, migrates or is full do not concern the worker."""
     pod.start(HANDLERS)
     orchestrator.until(lambda: orchestrator.count(protocol.HEARTBEAT) and orchestrator.count(protocol.CLAIM))

@@ -37,7 +37,7 @@ asyncio.run(main())
 """
 
 
-async def test_what_is_put_is_got_back_with_its_size(blobs: S3Blobs) -> None:
+async def test_a_stored_object_is_read_back_with_its_size(blobs: S3Blobs) -> None:
     """Bytes survive the way there and back, empty ones and several MiB of them included."""
     for content in (b"", b"a line\n", os.urandom(9_000_000)):
         await blobs.put("there/and/back", content, content_type="application/octet-stream")
@@ -116,7 +116,7 @@ async def test_a_store_without_a_listener_is_unavailable() -> None:
     await blobs.close()
 
 
-async def test_a_server_that_keeps_less_than_it_was_given_is_caught() -> None:
+async def test_a_store_that_keeps_fewer_bytes_is_noticed() -> None:
     """A 200 for the PUT proves nothing: the HEAD's size does."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -169,7 +169,7 @@ async def answering(reply: Callable[[int], bytes]) -> AsyncIterator[tuple[S3Blob
 
 
 @pytest.mark.parametrize("what", ODD_REPLIES)
-async def test_a_reply_that_is_none_of_s3_is_an_outage(what: str) -> None:
+async def test_a_reply_that_is_not_s3s_is_an_outage(what: str) -> None:
     """Any other error would end a shipment of logs, or a leader's job, without a word about the store."""
     async with answering(lambda _: ODD_REPLIES[what]) as (blobs, _):
         with pytest.raises(Unavailable, match="cannot be read"):

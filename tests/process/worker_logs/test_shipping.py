@@ -26,7 +26,7 @@ STREAMS = ("agent", "handler", "system")
 DEAD_S3 = ("http://127.0.0.1:9", "nobody", "nothing", "none", "", REGION)
 
 
-async def test_random_bytes_arrive_identical_over_many_shipments_and_restarts(hauling: Hauling) -> None:
+async def test_random_bytes_arrive_unchanged_over_many_shipments_and_restarts(hauling: Hauling) -> None:
     """Three streams of two launches grow between shipments; every other shipment is a new process's."""
     shipper = hauling.shipper()
     total = 0
@@ -54,7 +54,7 @@ async def test_a_large_backlog_is_shipped_in_bounded_pieces(hauling: Hauling) ->
     assert await hauling.shipped("handler") == hauling.file("handler").read_bytes()
 
 
-async def test_what_is_in_s3_gives_its_room_on_the_pod_back(
+async def test_logs_stored_in_s3_are_deleted_on_the_pod(
     hauling: Hauling, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All but the newest of it, under the same offsets; what comes next is shipped as ever, by a new process too."""
@@ -75,7 +75,7 @@ async def test_what_is_in_s3_gives_its_room_on_the_pod_back(
     assert (logs.shipped, logs.missing) == (len(written), 0)
 
 
-async def test_where_no_room_can_be_given_back_the_logs_go_out_all_the_same(
+async def test_logs_are_shipped_although_the_pods_copy_cannot_be_deleted(
     hauling: Hauling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tool is not on every image, and not every file system can do it."""
@@ -89,7 +89,7 @@ async def test_where_no_room_can_be_given_back_the_logs_go_out_all_the_same(
     assert await hauling.shipped("handler") == hauling.file("handler").read_bytes()
 
 
-async def test_nothing_new_costs_nothing(hauling: Hauling) -> None:
+async def test_without_new_logs_nothing_is_read(hauling: Hauling) -> None:
     """A quiet stream makes no object and no row."""
     blobs = Counting(hauling.blobs)
     shipper = hauling.shipper(blobs=blobs)
@@ -151,7 +151,7 @@ async def test_a_connection_that_breaks_is_made_again_by_the_next_shipment(hauli
     assert await hauling.shipped("agent") == hauling.file("agent").read_bytes()
 
 
-async def test_a_file_that_was_rewritten_is_declared_and_not_papered_over(hauling: Hauling) -> None:
+async def test_a_rewritten_file_is_declared_lost(hauling: Hauling) -> None:
     """A begun piece whose bytes are gone is lost by name; what follows goes on from its end."""
     hauling.write("handler", 1_000)
     with pytest.raises(Crash):
@@ -198,7 +198,7 @@ async def test_an_agent_that_cannot_be_stopped_is_shipped_all_the_same(hauling: 
     assert await hauling.shipped("agent") == hauling.file("agent").read_bytes()
 
 
-async def test_what_went_with_its_host_is_declared_with_its_size(hauling: Hauling) -> None:
+async def test_logs_lost_with_their_host_are_declared_with_their_size(hauling: Hauling) -> None:
     """From the last byte that arrived to the size last told of, and an open end after it; twice is once."""
     hauling.write("agent", 1_000)
     await hauling.shipper().ship(hauling.rig.term, hauling.worker)
@@ -225,7 +225,7 @@ async def test_a_launch_that_ended_before_anything_of_it_was_shipped_is_declared
         assert (lost["first"], lost["last"], lost["declared_lost"]) == (0, None, True)
 
 
-async def test_a_piece_that_had_arrived_before_the_host_was_lost_is_not_lost(hauling: Hauling) -> None:
+async def test_a_piece_stored_before_the_host_was_lost_is_not_declared_lost(hauling: Hauling) -> None:
     """S3 is asked before anything is declared."""
     hauling.write("agent", 1_000)
     with pytest.raises(Crash):

@@ -95,7 +95,7 @@ async def last_snapshot(hauling: Hauling) -> Mapping[str, Any]:
     return kept
 
 
-async def test_a_drain_names_the_tasks_and_the_end_of_its_patience(hauling: Hauling) -> None:
+async def test_a_drain_names_its_tasks_and_its_deadline(hauling: Hauling) -> None:
     """The worker is waited for, by name of what it holds, until the grace is over."""
     held = await claimed(hauling, 7)
     parts = teardown(hauling, drain_grace_s=600)
@@ -430,7 +430,7 @@ def test_no_limit_of_memory_is_one_word_for_both_versions_of_cgroups(text: str) 
     assert (seen["memory_limit_bytes"], seen["memory_bytes"]) == ("max", 4096)
 
 
-def test_whatever_a_pod_prints_the_snapshot_is_small() -> None:
+def test_the_snapshot_is_small_whatever_a_pod_prints() -> None:
     """Rubbish of any size and form becomes at most 16 KiB of JSON."""
     for text in (
         "",

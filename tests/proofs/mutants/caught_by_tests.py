@@ -54,7 +54,7 @@ MUTANTS_WITH_TESTS = (
            "worker/podstop.py", " and status != 429", "", "stop_pod"),
     Mutant("capitals open another tenant's tasks", f"{PROCESS}/web/test_api_tasks.py::test_what_is_not_ones_own_looks_absent",
            "migrations/functions/api.sql", "r.id ~* '", "r.id ~ '", "internal_submit_scoped"),
-    Mutant("only a text under a telling name is hidden", f"{PROCESS}/secrets/test_redaction.py::test_what_stands_under_a_telling_name_is_hidden_whole",
+    Mutant("only a text under a telling name is hidden", f"{PROCESS}/secrets/test_redaction.py::test_the_value_of_a_secret_name_is_hidden_completely",
            "orchestrator/observability/redaction.py", "by_name and content and _named_secret(key)",
            "by_name and content and isinstance(content, str) and _named_secret(key)", "Redactor._rebuilt"),
     Mutant("a host key is trusted anew at each connection", f"{PROCESS}/bringup/test_ssh.py::test_the_first_key_seen_holds_for_rows_that_do_not_know_it_yet",
