@@ -223,7 +223,7 @@ async def test_a_list_that_cannot_be_read_is_never_an_empty_one(
     ],
     ids=lambda one: type(one).__name__,
 )
-def test_an_answer_that_is_none_says_what_became_of_it(error: requests.RequestException, said: str) -> None:
+def test_a_call_without_an_answer_says_what_happened(error: requests.RequestException, said: str) -> None:
     """In words and with the error's kind; not with its text, which may hold an address or a header."""
     assert str(port_error(error, "list pods")) == f"list pods: {said} ({type(error).__name__})"
 

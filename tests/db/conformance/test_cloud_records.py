@@ -187,7 +187,7 @@ async def test_a_pod_whose_owner_cannot_be_read_exists_and_is_left_alone(
     ],
     ids=lambda one: repr(one)[:50],
 )
-async def test_a_list_that_may_lack_a_pod_is_no_list(account: Account, reply: Any) -> None:
+async def test_a_list_that_may_lack_a_pod_is_refused(account: Account, reply: Any) -> None:
     """What proves identity and completeness is required."""
     account.reply = reply
     with pytest.raises(ports.Unavailable):

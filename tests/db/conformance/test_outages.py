@@ -39,7 +39,7 @@ async def test_no_task_is_claimed_while_the_store_is_away(fleet: Fleet) -> None:
     assert len(await other.claim()) == 1
 
 
-async def test_what_was_claimed_before_is_answered_again(fleet: Fleet) -> None:
+async def test_a_repeated_claim_gets_the_same_answer(fleet: Fleet) -> None:
     """A claim whose reply was lost gets its tasks, whatever the store does."""
     await fleet.submit()
     agent = await fleet.agent()

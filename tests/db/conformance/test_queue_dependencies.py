@@ -70,7 +70,7 @@ async def test_a_cancelled_dependency_fails_its_dependants_too(fleet: Fleet) -> 
     assert (await fleet.task(late))["status"] == "Failed"
 
 
-async def test_a_retry_revives_what_failed_only_because_of_it(fleet: Fleet) -> None:
+async def test_a_retry_also_requeues_tasks_that_failed_only_because_of_it(fleet: Fleet) -> None:
     """The whole chain, waiting again; what failed by itself stays."""
     a, b, c = await fleet.submit({"max_attempts": 1}, {"depends_on": ["#0"]}, {"depends_on": ["#1"]})
     agent = await fleet.agent()
@@ -267,7 +267,7 @@ async def test_a_task_waits_again_when_a_user_takes_back_the_complete_task_that_
 
 @pytest.mark.parametrize("status", ["Failed", "Cancelled"])
 @pytest.mark.parametrize("way", ["an update", "a deletion"])
-async def test_a_user_who_fails_a_complete_task_fails_what_has_not_run_yet(
+async def test_a_user_who_fails_a_complete_task_fails_its_dependants_that_have_not_run(
     fleet: Fleet, hand: AsyncConnection[DictRow], way: str, status: str
 ) -> None:
     """Ready tasks too, and those that wait for them in turn."""

@@ -78,7 +78,7 @@ async def test_the_depth_is_what_counting_says_through_a_tasks_whole_life(
     assert fourth["id"] in ids
 
 
-async def test_what_is_changed_by_hand_counts_too_and_is_claimed(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+async def test_rows_changed_by_a_user_count_too_and_are_claimed(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
     """`tasks` is the truth: no row of it is lost to a claim, no ghost of one is counted."""
     agent = await fleet.agent()
     await fleet.submit(*({"priority": number % 8} for number in range(40)))

@@ -82,7 +82,7 @@ async def test_an_earlier_worker_drains_at_once_when_the_release_is_there(declar
     ("release", "task_type"),
     [(NEW, "sing"), (None, "sing"), (OLD, "snig")],  # the present release; one that nobody knows; a slip of the pen
 )
-async def test_what_the_present_release_cannot_do_either_counts(
+async def test_a_failure_in_the_current_release_too_counts(
     declared: Fleet, release: str | None, task_type: str
 ) -> None:
     """As ever: after max_attempts it has failed, and nobody is drained for it."""
@@ -114,7 +114,7 @@ async def test_a_later_leader_that_declares_nothing_ends_what_was_declared(decla
     assert await used(fleet, task_id) == 1
 
 
-async def test_while_the_release_cannot_come_up_the_task_is_looked_at_ever_more_seldom(declared: Fleet) -> None:
+async def test_while_the_release_cannot_start_the_task_is_tried_less_and_less_often(declared: Fleet) -> None:
     """Earlier workers stay and do the rest; at most once in ten minutes one of them sees it again, uncounted."""
     fleet = declared
     (task_id,) = await fleet.submit({"task_type": "sing", "max_attempts": 1})

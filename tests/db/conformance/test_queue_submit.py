@@ -114,7 +114,7 @@ async def test_a_mistake_is_named_and_nothing_is_submitted(fleet: Fleet, task: A
 
 
 @pytest.mark.parametrize("tasks", [None, {"task_type": "t"}, "t", [{"task_type": "t"}] * 2001])
-async def test_what_is_no_list_of_tasks_is_refused(fleet: Fleet, tasks: Any) -> None:
+async def test_an_invalid_list_of_tasks_is_refused(fleet: Fleet, tasks: Any) -> None:
     """And so is a list beyond the bound."""
     with pytest.raises(BadArgument, match="p_tasks must be a list"):
         await fleet.call("task_submit", p_tasks=tasks)

@@ -100,7 +100,7 @@ async def lived(fleet: Fleet, agent: Agent) -> None:
         for turn, security in enumerate(("invoker", "definer"))
     ],
 )
-async def test_what_a_users_trigger_writes_is_counted_marked_and_settled(
+async def test_rows_written_by_a_users_trigger_are_counted_marked_and_settled(
     fleet: Fleet, owner: AsyncConnection[DictRow], write: str, moment: str, security: str
 ) -> None:
     """It may write anything, run at any time, and run as any role."""
@@ -112,7 +112,7 @@ async def test_what_a_users_trigger_writes_is_counted_marked_and_settled(
 
 
 @pytest.mark.parametrize("change", OWN_ROW)
-async def test_what_a_users_trigger_makes_of_a_row_is_what_counts(
+async def test_a_row_counts_as_a_users_trigger_changed_it(
     fleet: Fleet, owner: AsyncConnection[DictRow], change: str
 ) -> None:
     """Also where a completion, a claim or a cascade meant something else."""

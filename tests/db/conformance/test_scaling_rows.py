@@ -97,7 +97,7 @@ async def test_a_price_that_a_list_shows_later_raises_the_reservation(fleet: Fle
     assert (await spent(fleet)).committed_usd == pytest.approx(0.4)
 
 
-async def test_todays_money_is_what_was_booked_and_what_runs(fleet: Fleet) -> None:
+async def test_todays_spend_is_the_booked_and_the_running_cost(fleet: Fleet) -> None:
     """An hour at 3.60 dollars, half of it before midnight UTC: half of it counts."""
     fleet.now = datetime(2026, 11, 21, 23, 30, tzinfo=UTC)
     fleet.term = (await fleet.lead())["term"]
@@ -149,7 +149,7 @@ async def test_a_price_of_zero_is_a_price(fleet: Fleet) -> None:
     assert (await spent(fleet)).today_usd == 0
 
 
-async def test_what_ending_costs_is_used_up_while_it_ends(fleet: Fleet) -> None:
+async def test_the_reservation_for_ending_is_used_up_while_a_worker_ends(fleet: Fleet) -> None:
     """A terminating worker commits what is left of its reservation."""
     agent = await fleet.agent(State.ACTIVE, **reserving(0.5, 3.6))
     assert (await spent(fleet)).committed_usd == pytest.approx(0.5)
@@ -296,7 +296,7 @@ async def test_a_pause_is_decoded(fleet: Fleet, store: SqlStore) -> None:
     assert (await store.snapshot()).paused == {"*": Pause("stock-taking", None)}
 
 
-async def test_a_task_gets_what_is_declared_of_its_type(fleet: Fleet, store: SqlStore) -> None:
+async def test_a_task_gets_the_defaults_declared_for_its_type(fleet: Fleet, store: SqlStore) -> None:
     """Pool, limit and attempts, unless it says so itself; an undeclared type gets the defaults."""
     await store.declare_pools(fleet.term, [TaskType("train", "training", 7200, 1), TaskType("draw", None, 60, None)])
     own = {"task_type": "train", "pool": "default", "timeout_s": 5, "max_attempts": 9}
@@ -350,7 +350,7 @@ async def test_a_row_that_a_project_inserts_itself_is_routed_too(
     assert rows == [{"pool": "training", "max_attempts": 2}, {"pool": "default", "max_attempts": 3}]
 
 
-async def test_what_is_declared_no_more_is_forgotten(fleet: Fleet, store: SqlStore) -> None:
+async def test_a_declaration_that_is_no_longer_made_is_forgotten(fleet: Fleet, store: SqlStore) -> None:
     """A declaration is the whole truth of its fleet, and needs the lead."""
     await store.declare_pools(fleet.term, [TaskType("train", "training", None, None)])
     await store.declare_pools(fleet.term, [TaskType("draw", "training", None, None)])

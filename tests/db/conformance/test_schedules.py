@@ -188,7 +188,7 @@ async def test_a_row_by_hand_that_is_never_due_is_set_aside_until_it_is_changed(
     assert (bad["problem"], bad["next_at"] is None) == (None, False)
 
 
-async def test_times_by_hand_that_are_none_are_the_problem_of_their_row(
+async def test_an_invalid_time_written_by_a_user_affects_only_its_row(
     fleet: Fleet, store: ScheduleStore, hand: AsyncConnection[DictRow]
 ) -> None:
     """Others are served. A time that can be used ends the problem."""
@@ -272,7 +272,7 @@ async def test_a_paused_schedule_has_no_due_times(
         ({"colour": "red"}, "unknown key"),
     ],
 )
-async def test_what_is_no_schedule_is_refused(
+async def test_an_invalid_schedule_is_refused(
     fleet: Fleet, store: ScheduleStore, db: Db, wrong: dict[str, Any], why: str
 ) -> None:
     """When it is added, not when it is due."""

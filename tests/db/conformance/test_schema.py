@@ -44,7 +44,7 @@ CALLABLE = """
 """
 
 
-def test_no_file_takes_away_what_an_earlier_version_calls() -> None:
+def test_no_file_removes_a_function_that_an_earlier_version_calls() -> None:
     """Versions run side by side for the length of a deploy, and back: arguments that are added need a new function."""
     files = sql_files()
     for file in (*files.tables, *files.current):
@@ -71,7 +71,7 @@ def test_an_assertion_of_a_user_is_caught_like_any_other_error() -> None:
         assert not re.findall(r"when others (?!or assert_failure then)", file.sql), file.path
 
 
-def test_every_function_has_one_text() -> None:
+def test_every_function_is_defined_once() -> None:
     """A reader finds it in one file."""
     names = [name for file in sql_files().current for name in file.functions]
     assert len(names) == len(set(names))
@@ -409,7 +409,7 @@ async def test_a_heartbeat_is_never_assumed(hand: AsyncConnection[DictRow]) -> N
     assert await (await hand.execute(query)).fetchall() == [{"value": None}]
 
 
-async def test_every_table_is_closed_and_every_function_shut_to_the_public(hand: AsyncConnection[DictRow]) -> None:
+async def test_the_public_can_read_no_table_and_call_no_function(hand: AsyncConnection[DictRow]) -> None:
     """Row level security without a policy; definer's rights with an empty search path; nothing granted to PUBLIC."""
     open_tables = await (
         await hand.execute(
@@ -441,7 +441,7 @@ async def test_a_pods_role_may_call_its_functions_and_nothing_else(hand: AsyncCo
     assert await (await hand.execute(query)).fetchall() == []
 
 
-async def test_supabases_roles_get_what_is_theirs(tmp_path: Path) -> None:
+async def test_each_role_of_supabase_gets_only_its_own_rights(tmp_path: Path) -> None:
     """On a server of its own, because roles belong to all databases: service_role everything, the others nothing."""
     tables = """select relname from pg_class where relnamespace = 'public'::regnamespace and relkind = 'r'
                    and has_table_privilege(%s, oid, 'select')"""

@@ -110,7 +110,7 @@ NAME_AN_ID = {"fleet_message_close", "fleet_webhook_retry", "task_get_for", "tas
 
 
 @pytest.mark.parametrize("function", FOREIGN)
-async def test_what_is_not_a_pods_is_refused(fleet: Fleet, db: PostgresDb, function: str) -> None:
+async def test_a_function_that_is_not_for_pods_is_refused(fleet: Fleet, db: PostgresDb, function: str) -> None:
     """Neither the fleet's nor the submitters' functions."""
     agent = await fleet.agent()
     args = args_of(function, agent)

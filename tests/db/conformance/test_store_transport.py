@@ -163,7 +163,7 @@ async def test_a_restart_costs_a_call_and_not_one_for_each_connection(
     assert failed <= 2  # the second: a call that was quicker than the look
 
 
-async def test_who_waits_for_a_connection_gets_one_when_the_server_is_back(
+async def test_a_caller_waiting_for_a_connection_gets_one_when_the_server_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also after an outage longer than the pool tries by itself; the lease would be lost before the next call."""

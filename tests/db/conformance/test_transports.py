@@ -53,7 +53,7 @@ async def test_numbers_of_any_python_type_fit_the_signature(fleet: Fleet, value:
 
 
 @pytest.mark.parametrize("name", ["x; drop table tasks", 'x"', "", "X", "fn()", "a.b", "../rpc/x", "x?limit=1"])
-async def test_a_name_that_is_no_name_never_reaches_the_server(db: Db, name: str) -> None:
+async def test_an_invalid_name_never_reaches_the_server(db: Db, name: str) -> None:
     """Neither as a function nor as an argument."""
     with pytest.raises(ValueError, match="not the name"):
         await db.call(name)
@@ -85,7 +85,7 @@ async def test_an_unknown_function_or_argument_is_a_mismatch_of_schemas(db: Db) 
         {"": 1, "Ä": 2},
     ],
 )
-async def test_a_value_comes_back_as_it_went(fleet: Fleet, value: Any) -> None:
+async def test_a_value_is_read_as_it_was_written(fleet: Fleet, value: Any) -> None:
     """Big integers to the last digit, and NULLs inside."""
     (task_id,) = await fleet.submit({"params": {"value": value}})
     assert (await fleet.task(task_id))["params"] == {"value": value}
@@ -100,7 +100,7 @@ async def test_a_value_comes_back_as_it_went(fleet: Fleet, value: Any) -> None:
         datetime(9999, 12, 31, 23, 59, 59, 999999, UTC),
     ],
 )
-async def test_a_time_comes_back_as_the_same_moment(fleet: Fleet, moment: datetime) -> None:
+async def test_a_time_is_read_as_the_same_moment(fleet: Fleet, moment: datetime) -> None:
     """To the microsecond, whatever zone it was said in."""
     (task_id,) = await fleet.submit({"run_after": moment})
     assert datetime.fromisoformat((await fleet.task(task_id))["run_after"]) == moment
@@ -116,7 +116,7 @@ async def test_a_big_number_fits_a_bigint(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, "\ud800", "a\0b"])
-async def test_what_no_jsonb_can_hold_is_a_bad_argument(fleet: Fleet, value: Any) -> None:
+async def test_a_value_that_jsonb_cannot_hold_is_a_bad_argument(fleet: Fleet, value: Any) -> None:
     """And nothing of it is stored."""
     with pytest.raises(BadArgument):
         await fleet.submit({"params": {"value": value}})

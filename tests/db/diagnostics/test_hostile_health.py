@@ -102,9 +102,7 @@ async def test_an_odd_health_affects_no_other_worker(fleet: Fleet, name: str) ->
 @pytest.mark.parametrize(
     "text", ['{"a":' * 5_000 + "1" + "}" * 5_000, '{"findings": [{"code": "X", "since": 1e50000}]}']
 )
-async def test_what_python_cannot_decode_hides_no_worker(
-    fleet: Fleet, hand: AsyncConnection[DictRow], text: str
-) -> None:
+async def test_an_undecodable_value_hides_no_worker(fleet: Fleet, hand: AsyncConnection[DictRow], text: str) -> None:
     """A pod that calls PostgREST sends its JSON to the database itself."""
     fleet.now = datetime.now(UTC)
     hostile, good = await fleet.agent(), await fleet.agent()

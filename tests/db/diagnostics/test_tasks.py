@@ -107,7 +107,7 @@ async def test_a_pause_after_a_failure_says_what_failed(fleet: Fleet) -> None:
         (Blocked(BlockedReason.PAUSED, 2, detail={"reason": "budget"}), "operator", "python -m orchestrator resume"),
     ],
 )
-async def test_without_a_worker_the_decision_says_why_none_comes(
+async def test_without_a_worker_the_decision_says_why_none_is_started(
     fleet: Fleet, blocked: Blocked, who: str, fix: str
 ) -> None:
     """Capacity, budget, breaker, the most that are allowed, or a pause."""
@@ -231,7 +231,7 @@ async def test_a_result_that_a_users_trigger_refuses_names_the_refusal(
     assert "keeps the result and tries again" in said.then
 
 
-async def test_without_a_leader_nothing_comes(fleet: Fleet) -> None:
+async def test_without_a_leader_no_worker_is_started(fleet: Fleet) -> None:
     """The fix is to run one."""
     (task,) = await fleet.submit()
     fleet.wait(7200)
@@ -408,7 +408,7 @@ async def test_a_task_that_is_lost_again_waits_for_its_pause(fleet: Fleet) -> No
     assert said.what == f"attempt 3 of 3. Last error: Worker {agent.id} is gone"
 
 
-async def test_what_failed_with_its_dependency_is_retried_with_it(fleet: Fleet) -> None:
+async def test_a_task_that_failed_with_its_dependency_is_retried_with_it(fleet: Fleet) -> None:
     """The fix names the dependency."""
     (first,) = await fleet.submit(max_attempts=1)
     (second,) = await fleet.submit(depends_on=[first])

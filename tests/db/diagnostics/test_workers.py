@@ -184,7 +184,7 @@ def test_an_inconclusive_snapshot_is_no_cause(look: Any) -> None:
     assert (heartbeat_loss.evidence_line(look) is None) == (not isinstance(look, Mapping) or not look["known"])
 
 
-async def test_what_ended_a_worker_in_service_is_proven_by_what_was_said_then(fleet: Fleet) -> None:
+async def test_the_cause_of_the_end_of_a_ready_worker_comes_from_reports_of_that_time(fleet: Fleet) -> None:
     """And not by the delete that went well."""
     agent = await fleet.agent()
     lost: dict[str, Any] = {"exit_cause": "pod_lost", "failure_code": "POD_EXITED", "waiting_on": "orchestrator"}
@@ -270,7 +270,7 @@ async def test_odd_things_about_a_ready_worker_come_first(fleet: Fleet) -> None:
     )
 
 
-async def test_the_end_by_an_outage_of_the_gateway_is_no_riddle(fleet: Fleet) -> None:
+async def test_an_end_by_an_outage_of_the_gateway_is_explained(fleet: Fleet) -> None:
     """What the final snapshot shows of the agent's end is a consequence."""
     worker = await promoted(fleet, 10)
     end = {"exit_cause": "heartbeat_lost", "failure_code": "GATEWAY_UNREACHED"}
@@ -432,7 +432,7 @@ async def test_a_terminating_worker_says_what_it_waits_for_and_why_it_ends(
     assert "ENDING manual" in "\n".join(await shown(fleet, agent.id))
 
 
-async def test_what_is_usual_comes_from_earlier_bringups_of_that_gpu_alone(fleet: Fleet) -> None:
+async def test_usual_durations_come_only_from_earlier_bringups_of_that_gpu(fleet: Fleet) -> None:
     """Half took so long, and nineteen in twenty no longer than that."""
     nothing = await fleet.call("fleet_usual", p_fleet=FLEET, p_gpu_type=GPU)
     assert (nothing["n"], nothing["p50_s"]) == (0, None)
@@ -444,7 +444,7 @@ async def test_what_is_usual_comes_from_earlier_bringups_of_that_gpu_alone(fleet
     assert (await fleet.call("fleet_usual", p_fleet=FLEET, p_gpu_type=None))["n"] == 22
 
 
-async def test_what_is_usual_for_a_stage_is_shown_while_it_is_under_way(fleet: Fleet) -> None:
+async def test_the_usual_duration_of_a_stage_is_shown_while_it_runs(fleet: Fleet) -> None:
     """Of those who were promoted; a pull that takes longer than ever is seen to."""
     for seconds in (20, 40, 60):
         worker = await fleet.spawn(gpu_type=GPU)
