@@ -7,7 +7,6 @@ import stat
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -160,8 +159,8 @@ async def tasks_that_are_backed_up(guided: Fleet, tmp_path: Path) -> None:
     shown = await guided.cli("efficiency", "--window", "1h", "--json")
     [window] = shown.json()["windows"]
     assert window["queue_now"] == 4
-    shown: Any = await guided.cli("efficiency")
-    assert [line.split()[0] for line in shown.out.splitlines()] == ["window", "1h", "6h", "24h", "7d"]
+    table = await guided.cli("efficiency")
+    assert [line.split()[0] for line in table.out.splitlines()] == ["window", "1h", "6h", "24h", "7d"]
 
 
 async def a_key_that_runpod_refuses(guided: Fleet, tmp_path: Path) -> None:
