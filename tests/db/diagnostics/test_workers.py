@@ -309,7 +309,7 @@ async def test_an_outsider_at_a_ready_workers_address_is_named(fleet: Fleet) -> 
     explanation = await explained(fleet, worker)
     assert (explanation.code, explanation.who) == ("HOST_KEY_CHANGED", "worker")
     assert explanation.what.startswith("its logs, which are late: HostKeyChanged")
-    assert explanation.then.startswith("nothing is sent there; the worker goes on")
+    assert explanation.then.startswith("nothing is sent there; the worker continues")
     assert explanation.evidence == "ssh_auth failed: pod-1 shows another key"
 
 
