@@ -2,14 +2,18 @@
 
 create or replace function public.internal_in_scope(p_scope jsonb, p_pool text, p_tenant text) returns boolean
 language sql immutable security definer set search_path = '' as $$
-    select (internal_in_scope.p_scope->>'tenant' is null or coalesce(internal_in_scope.p_scope->>'tenant' = internal_in_scope.p_tenant, false))
-       and (jsonb_typeof(internal_in_scope.p_scope->'pools') is distinct from 'array' or coalesce(internal_in_scope.p_scope->'pools' ? internal_in_scope.p_pool, false))
+    select (internal_in_scope.p_scope->>'tenant' is null
+        or coalesce(internal_in_scope.p_scope->>'tenant' = internal_in_scope.p_tenant, false))
+       and (jsonb_typeof(internal_in_scope.p_scope->'pools') is distinct from 'array'
+           or coalesce(internal_in_scope.p_scope->'pools' ? internal_in_scope.p_pool, false))
 $$;
 
 -- The version of a task for its ETag: it changes with the state, not with each heartbeat.
 create or replace function public.internal_task_version(p_task public.tasks) returns text
 language sql immutable security definer set search_path = '' as $$
-    select left(md5(concat_ws('|', internal_task_version.p_task.id, internal_task_version.p_task.status, internal_task_version.p_task.attempts, internal_task_version.p_task.uncounted, internal_task_version.p_task.worker_id,
+    select left(md5(concat_ws('|', internal_task_version.p_task.id, internal_task_version.p_task.status,
+        internal_task_version.p_task.attempts, internal_task_version.p_task.uncounted,
+        internal_task_version.p_task.worker_id,
                               extract(epoch from internal_task_version.p_task.cancel_requested_at))), 16)
 $$;
 
@@ -127,7 +131,8 @@ $$;
 -- One task with its version, without what only agents and the queue need.
 create or replace function public.internal_task_shown(p_id uuid) returns jsonb
 language sql stable security definer set search_path = '' set jit = off as $$
-    select to_jsonb(t.*) || jsonb_build_object('version', public.internal_task_version(t.*)) from public.tasks t where t.id = internal_task_shown.p_id
+    select to_jsonb(t.*) || jsonb_build_object('version', public.internal_task_version(t.*)) from public.tasks t
+     where t.id = internal_task_shown.p_id
 $$;
 
 -- One task with its attempts; its "task" is null if there is none within the scope.
@@ -145,7 +150,8 @@ $$;
 create or replace function public.task_states(p_ids jsonb, p_now timestamptz default null) returns jsonb
 language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
     select jsonb_build_object('tasks', coalesce(jsonb_agg(jsonb_build_object(
-               'id', t.id, 'pool', t.pool, 'tenant', t.tenant, 'status', t.status, 'progress', t.progress, 'progress_at', t.progress_at, 'attempt', t.attempts,
+               'id', t.id, 'pool', t.pool, 'tenant', t.tenant, 'status', t.status, 'progress', t.progress,
+               'progress_at', t.progress_at, 'attempt', t.attempts,
                'version', public.internal_task_version(t.*)) order by t.id), '[]'))
       from public.tasks t
      where t.id = any (array(select jsonb_array_elements_text(task_states.p_ids)::uuid limit 2000))
@@ -291,7 +297,8 @@ begin
         end if;
         v_count := v_count + 1;
         v_next := v_event.id;
-        if v_event.fleet = p_fleet and (jsonb_typeof(p_pools) is distinct from 'array' or coalesce(p_pools ? v_event.pool, false)) then
+        if v_event.fleet = p_fleet
+           and (jsonb_typeof(p_pools) is distinct from 'array' or coalesce(p_pools ? v_event.pool, false)) then
             v_found := v_found || (to_jsonb(v_event) - array['fleet', 'waits']);
         end if;
     end loop;

@@ -98,7 +98,7 @@ begin
         v_from.created_at := '-infinity';
     end if;
     insert into public.task_marks (pool, seen, place, queue_turn, created_at, id)
-    select p_pool, v_seen, coalesce(h.place, 2147483647), coalesce(h.queue_turn, 9007199254740991), 
+    select p_pool, v_seen, coalesce(h.place, 2147483647), coalesce(h.queue_turn, 9007199254740991),
            coalesce(h.created_at, 'infinity'), coalesce(h.id, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
       from (values (1)) v (one) left join (
            select ~t.priority as place, t.queue_turn, t.created_at, t.id from public.tasks t

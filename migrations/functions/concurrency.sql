@@ -219,7 +219,8 @@ begin
         update public.tasks t
            set queue_gate = case when not p_through then case p_scope when 'key' then 1 else 2 end
                                  when p_scope = 'key' and exists (
-                                     select from public.concurrency_limits l where l.scope = 'type' and l.name = t.task_type) then 2
+                                     select from public.concurrency_limits l where l.scope = 'type'
+                                         and l.name = t.task_type) then 2
                                  else 3 end
          where t.ctid = any (p_rows);
         get diagnostics v_changed = row_count;
@@ -466,7 +467,8 @@ language sql stable security definer set search_path = '' set jit = off as $$
         select s.scope, s.name, count(*) filter (where t.status = 'In Progress') as running,
                count(*) filter (where t.status = 'Queued' and not t.blocked) as ready,
                count(*) filter (where t.status = 'Queued' and t.queue_gate = s.gate) as waiting
-          from public.tasks t cross join lateral (values ('key', t.concurrency_key, 1), ('type', t.task_type, 2)) s (scope, name, gate)
+          from public.tasks t
+          cross join lateral (values ('key', t.concurrency_key, 1), ('type', t.task_type, 2)) s (scope, name, gate)
          where t.status in ('Queued', 'In Progress') and s.name is not null group by 1, 2
     ), listed as (
         select coalesce(l.scope, u.scope) as scope, coalesce(l.name, u.name) as name, coalesce(l.most, 1) as most,
@@ -498,7 +500,8 @@ begin
         perform public.internal_refuse('OR007', 'name is not valid', format('got %s', left(to_json(p_name)::text, 100)),
             'text of 1 to 200 characters, without control characters');
     elsif p_most is not null and p_most not between 0 and 100000 then
-        perform public.internal_refuse('OR007', 'the limit is not valid', format('got %s', p_most), 'a whole number from 0 to 100000');
+        perform public.internal_refuse('OR007', 'the limit is not valid', format('got %s', p_most),
+            'a whole number from 0 to 100000');
     end if;
     if p_most is null then
         delete from public.concurrency_limits l where l.scope = p_kind and l.name = p_name;

@@ -103,6 +103,8 @@ create or replace function public.internal_audit(
 ) returns void
 language sql security definer set search_path = '' as $$
     insert into public.audit_log (fleet, at, actor, action, subject, detail)
-    values (internal_audit.p_fleet, internal_audit.p_now, left(internal_audit.p_actor, 100), internal_audit.p_action, left(internal_audit.p_subject, 300),
-            case when octet_length(internal_audit.p_detail::text) > 8192 then '{"left_out": true}' else jsonb_strip_nulls(internal_audit.p_detail) end)
+    values (internal_audit.p_fleet, internal_audit.p_now, left(internal_audit.p_actor, 100), internal_audit.p_action,
+            left(internal_audit.p_subject, 300),
+            case when octet_length(internal_audit.p_detail::text) > 8192 then '{"left_out": true}'
+                else jsonb_strip_nulls(internal_audit.p_detail) end)
 $$;
