@@ -15,8 +15,9 @@ from pathlib import Path
 import click
 from prometheus_client.metrics_core import Metric
 
+from orchestrator.cli.command_table import COMMANDS
 from orchestrator.cli.examples import EXAMPLES
-from orchestrator.cli.main import COMMANDS, Commands
+from orchestrator.cli.main import Commands
 from orchestrator.core.clusters.diagnoses import Diagnosis
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
@@ -38,7 +39,7 @@ COMMANDS_HEAD = """\
 # Commands
 
 {made}
-`orchestrator` stands for `python -m orchestrator`, or `./run` in a checkout. Exit codes: 0 ok, 1 unhealthy or failed,
+`orchestrator` means `python -m orchestrator`, or `./run` in a checkout. Exit codes: 0 ok, 1 unhealthy or failed,
 2 wrong usage or a plan with changes, 3 not found, 4 configuration or authentication, 130 interrupted. Every command has
 `--help`. With `--json`, a command prints one JSON object with `schema_version`.
 """

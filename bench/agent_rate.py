@@ -1,7 +1,7 @@
 """One agent and tasks that do nothing, through the gateway: tasks a second, by how many a claim takes.
 
 The agent is the real one, with a Python handler in its child process; the server runs in this process, the database
-beside it. A task's time goes from its claim to its completion, as the database has them.
+in another one. A task's time goes from its claim to its completion, as the database has them.
 """
 
 import asyncio

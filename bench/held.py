@@ -1,4 +1,4 @@
-"""What another session's open snapshot costs: nothing dead is cleared away while tasks are claimed and completed.
+"""The cost of another session's open snapshot: VACUUM removes no dead row while tasks are claimed and completed.
 
 Between two measurements, claims of a hundred at once make the dead entries of many tasks; what is measured is what an
 agent does, a claim of one and its completion.

@@ -1,8 +1,8 @@
 """1,000 idle workers for a minute: their share of a core and their statements a second; the bars are 10 % and 100.
 
-The processes are those of `thousand`: only the pods are played. Each agent waits in a long poll and beats as it does on
-a real pod. The gateway server, which gets the agents' calls, has its own thread, so its share can be separated from the
-loop's: what remains is ticks, the provider's lists and a look for new log bytes at each pod now and then.
+The processes are those of `thousand`: only the pods are emulated. Each agent waits in a long poll and sends heartbeats
+as on a real pod. The gateway server, which gets the agents' calls, has its own thread, so its share can be separated
+from the loop's: what remains is ticks, the provider's lists and a look for new log bytes at each pod now and then.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ OPERATOR = {"GPU_IDLE_TIMEOUT_SEC": "3600", "ORCHESTRATOR_POLL_SEC": "30", "HEAR
 
 @dataclass
 class Look:
-    """What everything has cost so far."""
+    """The processor time and the calls so far."""
 
     at_s: float
     commits: int

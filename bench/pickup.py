@@ -1,10 +1,10 @@
-"""From the insert of a task to an idle worker's hands, over each way to the database, and the peers' by LISTEN.
+"""From the insert of a task to its claim by an idle worker, over each way to the database, and for the peers by LISTEN.
 
 The clock starts before the insert is sent and stops when the claim's answer is read; one server, with durable commits.
-*ours* waits in a long poll of the gateway, as an idle agent does, and has the bar: 20 ms. *direct* is the barest way to
-our own functions: LISTEN, then `worker_claim`, on one connection. *polling* is the agent's own loop over PostgREST, in
-which nobody holds a question open: after some seconds without work it asks every EMPTY_PAUSE_MAX_S. The gateway and the
-clients run in this process; the database, PostgREST and the peers beside it.
+*ours* waits in a long poll of the gateway, as an idle agent does, and has the bar: 20 ms. *direct* is the shortest way
+to our own functions: LISTEN, then `worker_claim`, on one connection. *polling* is the agent's own loop over PostgREST,
+which keeps no call open: after some seconds without work it asks every EMPTY_PAUSE_MAX_S. The gateway and the clients
+run in this process; the database, PostgREST and the peers in others.
 """
 
 import asyncio

@@ -44,7 +44,7 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
                     if name in PEER_COUNTS and (connections, batch) not in PEER_SHAPES:
                         continue  # the peers take their time
                     if name not in PEER_COUNTS:
-                        # The ANALYZE after a fill makes each connection plan anew, in service once a minute at most.
+                        # ANALYZE after a fill makes each connection plan again, in production once a minute at most.
                         await side.work(connections, batch, connections * batch)
                     count = PEER_COUNTS.get(name, COUNTS)[batch]
                     rate = count / await side.work(connections, batch, count)

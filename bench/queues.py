@@ -39,7 +39,7 @@ class Side(Protocol):
 
 
 class Floor:
-    """The barest queue."""
+    """The simplest queue."""
 
     CLAIM = (
         "update floor set state = 1 where ctid = any (array(select ctid from floor where state = 0 order by id "
@@ -139,7 +139,7 @@ class Ours:
 
 
 class Peer:
-    """Somebody else's queue, in a process of its own."""
+    """The queue of another project, in a process of its own."""
 
     def __init__(self, name: str, python: Path, url: str) -> None:
         self.name, self.python, self.url = name, python, url

@@ -19,7 +19,7 @@ EMPTY_TIMEOUT_S = 90.0
 CREATE_TIMEOUT_S = 40.0
 CALM_S = 1.0
 POLL_S = 0.02
-LEAST_BOOT_S = 3600.0  # nobody comes up: only the call counts
+LEAST_BOOT_S = 3600.0  # no worker is promoted: only the create call counts
 OVERRIDES = {
     "ORCHESTRATOR_POLL_SEC": "30",
     "MAX_ACTIVE_GPUS": "1",
@@ -61,7 +61,7 @@ async def _until_empty(sql: Any) -> None:
     while time.monotonic() < deadline:
         row = await (await sql.execute("select count(*) as n from workers where status <> 'terminated'")).fetchone()
         if row["n"] == 0:
-            await asyncio.sleep(CALM_S)  # the tick that buried the last one plans its successor: let it
+            await asyncio.sleep(CALM_S)  # the tick that terminated the last worker plans the next one
             return
         await asyncio.sleep(0.2)
     raise TimeoutError(f"the fleet is not empty after {EMPTY_TIMEOUT_S:.0f} s")

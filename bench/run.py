@@ -93,11 +93,11 @@ def _rows(
 ) -> Iterator[str]:
     """What goes into the summary: the figures with a goal and those to be told; of a benchmark without goals all."""
     for figure in [figure for figure in (*goals, *told) if figure in figures] or figures:
-        goal = verdict = ""
+        goal = result = ""
         if figure in goals:
             relation, bar = goals[figure]
-            goal, verdict = f"{relation} {bar:g}", "met" if RELATIONS[relation](figures[figure], bar) else "missed"
-        yield f"| {name} | {figure.replace('_', ' ')} | {_said(figures[figure])} | {goal} | {verdict} |"
+            goal, result = f"{relation} {bar:g}", "met" if RELATIONS[relation](figures[figure], bar) else "missed"
+        yield f"| {name} | {figure.replace('_', ' ')} | {_said(figures[figure])} | {goal} | {result} |"
 
 
 def _show(title: str, figures: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ TASKS_PER_POD = 10
 TASK_S = 5.0
 PHASE_TIMEOUT_S = 900.0
 LOOK_S = 1.0
-QUIET_S = 30  # nobody comes or goes
+QUIET_S = 30  # no worker starts or ends
 LEDGER_EVERY_S = 4.0  # a thousand rows
 MINUTE_S = 60.0
 SUBMIT_BATCH = 500
@@ -50,7 +50,7 @@ class Phase:
     name: str
     seconds: float
     ticks: list[dict[str, Any]]  # the cycle summaries
-    calls: int  # apart from creates and deletes
+    calls: int  # without creates and deletes
     cpu_s: float
     rss_mb: float
     others: dict[str, float] = field(default_factory=dict)

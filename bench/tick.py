@@ -1,8 +1,8 @@
 """One tick with 10, 100 and 1,000 workers: wall time, processor time of the orchestrator, and of Postgres.
 
-Half of the workers hold a task, the others are idle. A fifth of both is silent: their agents call in vain.
+Half of the workers hold a task, the others are idle. A fifth of both is silent: their agents get no answer.
 The daemon's own tick over a real Postgres: the observation, its plan, record and metrics; nothing is to be done.
-The provider's list is a tuple that is there already: a real one is waited for beside the tick.
+The provider's list is a tuple that is available at once. A real tick does not wait for a list.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ SIZES = (10, 100, 1_000)
 TASK = "insert into tasks (task_type) values ('x')"
 AT_REST_S = 60.0
 SILENT = "01"  # last digits of their numbers: as many idle ones as busy ones
-# The others are heard during the whole benchmark. No lease ends.
+# The others send heartbeats during the whole benchmark. No lease expires.
 HEARD = """
     update tasks set lease_expires_at = now() + interval '1 hour' where status = 'In Progress';
     update workers set last_heartbeat = now() + interval '1 hour' where pod_id !~ '[01]$';
@@ -67,7 +67,7 @@ POLICY = Policy(
 
 
 class Listing:
-    """A provider whose list has come."""
+    """A provider whose list is available at once."""
 
     def __init__(self, pods: tuple[Pod, ...]) -> None:
         self._pods = pods
@@ -124,7 +124,7 @@ async def _ticks(daemon: Daemon, term: int, sql: Any, tries: int) -> tuple[list[
 
     async def tick() -> Plan:
         for worker in silent:
-            daemon._observer.note_pod_answer(worker, calls_in_vain=True, others_are_heard=True)  # noqa: SLF001
+            daemon._observer.note_pod_answer(worker, calls_unanswered=True, others_are_heard=True)  # noqa: SLF001
         began = (time.perf_counter(), time.process_time())
         made = await daemon._tick.run(term)  # noqa: SLF001  without its timers
         wall_s.append(time.perf_counter() - began[0])
@@ -144,7 +144,7 @@ async def _ticks(daemon: Daemon, term: int, sql: Any, tries: int) -> tuple[list[
 
 
 async def add_worker(db: PostgresDb, store: SqlStore, term: int, number: int) -> Pod:
-    """One that was promoted, has beaten, and has asked for a task; its pod."""
+    """Add a worker that was promoted, sent a heartbeat, and claimed. Return its pod."""
     name, nonce = f"gpu-20261121_101500-{number:08x}", uuid.uuid4().hex
     await store.spawn(term, {"id": name, "pool": POOL.name, **WORKER, "metadata": {"offer": POOL.offers[0].key}})
     here, address = (State.SPAWNING,), (f"10.0.{number // 250}.{number % 250}", 22)
@@ -177,7 +177,7 @@ async def add_worker(db: PostgresDb, store: SqlStore, term: int, number: int) ->
 
 
 def _daemon(db: PostgresDb, cloud: Listing) -> Daemon:
-    """As the service builds it, without what only acts."""
+    """Build the daemon like the service, without the parts that only act."""
     metrics, provider, nobody = Metrics(), cast("Cloud", cloud), cast("Any", None)
     store = SqlStore(MeteredDb(db, metrics), FLEET)
     catalog = Catalog(provider, POLICY)

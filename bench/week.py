@@ -1,8 +1,8 @@
-"""A simulated week of one orchestrator: what its own objects weigh at the end of each day, at rest with the same fleet.
+"""A simulated week of one orchestrator: the size of its objects at the end of each day, with the same fleet at rest.
 
-The loop is the product's, in the simulator's virtual time (docs/simulator.md). By day work comes every hour, workers
-come and go, calls fail, the database, RunPod and S3 drop out, agents crash; the evening is calm. At midnight everything
-that can be reached from the daemon and from the product's modules is weighed; the world around it is not.
+The loop is the product's, in the simulator's virtual time (docs/simulator.md). During the day, tasks arrive every hour,
+workers start and end, calls fail, the database, RunPod and S3 have outages, and agents crash. In the evening, there are
+no faults. At midnight, all objects that can be reached from the daemon and from the product's modules are measured.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from tests.proofs.simulator.environment import World
 from tests.proofs.simulator.faults import Faults
 from tests.proofs.simulator.laws import Laws
 from tests.proofs.simulator.provider import Provider, SimPod
-from tests.proofs.simulator.scenario import Story
+from tests.proofs.simulator.scenario import Scenario
 from tests.proofs.simulator.sql.records import Records
 
 TRIES = 7  # days
@@ -39,7 +39,7 @@ OUTSIDE = (type, ModuleType, CodeType, World, SimLoop, Kernel, Faults, Laws, Rec
 
 
 async def measure(_directory: Path, tries: int) -> dict[str, Any]:
-    """Lived through in a process of its own: there the clock can be virtual, and nothing else is loaded."""
+    """Run the week in a process of its own, with a virtual clock and no other modules."""
     command = [sys.executable, "-m", "bench.week", str(tries)]
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
     try:
@@ -59,7 +59,7 @@ def lived(tries: int) -> dict[str, Any]:
     world.faults.often = _as_usual  # type: ignore[method-assign]
     pool = replace(world.policy.pools[0], min_active=FLEET, max_active=MOST)
     world.policy = replace(world.policy, pools=(pool,), hourly_budget_usd=None, daily_budget_usd=None)
-    outcome = world.run(lambda _: Week(world, tries, lambda: weights.append(_weight(_roots(world)))).live())
+    outcome = world.run(lambda _: Week(world, tries, lambda: weights.append(_weight(_roots(world)))).run())
     figures: dict[str, Any] = {
         "virtual_days": round(outcome.virtual_s / HOUR_S / DAY_H, 1),
         "workers_ever": Week.workers,
@@ -77,8 +77,8 @@ def _as_usual(name: str) -> float:  # noqa: ARG001  no kind of fault is left out
     return 1.0
 
 
-class Week(Story):
-    """The plot: days of work and mischief, each with a calm end."""
+class Week(Scenario):
+    """Days of tasks and faults, each with an end without faults."""
 
     workers = 0  # that there were
 
@@ -87,7 +87,7 @@ class Week(Story):
         self._days, self._at_midnight = days, at_midnight
         Week.workers = 0
 
-    def live(self) -> None:
+    def run(self) -> None:
         """All days."""
         self._faults.active = False
         self._world.start_replica(0)
@@ -110,8 +110,8 @@ class Week(Story):
     def _inject_fault(self) -> None:
         if not self._faults.active:
             return
-        away = [self._lose_database, self._lose_provider, self._mangle_lists, self._lose_s3, self._dry_market]
-        self._faults.one_of([*away, self._evict, self._hurt_agent, self._lie])()
+        away = [self._lose_database, self._lose_provider, self._mangle_lists, self._lose_s3, self._exhaust_stock]
+        self._faults.one_of([*away, self._evict, self._disturb_agent, self._show_false_state])()
         self._kernel.after(self._faults.dice.expovariate(1 / FAULT_EVERY_S), self._inject_fault)
 
     def _calm_down(self) -> None:

@@ -20,7 +20,7 @@ PATHS = (ROOT / "clients" / "python", ROOT / "examples")  # of the project, the 
 
 
 async def run_app(directory: Path, seed: int, transport: Transport, *, verbose: bool) -> None:
-    """Start everything, print the address of the app, and tell what happens until cancelled. Raises ChildFailed."""
+    """Start everything, print the address of the app, and print events until cancelled. Raises ChildFailed."""
     narrator = Narrator(verbose=verbose)
     status = asyncio.create_task(narrator.accompany())
     try:

@@ -75,8 +75,8 @@ REST = """
 Sql = AsyncConnection[dict[str, Any]]
 
 
-class _Story:
-    """One run: the stack, the database, and what was told."""
+class _ClusterDemo:
+    """One run: the stack, the database, and the events printed so far."""
 
     def __init__(self, stack: Stack, sql: Sql, narrator: Narrator, orchestrator: Child) -> None:
         self._stack, self._sql, self._narrator, self._orchestrator = stack, sql, narrator, orchestrator
@@ -97,7 +97,7 @@ class _Story:
     async def kill_a_node(self, task: str) -> str | None:
         """Delete a node's pod when half of the long job is done. Return its worker, None if the job ended before."""
         half_s = STEPS * STEP_S * SHARE_KILLED_AT
-        while await self._goes_on():
+        while await self._step():
             row = await self._one(RUNNING_SINCE, task)
             if row is not None and row["seconds"] >= half_s:
                 break
@@ -115,7 +115,7 @@ class _Story:
 
     async def rest(self) -> bool:
         """Wait until all tasks have ended and the cluster has no node; whether that came in time."""
-        while await self._goes_on():
+        while await self._step():
             row = await self._one(REST)
             if row is not None and row["rest"] and (await self._stack.control("GET", "ledger"))["alive"] == 0:
                 return True
@@ -133,13 +133,13 @@ class _Story:
         return row is not None and row["status"] == "Complete" and row["earlier"] > 0
 
     async def _until(self, query: str, *values: object) -> None:
-        while await self._goes_on():
+        while await self._step():
             row = await self._one(query, *values)
             if row is not None:
                 return
 
-    async def _goes_on(self) -> bool:
-        """Tell what is new and pause; False when the time is over."""
+    async def _step(self) -> bool:
+        """Print what is new and pause. Return False when the time is over."""
         await self._narrator.look()
         events = await (await self._sql.execute(EVENTS, (self.id, self._last_event))).fetchall()
         for event in events:
@@ -194,19 +194,19 @@ async def _run(options: Options, narrator: Narrator) -> dict[str, Any]:
             narrator.begin(sql, 2)
             orchestrator = await stack.start_orchestrator()
             narrator.tell("event", f"the orchestrator runs as process {orchestrator.pid}")
-            story = _Story(stack, sql, narrator, orchestrator)
-            await story.create()
+            demo = _ClusterDemo(stack, sql, narrator, orchestrator)
+            await demo.create()
             pair, long = await submit(stack, [_job(PAIR, PAIR_NODES), _job(LONG, NODES)])
             narrator.tell(
                 "event", f"submitted a job for {PAIR_NODES} nodes and one for {NODES}: the cluster takes {NODES} nodes"
             )
-            killed = await story.kill_a_node(long)
-            await story.rest()
-            output = await story.fetch(pair, options.directory / "output")
-            await story.delete()
+            killed = await demo.kill_a_node(long)
+            await demo.rest()
+            output = await demo.fetch(pair, options.directory / "output")
+            await demo.delete()
             narrator.expect("counting tasks, pods, dollars and log bytes")
             summary = await count(sql, await stack.control("GET", "ledger"), stack.blobs(), 2)
-            summary |= {"pods_killed": int(killed is not None), "killed_task_done_elsewhere": await story.redone(long)}
+            summary |= {"pods_killed": int(killed is not None), "killed_task_done_elsewhere": await demo.redone(long)}
             return _result(summary | _output(output), options.seed, time.monotonic() - began_s)
 
 

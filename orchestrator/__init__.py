@@ -6,6 +6,7 @@ that each one works before it counts, and removes it when the work is done.
     core/           pure decisions. states.py is the transition table, plan.py the phases of one tick
     loop/           the tick: lead, observe, plan, record, execute
     pods/           create a pod, bring it up stage by stage, end it
+    clusters/       Slurm on the members of a cluster
     worker_logs/    ship worker logs to S3, by byte offset
     leader_jobs/    periodic jobs of the leader: conditions, alerts, schedules, outbox, …
     ports/          what the parts above need from the outside world: protocols and their errors
@@ -17,7 +18,7 @@ that each one works before it counts, and removes it when the work is done.
     cli/            the commands; commands/ has one file for each group, assistants/ is `mcp`
     wiring.py       builds adapters from settings; service/ builds and runs the whole process
     migrate/        brings a database to this version
-    database.py     and runpod_client.py serve operators' own snippets
+    database.py     and runpod_client.py serve operators' own snippets; client.py is the Python client of the API
 """
 
 __version__ = "0.1.0"

@@ -21,7 +21,7 @@ GRANT_TTL_S = 300  # agents ask for a fresh URL before each try; a transfer that
 UPLOAD_AGE = timedelta(days=2)  # of a multipart upload that is aborted
 LOOK_TIMEOUT_S = 5.0  # for the bucket to show an output
 OUTPUTS = "outputs/"  # the only keys that a worker ever gets a URL for
-PROBE_KEY = "probes/pod"  # every pod overwrites it before its first claim; nobody uses its content
+PROBE_KEY = "probes/pod"  # every pod overwrites it before its first claim; its content is not used
 PROBE = "written by a pod to see whether it can use this bucket\n"
 PROBE_TTL_S = 86_400
 CHECKSUM = "x-amz-checksum-sha256"
@@ -50,10 +50,10 @@ class Upload:
 
 
 async def grant(blobs: Blobs, method: str, key: str, terms: Mapping[str, Any]) -> Mapping[str, Any]:
-    """{url, location} and what goes with them for one key, or {refused}, whatever the database said of it.
+    """Return {url, location} and further facts for one key, or {refused}, even if the database allowed it.
 
     `terms`: of a PUT what protocol.GRANTS names; of a GET what was recorded of the object, and an object that is
-    another one now is refused as `replaced`. PortError, TimeoutError: nobody knows; ask again.
+    another one now is refused as `replaced`. PortError, TimeoutError: the answer is unknown; ask again.
     """
     return (await grant_all(blobs, [(method, key, terms)]))[0]
 

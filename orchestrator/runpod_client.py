@@ -21,7 +21,7 @@ class SshDetails(TypedDict):
 
 
 def get_pod_ssh_details(pod_id: str, api_key: str | None) -> SshDetails | None:
-    """Where the pod's port 22 is public; None while RunPod says of no such place, and for a pod it does not know.
+    """Return the public address of the pod's port 22. None while RunPod shows none, and for an unknown pod.
 
     Raises ports.ApiAuth for a key that is missing or refused, and ports.Unavailable where RunPod gives no clear answer.
     """

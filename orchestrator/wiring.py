@@ -20,7 +20,7 @@ from orchestrator.adapters.store import SqlStore
 from orchestrator.adapters.webhook_store import WebhookStore
 from orchestrator.config.validation import require
 from orchestrator.core.liveness import ObservationWindow
-from orchestrator.core.plan import plan, sizes
+from orchestrator.core.plan import plan, plan_pools
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -277,4 +277,4 @@ async def pool_decisions(settings: Settings) -> tuple[PoolDecision, ...]:
             await catalog.refresh()
     async with open_store(settings) as store:
         seen = await Observer(store, None, settings.fleet_id, catalog).observe(frozenset(), frozenset())
-    return tuple(decision for _, decision in sizes(seen, policy, []))
+    return tuple(decision for _, decision in plan_pools(seen, policy, []))

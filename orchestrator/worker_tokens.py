@@ -1,10 +1,11 @@
 """The worker's token: a JWT for the role `gpu_worker` that identifies the worker.
 
-The signature and the expiry are checked here; whether the `jti` is still the worker's is the database's business, on
-each call, so that revoking is one update of its row. web/token_renewal.py has the lifetime and the renewal of tokens.
+This module checks the signature and the expiry. The database checks on each call whether the `jti` is still the
+worker's, so that one update of its row revokes the token. web/token_renewal.py has the lifetime and the renewal of
+tokens.
 
 Two kinds of key sign: the project's JWT secret (HS256) and a private key that was imported into the project as a
-signing key (ES256), of which the other side needs only the public half.
+signing key (ES256). For the latter, verifiers need only the public half.
 """
 
 import json
@@ -26,7 +27,7 @@ ISSUER = "orchestrator"
 ROLE = "gpu_worker"
 CLAIMS = ("sub", "role", "jti", "iat", "exp", "iss")  # a token without one of them is no token
 LIFE_S = 4 * 3600.0
-PROGRAM_LIFE_S = 365 * 86_400.0  # longer than a pod lives
+PROGRAM_LIFE_S = 365 * 86_400.0  # longer than a pod exists
 MAX_TOKEN_CHARS = 4_096
 MAX_KNOWN_TOKENS = 4_096
 CLOCK_LEEWAY_S = 30  # replicas mint and verify on their own clocks
@@ -81,7 +82,7 @@ def verify(key: Key, token: str) -> Claims:
     """The claims of a token that this key signed and that has not expired. Raises InvalidToken."""
     if len(token) > MAX_TOKEN_CHARS:
         raise InvalidToken(f"the token is longer than {MAX_TOKEN_CHARS} characters")
-    # One algorithm for one kind of key, whatever the token's header says: a public half must never pass for a secret.
+    # One algorithm for one kind of key. The token's header does not choose it: a public half must never be a secret.
     checks, algorithm = (key, "HS256") if isinstance(key, str) else (key.private.public_key(), "ES256")
     try:
         claims = jwt.decode(

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Workers' logs, wherever they are: `fetch_worker_logs.py [worker] [--lines N] [--follow] [--task ID]`.
+"""Workers' logs, from S3, the pod or the database: `fetch_worker_logs.py [worker] [--lines N] [--follow] [--task ID]`.
 
 A thin door to `python -m orchestrator logs`: the same options and exit codes. Importing it does nothing.
 """

@@ -1,4 +1,4 @@
-"""One PostgreSQL and one S3 for many tests or trials: a database and a prefix keep one apart from the next."""
+"""One PostgreSQL and one S3 for many tests: each test has its own database and its own prefix."""
 
 import asyncio
 import itertools
@@ -50,7 +50,7 @@ class SharedServices:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._exits.aclose()
-        self._postgres.remove_beside()
+        self._postgres.remove_in_background()
 
     async def postgres(self) -> EmbeddedPostgres:
         """The server, with the roles of a Supabase project."""

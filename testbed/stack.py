@@ -40,7 +40,7 @@ PREFIX = "gpu"
 REGION = "us-east-1"
 START_TIMEOUT_S = 60.0
 POLL_S = 0.05
-# What the demo's operator has set: a fleet small enough for two cores, and quick to go home.
+# The settings of the demo's operator: a fleet for two cores, whose workers end soon.
 OPERATOR = {
     "MAX_ACTIVE_GPUS": "4",
     "TASKS_PER_GPU_THRESHOLD": "2",
@@ -68,7 +68,7 @@ class Servers:
 
 
 class Stack:
-    """An async context manager; on leaving, the orchestrator goes first and Postgres last."""
+    """An async context manager. At its end, the orchestrator stops first and Postgres last."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class Stack:
             return answer.json() if answer.content else None
 
     async def connect(self) -> psycopg.AsyncConnection[dict[str, Any]]:
-        """A connection of one's own to the database: the witness does not go through the code it watches."""
+        """Open a separate connection to the database, so that checks do not use the code that they check."""
         return await psycopg.AsyncConnection.connect(self.database_url, autocommit=True, row_factory=dict_row)
 
     async def open_db(self) -> Db:

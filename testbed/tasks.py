@@ -1,4 +1,4 @@
-"""Ends of what runs beside a test or a server, each with a deadline; and where a task waits that does not end."""
+"""Ends background tasks and processes, each with a deadline, and shows where a task waits that does not end."""
 
 import asyncio
 import gc
@@ -21,8 +21,8 @@ class _Process(Protocol):
 async def ended(*tasks: "asyncio.Future[Any]", timeout_s: float = END_TIMEOUT_S) -> None:
     """Cancel tasks and wait until they have ended, however they do. TimeoutError names those that do not.
 
-    A cancel is repeated: before Python 3.12, `asyncio.wait_for`, which psycopg_pool uses, may swallow one that comes
-    together with the result, and a loop that runs beside a test would then go on for ever.
+    A cancel is repeated: before Python 3.12, `asyncio.wait_for`, which psycopg_pool uses, may lose one that comes
+    together with the result, and a background loop would then never end.
     """
     left = set(tasks)
     deadline = asyncio.get_running_loop().time() + timeout_s
@@ -32,11 +32,11 @@ async def ended(*tasks: "asyncio.Future[Any]", timeout_s: float = END_TIMEOUT_S)
         for task in left:
             task.cancel()
         await asyncio.wait(left, timeout=AGAIN_S)
-    await asyncio.gather(*tasks, return_exceptions=True)  # what they failed with is nobody's concern
+    await asyncio.gather(*tasks, return_exceptions=True)  # their errors do not matter
 
 
 async def exited(process: _Process, timeout_s: float = END_TIMEOUT_S) -> int:
-    """Wait for the exit of a process; its status. TimeoutError if it goes on.
+    """Wait for the exit of a process, and return its status. TimeoutError if it does not end.
 
     `process.wait()` of some versions of Python waits for the end of its pipes too, which a grandchild may hold open.
     """

@@ -1,4 +1,4 @@
-"""A TCP proxy whose line can be slow, swallow everything, refuse, break at a chosen message, or answer by itself."""
+"""A TCP proxy that can delay, stall, refuse or break connections, or answer in place of the server."""
 
 import asyncio
 import contextlib
@@ -11,22 +11,22 @@ CHUNK_BYTES = 65_536
 
 @dataclass(slots=True)
 class Break:
-    """The connection breaks at the n-th message with this pattern: before it is passed on, or with its answer lost."""
+    """Breaks a connection at the n-th message with this pattern: before it is passed on, or at its answer."""
 
     pattern: bytes
     after: bool
     message: int = 1
-    answered: bytes = b""  # what the last piece of the answer has near its end; empty: the first piece is enough
+    answered: bytes = b""  # bytes near the end of the last piece of the answer; empty: the first piece is enough
     happened: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One connection through the line."""
+    """One connection through the proxy."""
 
     client: asyncio.StreamWriter
     server: asyncio.StreamWriter
-    swallows: Break | None = None  # the answer to what was just passed on is not to arrive
+    loses_answer: Break | None = None  # the answer to the message that was just passed on is dropped
 
     def abort(self) -> None:
         for writer in (self.client, self.server):
@@ -34,7 +34,7 @@ class _Call:
 
 
 class TcpProxy:
-    """An async context manager; `port` is where clients are to come instead of the server's own."""
+    """An async context manager. Clients connect to `port` in place of the server's own."""
 
     def __init__(self, target_port: int, *, name: str = "", at: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         self.name = name
@@ -42,10 +42,12 @@ class TcpProxy:
         self.delay_s = 0.0  # of each piece, in each direction
         self.shut = False  # closes every new connection
         self.breaks: Break | None = None
-        self.canned: list[bytes] = []  # answers to the next HTTP requests, which the server does not hear
+        self.canned: list[bytes] = []  # answers to the next HTTP requests, which do not reach the server
         self.messages = 0  # of clients
         self._target_port, self._at = target_port, at
-        self._flows = asyncio.Event()  # cleared: a black hole; what is swallowed arrives when it ends, as packets do
+        self._flows = (
+            asyncio.Event()
+        )  # cleared: the proxy stalls; waiting data arrives when the stall ends, as packets do
         self._flows.set()
         self._calls: set[_Call] = set()
         self._server: asyncio.Server | None = None
@@ -61,24 +63,24 @@ class TcpProxy:
         if self._server is not None:
             self._server.close()
         self.open()
-        self.hang_up()
+        self.cut()
 
     def open(self) -> None:
-        """As a line should be."""
+        """Pass everything on: no delay, no stall, no refusal, no break."""
         self.delay_s, self.shut, self.breaks = 0.0, False, None
         self._flows.set()
 
-    def swallow(self) -> None:
-        """Drop all data in both directions without closing connections, until `open`."""
+    def stall(self) -> None:
+        """Hold all data in both directions back without closing connections, until `open`."""
         self._flows.clear()
 
     def refuse(self) -> None:
-        """Hang up on everybody, now and until `open`."""
+        """Close every connection, present and new, until `open`."""
         self.shut = True
-        self.hang_up()
+        self.cut()
 
-    def hang_up(self) -> None:
-        """Cut every connection."""
+    def cut(self) -> None:
+        """Cut every present connection."""
         for call in list(self._calls):
             call.abort()
 
@@ -112,7 +114,7 @@ class TcpProxy:
                     breaks.happened.set()
                     call.abort()
                     return
-                call.swallows = breaks or call.swallows
+                call.loses_answer = breaks or call.loses_answer
                 call.server.write(chunk)
                 await call.server.drain()
         call.server.close()
@@ -130,11 +132,11 @@ class TcpProxy:
     async def _answer(self, call: _Call, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(OSError):
             while chunk := await self._next(reader):
-                if call.swallows is None:
+                if call.loses_answer is None:
                     call.client.write(chunk)
                     await call.client.drain()
-                elif call.swallows.answered in chunk[-len(call.swallows.answered) - 1 :]:
-                    call.swallows.happened.set()
+                elif call.loses_answer.answered in chunk[-len(call.loses_answer.answered) - 1 :]:
+                    call.loses_answer.happened.set()
                     call.abort()
                     return
         call.client.close()

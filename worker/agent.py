@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .config import Config, RunDir
     from .runner import Runner
 
-BATCH_S = 2.0  # seconds after a claim of several tasks: the agent releases those that have not begun by then
+BATCH_S = 2.0  # seconds after a claim of several tasks, after which the agent releases those that have not begun
 EMPTY_PAUSE_S = 0.2  # after an immediate empty answer; doubles up to EMPTY_PAUSE_MAX_S
 EMPTY_PAUSE_MAX_S = 2.0
 UNSERVED_PAUSE_S = 30.0  # seconds before the next claim, after a task was released because a service was unavailable
@@ -73,7 +73,7 @@ def run_agent(config: Config, run: RunDir, pyz: str, identity: dict[str, Any]) -
 
 
 class Agent:
-    """Owns the main thread."""
+    """The main thread of the agent: it registers, claims tasks, runs them, and reports."""
 
     def __init__(self, config: Config, run: RunDir, pyz: str, identity: dict[str, Any], journal: Journal) -> None:
         self.state = AgentState(config.deadman_s)
@@ -194,7 +194,7 @@ class Agent:
                     unless=None if is_hurried else self._must_not_wait,
                 )  # fmt: skip
             except Interrupted:
-                continue  # once more, without waiting: fetch the tasks that the interrupted call may have claimed
+                continue  # again, without waiting: fetch the tasks that the interrupted call may have claimed
             except Unreachable as error:
                 self._journal.log("claim_unanswered", why=str(error))
                 if is_hurried:

@@ -106,15 +106,15 @@ class AgentState:
         if silent_s >= self._deadman_s and self._failures >= MIN_FAILURES:
             self.must_stop_pod = True
             self.end(
-                f"dead-man's switch: nobody answered for {silent_s:.0f} s (limit {self._deadman_s:.0f} s)",
+                f"dead-man's switch: no answer for {silent_s:.0f} s (limit {self._deadman_s:.0f} s)",
                 unreachable=True,
             )
 
     def note_leader(self, is_led: bool) -> bool:
         """Note whether the fleet has a leader. Return True once there was none for `deadman_s`.
 
-        Without a leader, nobody would end this pod. The database still answers, so the running task is finished first.
-        A call that only a leader can answer is given up after another `deadman_s`.
+        Without a leader, no process would end this pod. The database still answers, so the running task is finished
+        first. A call that only a leader can answer is given up after another `deadman_s`.
         """
         self._unled = 0 if is_led else self._unled + 1
         if is_led:
@@ -124,7 +124,7 @@ class AgentState:
             return False
         is_first, self.must_stop_pod, self.draining = not self.must_stop_pod, True, True
         if self.running is None and unled_s >= 2 * self._deadman_s:
-            self.end(f"dead-man's switch: nobody has led the fleet for {unled_s:.0f} s")
+            self.end(f"dead-man's switch: the fleet has had no leader for {unled_s:.0f} s")
         self.wake()
         return is_first
 

@@ -1,4 +1,4 @@
-"""Files of the pod's own cgroup, version 2 or 1. A file that cannot be read is unknown (None)."""
+"""Reads files of the pod's own cgroup, version 2 or 1. A file that cannot be read is unknown (None)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Cgroup:
     def read(self, unified: str, controller: str, legacy: str) -> str | None:
         """Return the text of a file: `unified` of version 2, or `legacy` of this controller of version 1.
 
-        A container often sees its own cgroup as the top directory, whatever path /proc/self/cgroup has.
+        A container often sees its own cgroup as the top directory, although /proc/self/cgroup has another path.
         """
         if unified in self._found:
             text = read_text(self._found[unified])

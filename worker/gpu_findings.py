@@ -183,7 +183,7 @@ def _starved(history: _History) -> Found | None:
 def _held(history: _History) -> Found | None:
     """U11: GPU memory is in use although no handler host of this agent is alive.
 
-    While a host lives, the memory may be its own: in a container nvidia-smi often lists no programs.
+    While a host runs, the memory may be its own: in a container nvidia-smi often lists no programs.
     """
 
     def is_held(gpu: GpuState, one: SmiSample) -> bool:

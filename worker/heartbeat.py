@@ -27,7 +27,7 @@ ASK_REST = 10.0  # the pause is at least this many times the last call's duratio
 
 
 class Heartbeat(threading.Thread):
-    """Sends a heartbeat every `heartbeat_s`, about every ASK_S while a task is held, and sooner after a failure."""
+    """Sends a heartbeat every `heartbeat_s`, about every ASK_S while a task is held, and earlier after a failure."""
 
     def __init__(self, config: Config, run: RunDir, state: AgentState, journal: Journal) -> None:
         super().__init__(name="heartbeat", daemon=True)
@@ -103,7 +103,7 @@ class Heartbeat(threading.Thread):
         return True
 
     def _record_unanswered(self, now: float) -> None:
-        """Record a heartbeat without an answer: the orchestrator may ask over SSH whether this agent calls in vain.
+        """Record a heartbeat without an answer: the orchestrator may ask over SSH whether this agent gets no answer.
 
         The file is overwritten in place, which needs no room on the disk.
         """

@@ -65,7 +65,7 @@ class Inspection:
         kill_running()
 
     def run(self) -> None:
-        """Read once. nvidia-smi is asked every fourth time, and sooner to confirm a fault."""
+        """Read once. nvidia-smi is asked every fourth time, and earlier to confirm a fault."""
         reading = self._read()
         self._window.add(reading)
         is_smi_due = self._rounds % SMI_EVERY == 0 or is_suspicious(self._window)

@@ -48,7 +48,7 @@ class Monitor(threading.Thread):
             while not self._stopped.wait(self._every_s):
                 inspection.run()
                 self._program_errors = inspection.program_errors
-        except Exception as error:  # noqa: BLE001 whatever it is, tasks and heartbeats must go on
+        except Exception as error:  # noqa: BLE001 after any error, tasks and heartbeats must continue
             why = f"{type(error).__name__}: {error}"
             self._journal.log("monitor_failed", why=why)
             self._state.health[protocol.UNKNOWN] = {"monitor": self._journal.clean(why)[:WHY_CHARS]}

@@ -1,4 +1,4 @@
-"""Node tasks: what the orchestrator asks this pod's agent to do for a cluster, with the answer to a heartbeat.
+"""Node tasks: requests of the orchestrator to this pod's agent for a cluster. They come with the answer to a heartbeat.
 
 There is one kind: to put the orchestrator's public key into authorized_keys. This restores SSH if SSH refuses the key.
 """

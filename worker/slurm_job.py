@@ -63,7 +63,7 @@ ENDS = {
 
 
 def run(task: Task) -> dict[str, Any]:
-    """Run the task's job to its end. Whatever ends this call also ends the job."""
+    """Run the task's job to its end. If this call ends early, it also ends the job."""
     name = f"{JOB_NAME}{re.sub('[^A-Za-z0-9_-]', '_', task.id)}-{task.attempt}"
     try:
         job = checked(task.params)

@@ -1,6 +1,6 @@
 """The loop of every transfer: get presigned URLs, send the requests, wait for a service that is unavailable.
 
-It waits for the end of an outage of the store, however long. The orchestrator may be unreachable for `patience_s`.
+It waits for the end of an outage of the store without a limit. The orchestrator may be unreachable for `patience_s`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The recent readings of a pod, and what must be remembered for longer: baselines and Xids."""
+"""The recent readings of a pod, and the values that are kept for longer: baselines and Xids."""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ begin
        and coalesce((v_answer->>'found')::boolean, true)
        and (p_action <> 'worker.spawn' or (v_answer->>'created')::boolean) then
         perform public.internal_audit(p_fleet, p_actor, p_action, p_subject,
-            case when p_action <> 'worker.spawn' then nullif(p_args, '{}') else jsonb_build_object('pool', p_args->'pool') end, v_now);
+            case when p_action <> 'worker.spawn' then nullif(p_args, '{}')
+                else jsonb_build_object('pool', p_args->'pool') end, v_now);
     end if;
     return v_answer;
 end

@@ -2,18 +2,22 @@
 
 create or replace function public.internal_in_scope(p_scope jsonb, p_pool text, p_tenant text) returns boolean
 language sql immutable security definer set search_path = '' as $$
-    select (internal_in_scope.p_scope->>'tenant' is null or coalesce(internal_in_scope.p_scope->>'tenant' = internal_in_scope.p_tenant, false))
-       and (jsonb_typeof(internal_in_scope.p_scope->'pools') is distinct from 'array' or coalesce(internal_in_scope.p_scope->'pools' ? internal_in_scope.p_pool, false))
+    select (internal_in_scope.p_scope->>'tenant' is null
+        or coalesce(internal_in_scope.p_scope->>'tenant' = internal_in_scope.p_tenant, false))
+       and (jsonb_typeof(internal_in_scope.p_scope->'pools') is distinct from 'array'
+           or coalesce(internal_in_scope.p_scope->'pools' ? internal_in_scope.p_pool, false))
 $$;
 
 -- The version of a task for its ETag: it changes with the state, not with each heartbeat.
 create or replace function public.internal_task_version(p_task public.tasks) returns text
 language sql immutable security definer set search_path = '' as $$
-    select left(md5(concat_ws('|', internal_task_version.p_task.id, internal_task_version.p_task.status, internal_task_version.p_task.attempts, internal_task_version.p_task.uncounted, internal_task_version.p_task.worker_id,
+    select left(md5(concat_ws('|', internal_task_version.p_task.id, internal_task_version.p_task.status,
+        internal_task_version.p_task.attempts, internal_task_version.p_task.uncounted,
+        internal_task_version.p_task.worker_id,
                               extract(epoch from internal_task_version.p_task.cancel_requested_at))), 16)
 $$;
 
--- Submits tasks in the name of a token. A submission with a key is done once within 24 hours, whatever happens to its
+-- Submits tasks in the name of a token. A submission with a key is done once within 24 hours, even after changes to its
 -- tasks: a repetition gets the first answer. {outcome: ok, repeated, key_reused, tasks}
 create or replace function public.task_submit_for(
     p_fleet text, p_actor text, p_scope jsonb, p_key text, p_sha256 text, p_tasks jsonb, p_now timestamptz default null
@@ -95,7 +99,7 @@ begin
 end
 $$;
 
--- Cancels or retries a task in the name of a token, if its version is p_version (null: whatever it is). The answer of
+-- Cancels or retries a task in the name of a token, if its version is p_version (null: any version). The answer of
 -- task_cancel or task_retry with the task after it, {outcome: not_found} or {outcome: changed, version}.
 create or replace function public.task_act_for(
     p_fleet text, p_actor text, p_scope jsonb, p_id uuid, p_action text, p_version text, p_now timestamptz default null
@@ -127,7 +131,8 @@ $$;
 -- One task with its version, without what only agents and the queue need.
 create or replace function public.internal_task_shown(p_id uuid) returns jsonb
 language sql stable security definer set search_path = '' set jit = off as $$
-    select to_jsonb(t.*) || jsonb_build_object('version', public.internal_task_version(t.*)) from public.tasks t where t.id = internal_task_shown.p_id
+    select to_jsonb(t.*) || jsonb_build_object('version', public.internal_task_version(t.*)) from public.tasks t
+     where t.id = internal_task_shown.p_id
 $$;
 
 -- One task with its attempts; its "task" is null if there is none within the scope.
@@ -141,19 +146,20 @@ language sql stable security definer set search_path = '' set enable_seqscan = o
       left join public.tasks t on t.id = p.id and public.internal_in_scope(task_get_for.p_scope, t.pool, t.tenant)
 $$;
 
--- What those see who wait for tasks, of tasks that exist: {id, pool, tenant, status, progress, progress_at, attempt, version}.
+-- What callers that wait for tasks see, of the tasks that exist: {id, pool, tenant, status, progress, progress_at, attempt, version}.
 create or replace function public.task_states(p_ids jsonb, p_now timestamptz default null) returns jsonb
 language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
     select jsonb_build_object('tasks', coalesce(jsonb_agg(jsonb_build_object(
-               'id', t.id, 'pool', t.pool, 'tenant', t.tenant, 'status', t.status, 'progress', t.progress, 'progress_at', t.progress_at, 'attempt', t.attempts,
+               'id', t.id, 'pool', t.pool, 'tenant', t.tenant, 'status', t.status, 'progress', t.progress,
+               'progress_at', t.progress_at, 'attempt', t.attempts,
                'version', public.internal_task_version(t.*)) order by t.id), '[]'))
       from public.tasks t
      where t.id = any (array(select jsonb_array_elements_text(task_states.p_ids)::uuid limit 2000))
 $$;
 
 -- A page of tasks, the newest first, without params and results. Unlike task_find, it counts nothing, and its cost is
--- bounded whatever the filter selects, because programs outside choose the filter: a call looks at 5,000 tasks at most, so
--- a page may be short, and `next` says where to go on. p_filter: {status, task_type, tenant, labels: [{key: value}]}; p_cursor: [time, id] of the
+-- bounded for every filter, because programs outside choose the filter: a call looks at 5,000 tasks at most, so
+-- a page may be short, and `next` says where to continue. p_filter: {status, task_type, tenant, labels: [{key: value}]}; p_cursor: [time, id] of the
 -- last task that was looked at.
 create or replace function public.task_page(
     p_scope jsonb, p_filter jsonb, p_cursor jsonb, p_limit int, p_now timestamptz default null
@@ -194,7 +200,7 @@ begin
 end
 $$;
 
--- The pauses in force: {pool: {reason, until}}; "*" stands for every pool.
+-- The pauses in force: {pool: {reason, until}}; "*" means every pool.
 create or replace function public.fleet_pauses(p_fleet text, p_now timestamptz default null) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
@@ -250,8 +256,8 @@ end
 $$;
 
 -- What happened to the workers of these pools (null: of all) after the event p_after, the oldest first; null: the newest
--- events. `next`: where to go on, `more`: whether there is more by now. A call looks at 2,000 events. An event waits until
--- no older transaction can commit one with a smaller id, 10 s at most: a reader that goes on from `next` misses none.
+-- events. `next`: where to continue, `more`: whether there is more by now. A call looks at 2,000 events. An event waits until
+-- no older transaction can commit one with a smaller id, 10 s at most: a reader that continues from `next` misses none.
 create or replace function public.fleet_events(
     p_fleet text, p_pools jsonb, p_after bigint, p_limit int, p_now timestamptz default null
 ) returns jsonb
@@ -291,7 +297,8 @@ begin
         end if;
         v_count := v_count + 1;
         v_next := v_event.id;
-        if v_event.fleet = p_fleet and (jsonb_typeof(p_pools) is distinct from 'array' or coalesce(p_pools ? v_event.pool, false)) then
+        if v_event.fleet = p_fleet
+           and (jsonb_typeof(p_pools) is distinct from 'array' or coalesce(p_pools ? v_event.pool, false)) then
             v_found := v_found || (to_jsonb(v_event) - array['fleet', 'waits']);
         end if;
     end loop;

@@ -46,7 +46,8 @@ begin
                      from public.internal_results(t.depends_on) d
                     cross join lateral (
                           select right(d.output_location, length(v_key) + 1) = '/' || v_key as is_it,
-                                 substring(d.output_location from format('/(outputs/%s/[0-9]+(?:-[0-9a-f]+)?/)[^/]', d.id)) as folder) k
+                                 substring(d.output_location
+                                     from format('/(outputs/%s/[0-9]+(?:-[0-9a-f]+)?/)[^/]', d.id)) as folder) k
                     where v_item->>'method' = 'GET' and starts_with(v_key, k.folder)
                     order by not k.is_it, d.output_object is null limit 1) h on true
              where t.worker_id = p_worker_id and t.status = 'In Progress'

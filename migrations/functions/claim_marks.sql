@@ -4,7 +4,7 @@
 -- (a dump, a forgotten "begin"), vacuum cannot remove them, and each claim would read all of them. So each pool has a
 -- mark below which nothing was claimable in the snapshot that made it:
 --   * a raised mark (`seen` is set): in this snapshot no task without run_after was claimable before this place;
---   * a lowered mark (`seen` is null): written by whatever makes a task claimable, always, in its own transaction.
+--   * a lowered mark (`seen` is null): written by every statement that makes a task claimable, in its own transaction.
 -- A claim starts at the newest raised mark, or at the lowest lowered mark of a transaction that the raised mark's
 -- snapshot did not see. No transaction waits for another, and no task is hidden at any isolation level: a claimable
 -- task was seen by the snapshot and is not below its mark, or was not seen and has its own mark. Without a raised mark
@@ -98,7 +98,7 @@ begin
         v_from.created_at := '-infinity';
     end if;
     insert into public.task_marks (pool, seen, place, queue_turn, created_at, id)
-    select p_pool, v_seen, coalesce(h.place, 2147483647), coalesce(h.queue_turn, 9007199254740991), 
+    select p_pool, v_seen, coalesce(h.place, 2147483647), coalesce(h.queue_turn, 9007199254740991),
            coalesce(h.created_at, 'infinity'), coalesce(h.id, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
       from (values (1)) v (one) left join (
            select ~t.priority as place, t.queue_turn, t.created_at, t.id from public.tasks t

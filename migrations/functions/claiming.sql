@@ -1,7 +1,7 @@
 -- How a worker takes tasks.
 --
 -- (task id, attempt number) is the fencing token of a claim and part of the keys of its outputs. It never repeats,
--- whatever users write to `tasks` and `task_attempts`. A claim takes the number after the highest of
+-- even if users write to `tasks` and `task_attempts`. A claim takes the number after the highest of
 --   * tasks.attempts,
 --   * the numbers of the task's rows in task_attempts, which outlive a deleted task and a reset of its attempts, and
 --   * the floor: the highest number in a row of task_attempts that was deleted, truncated or renumbered while the
@@ -10,17 +10,17 @@
 -- If that skips numbers, tasks.uncounted grows by as many, so that attempts - uncounted can be compared with
 -- max_attempts.
 --
--- A user's trigger or constraint that keeps one task from changing harms that task alone: a claim, rescue or heartbeat
--- changes each task in a block of its own if changing all of them at once fails. A task that can be neither claimed nor
--- ended gets a row in task_refusals. So does a task whose claim fails because of the schema (a constraint, a missing
--- column, a rule): the next task would fail as well, and must not end for that. Claims pass over such tasks, and the
--- planner starts no worker for them. A snapshot tries a claim from time to time and takes it back; if that works, the
--- row is deleted.
+-- A user's trigger or constraint that refuses the change of one task affects only that task: a claim, rescue or
+-- heartbeat changes each task in a block of its own if changing all of them at once fails. A task that can be neither
+-- claimed nor ended gets a row in task_refusals. So does a task whose claim fails because of the schema (a constraint,
+-- a missing column, a rule): the next task would fail as well, and must not end for that. Claims pass over such tasks,
+-- and the planner starts no worker for them. A snapshot tries a claim from time to time and takes it back; if that
+-- works, the row is deleted.
 
--- A claim number stands for one claim. Repeated, it returns the same tasks. A number below the highest one takes
--- nothing new. A number that was answered with no task is spent: a copy of the request that the network delivers late
--- must not take a task of which the agent, which already asks under the next number, would never know. Only the gateway
--- waits for a task and asks again under the same number; p_wait_s says for how long.
+-- A claim number identifies one claim. A repeated claim returns the same tasks. A number below the highest one takes
+-- nothing new. A number that was answered with no task is spent: the network may deliver a copy of the request late,
+-- when the agent already asks under the next number. It must not take a task of which the agent would never know. Only
+-- the gateway waits for a task and asks again under the same number; p_wait_s says for how long.
 create or replace function public.worker_claim(
     p_worker_id text, p_nonce text, p_claim_no bigint, p_batch int, p_wait_s numeric, p_now timestamptz default null
 ) returns jsonb

@@ -13,7 +13,7 @@ begin
 end
 $$;
 
--- p_output: what the bucket shows of the output, or false if nobody has asked the bucket yet; then the answer for a
+-- p_output: what the bucket shows of the output, or false if the bucket was not asked yet; then the answer for a
 -- held task is `look`. p_output may have the key `upload`: {started_s, ended_s}, when the agent uploaded, in seconds since
 -- its claim. A pod may also call it over PostgREST, but then only this key of p_output is read. tasks.output_object is
 -- {location, bytes, etag, version, sha256}, valid while its location equals the task's output_location.
@@ -181,7 +181,8 @@ language plpgsql security definer set search_path = '' set enable_seqscan = off
 set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_variable
 begin
-    return public.internal_complete_many(public.internal_caller(p_worker_id, false), p_nonce, p_results, public.internal_clock(p_now));
+    return public.internal_complete_many(public.internal_caller(p_worker_id, false), p_nonce, p_results,
+        public.internal_clock(p_now));
 end
 $$;
 
@@ -229,7 +230,8 @@ begin
         perform public.internal_refuse('OR007', 'p_results is a list of 1 to 100 {task_id, attempt, result_data}');
     end if;
     if p_worker.nonce is distinct from p_nonce then
-        return jsonb_build_object('outcome', 'fenced', 'outcomes', (select jsonb_agg('fenced'::text) from jsonb_array_elements(p_results)));
+        return jsonb_build_object('outcome', 'fenced',
+            'outcomes', (select jsonb_agg('fenced'::text) from jsonb_array_elements(p_results)));
     end if;
     v_held := public.internal_finish(p_worker, v_ids, v_attempts, v_data, null, null, p_now);
     if cardinality(v_held) = cardinality(v_ids) then
@@ -277,7 +279,8 @@ begin
     end if;
     if v_outcome = 'held' and v_release is not null then
         v_outcome := public.internal_give_up(p_task_id, 'released', p_failure || jsonb_build_object(
-            'code', 'EARLIER_RELEASE', 'message', format('Worker %s is of an earlier release, %s, which has no handler for %s; %s has one',
+            'code', 'EARLIER_RELEASE',
+            'message', format('Worker %s is of an earlier release, %s, which has no handler for %s; %s has one',
                                                          p_worker_id, v_worker.release, v_type, v_release)), false, false, v_now);
         v_here := public.internal_is_here(v_worker.fleet, v_worker.pool, v_release);
         if not v_here then
@@ -332,7 +335,7 @@ end
 $$;
 
 -- How many times in a row a task was returned before this attempt by workers that then took other tasks, or this one
--- again. A worker that ends returns each task once, and is not counted. The row begins anew after a claim with a task
+-- again. A worker that ends returns each task once, and is not counted. The row starts again after a claim with a task
 -- that was run: of a large claim, an agent returns the tasks that did not begin soon enough.
 create or replace function public.internal_returns(p_task_id uuid, p_attempt int) returns int
 language sql stable security definer set search_path = '' as $$

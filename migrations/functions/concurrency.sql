@@ -7,11 +7,12 @@
 -- The places of a key are its valid leases and its queued tasks at gate 2 or 3; those of a type are its valid leases and
 -- its queued tasks at gate 3. They are counted in rows, by index; there is no counter that could be wrong. Three rules
 -- keep their number within the limit:
---   * Whoever adds a place (a new task, a renewed lease, a changed limit) holds the lock of the limit, and counts under it.
+--   * A statement that adds a place (a new task, a renewed lease, a changed limit) takes the lock of the limit first, and
+--     then counts.
 --   * A transaction that frees places passes on at most as many. It shares the lock with others that free places, so
 --     completions of one key do not wait for each other.
 --   * A claim turns a place into a lease.
--- Places that a user's write added beyond the limit are taken back from queued tasks; nobody ends a running task.
+-- Places that a user's write added beyond the limit are taken back from queued tasks. No running task ends for that.
 --
 -- No transaction waits for long: one that cannot lock a limit leaves a row in concurrency_notes, which the next snapshot
 -- processes. The snapshot also handles expired leases and due tasks; the hourly retention handles rows that were written
@@ -218,7 +219,8 @@ begin
         update public.tasks t
            set queue_gate = case when not p_through then case p_scope when 'key' then 1 else 2 end
                                  when p_scope = 'key' and exists (
-                                     select from public.concurrency_limits l where l.scope = 'type' and l.name = t.task_type) then 2
+                                     select from public.concurrency_limits l where l.scope = 'type'
+                                         and l.name = t.task_type) then 2
                                  else 3 end
          where t.ctid = any (p_rows);
         get diagnostics v_changed = row_count;
@@ -465,7 +467,8 @@ language sql stable security definer set search_path = '' set jit = off as $$
         select s.scope, s.name, count(*) filter (where t.status = 'In Progress') as running,
                count(*) filter (where t.status = 'Queued' and not t.blocked) as ready,
                count(*) filter (where t.status = 'Queued' and t.queue_gate = s.gate) as waiting
-          from public.tasks t cross join lateral (values ('key', t.concurrency_key, 1), ('type', t.task_type, 2)) s (scope, name, gate)
+          from public.tasks t
+          cross join lateral (values ('key', t.concurrency_key, 1), ('type', t.task_type, 2)) s (scope, name, gate)
          where t.status in ('Queued', 'In Progress') and s.name is not null group by 1, 2
     ), listed as (
         select coalesce(l.scope, u.scope) as scope, coalesce(l.name, u.name) as name, coalesce(l.most, 1) as most,
@@ -497,7 +500,8 @@ begin
         perform public.internal_refuse('OR007', 'name is not valid', format('got %s', left(to_json(p_name)::text, 100)),
             'text of 1 to 200 characters, without control characters');
     elsif p_most is not null and p_most not between 0 and 100000 then
-        perform public.internal_refuse('OR007', 'the limit is not valid', format('got %s', p_most), 'a whole number from 0 to 100000');
+        perform public.internal_refuse('OR007', 'the limit is not valid', format('got %s', p_most),
+            'a whole number from 0 to 100000');
     end if;
     if p_most is null then
         delete from public.concurrency_limits l where l.scope = p_kind and l.name = p_name;
@@ -546,7 +550,7 @@ end
 $$;
 
 -- How one change of a task concerns limits: whether it frees a place of its key or type, and whether a limit must be
--- counted again, because the task waits for it or has a place that nobody counted.
+-- counted again, because the task waits for it or has a place that was not counted.
 create or replace function public.internal_places(
     p_after public.tasks, p_before public.tasks, p_now timestamptz,
     out asks_key boolean, out frees_key boolean, out asks_type boolean, out frees_type boolean

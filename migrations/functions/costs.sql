@@ -122,8 +122,10 @@ language sql stable security definer set search_path = '' as $$
       from public.internal_attempt_times(internal_shares.p_since, internal_shares.p_now, internal_shares.p_task_id) a
       join public.workers w on w.id = a.worker_id
       cross join lateral (
-          select extract(epoch from least(a.to_at, w.billing_until, internal_shares.p_until) - greatest(a.from_at, internal_shares.p_since)) / a.of) x (seconds)
-     where w.billing_since is not null and w.created_at < internal_shares.p_until and coalesce(w.terminated_at > internal_shares.p_since, true)
+          select extract(epoch from least(a.to_at, w.billing_until, internal_shares.p_until)
+              - greatest(a.from_at, internal_shares.p_since)) / a.of) x (seconds)
+     where w.billing_since is not null and w.created_at < internal_shares.p_until
+       and coalesce(w.terminated_at > internal_shares.p_since, true)
        and x.seconds > 0
 $$;
 
@@ -143,14 +145,17 @@ $$;
 create or replace function public.internal_open_interval(p_worker public.workers, p_now timestamptz)
 returns table (kind text, from_at timestamptz, to_at timestamptz, usd numeric)
 language sql stable security definer set search_path = '' as $$
-    select case internal_open_interval.p_worker.status when 'spawning' then 'booting' when 'active' then 'busy' when 'idle' then 'idle'
+    select case internal_open_interval.p_worker.status when 'spawning' then 'booting' when 'active' then 'busy'
+           when 'idle' then 'idle'
                                 else 'draining' end,
            i.from_at, i.to_at,
            coalesce(internal_open_interval.p_worker.price_usd_per_hour, internal_open_interval.p_worker.reserved_usd_per_hour, 0)
                * extract(epoch from i.to_at - i.from_at) / 3600
-      from (select greatest(internal_open_interval.p_worker.state_since, internal_open_interval.p_worker.billing_since) as from_at,
+      from (select greatest(internal_open_interval.p_worker.state_since,
+          internal_open_interval.p_worker.billing_since) as from_at,
                    least(internal_open_interval.p_now, internal_open_interval.p_worker.billing_until) as to_at) i
-     where internal_open_interval.p_worker.status <> 'terminated' and internal_open_interval.p_worker.billing_since is not null and i.to_at > i.from_at
+     where internal_open_interval.p_worker.status <> 'terminated'
+       and internal_open_interval.p_worker.billing_since is not null and i.to_at > i.from_at
 $$;
 
 -- Ends the billing of a worker at the time when its pod was last known to exist, which may be long before its row
@@ -261,7 +266,7 @@ end
 $$;
 
 -- Dollars of tasks between two moments, by tenant or by the value of one label; p_by is 'tenant' or 'label:KEY'. The name
--- of tasks without it is NULL. The dearest p_limit lines, with the number of all: {now, since, until, lines, of}.
+-- of tasks without it is NULL. The p_limit most expensive lines, with the number of all: {now, since, until, lines, of}.
 create or replace function public.fleet_cost_by(
     p_fleet text, p_since timestamptz, p_until timestamptz, p_by text, p_limit int, p_now timestamptz default null
 ) returns jsonb
@@ -280,7 +285,8 @@ begin
     end if;
     return (
         with shares as (
-            select case when v_key is null then t.tenant when jsonb_typeof(t.labels) = 'object' then t.labels ->> v_key end as name,
+            select case when v_key is null then t.tenant
+                when jsonb_typeof(t.labels) = 'object' then t.labels ->> v_key end as name,
                    s.task_id, s.outcome, s.seconds, s.usd
               from public.internal_shares(p_since, v_until, v_now) s join public.tasks t on t.id = s.task_id
              where s.fleet = p_fleet

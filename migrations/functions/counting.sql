@@ -2,8 +2,8 @@
 --
 -- Each change of the queue adds its difference as a row of task_counts, in its own transaction. The sum of the rows is
 -- the count, in any snapshot. Rows are inserted and rolled up, never updated, so no transaction waits for another.
--- "timed" tasks (with run_after) become claimable by the clock alone; those that are due are counted when somebody
--- asks.
+-- "timed" tasks (with run_after) become claimable by the clock alone; those that are due are counted when they
+-- are read.
 
 -- Counts inserted and deleted tasks, and lowers the mark for those that become claimable. For several tasks one mark is
 -- written. It may be lower than their lowest place, so that place is not searched for.

@@ -129,13 +129,14 @@ begin
 end
 $$;
 
--- The pauses in force: {pool: {reason, until}}; "*" stands for every pool.
+-- The pauses in force: {pool: {reason, until}}; "*" means every pool.
 create or replace function public.internal_pauses(p_fleet text, p_now timestamptz) returns jsonb
 language sql stable security definer set search_path = '' as $$
     select coalesce(jsonb_object_agg(coalesce(nullif(substr(s.name, 8), ''), '*'),
                                      jsonb_build_object('reason', s.reason, 'until', s.expires_at)), '{}')
       from public.fleet_settings s
-     where s.fleet = internal_pauses.p_fleet and (s.name = 'paused' or s.name like 'paused:%') and coalesce(s.expires_at > internal_pauses.p_now, true)
+     where s.fleet = internal_pauses.p_fleet and (s.name = 'paused' or s.name like 'paused:%')
+       and coalesce(s.expires_at > internal_pauses.p_now, true)
 $$;
 
 create or replace function public.internal_paused(p_fleet text, p_now timestamptz) returns text

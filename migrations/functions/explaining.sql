@@ -82,9 +82,11 @@ begin
                         where b.worker_id = a.worker_id and b.nonce = a.nonce and b.claim_no = a.claim_no
                           and b.ended_at < a.ended_at))) as seconds) x
              where a.outcome = 'complete' and t.task_type = v_task.task_type),
-        'holder', case when v_task.status = 'In Progress' then (select to_jsonb(h.*) from public.internal_holder(v_task, v_now) h) end,
+        'holder', case when v_task.status = 'In Progress' then (
+            select to_jsonb(h.*) from public.internal_holder(v_task, v_now) h) end,
         'declared', (select to_jsonb(d.*) from public.task_types d where d.task_type = v_task.task_type),
-        'limit', case when v_task.queue_gate in (1, 2) and v_task.run_after is null then public.internal_limit_waits(v_task, v_now) end,
+        'limit', case when v_task.queue_gate in (1, 2) and v_task.run_after is null
+            then public.internal_limit_waits(v_task, v_now) end,
         'refusal', (select to_jsonb(r.*) - 'task_id' from public.task_refusals r where r.task_id = p_task_id),
         'decision', public.internal_pool_decision(p_fleet, v_task.pool),
         'ahead', (select count(*) from public.tasks t
@@ -105,7 +107,8 @@ begin
         'dependencies', coalesce((
             select jsonb_agg(jsonb_build_object(
                        'id', n.id, 'pool', d.pool, 'task_type', coalesce(d.task_type, r.task_type),
-                       'status', coalesce(d.status::text, case when r.id is not null then 'Complete' end), 'worker_id', d.worker_id,
+                       'status', coalesce(d.status::text, case when r.id is not null then 'Complete' end),
+                       'worker_id', d.worker_id,
                        'run_after', d.run_after, 'failure_code', d.failure_code, 'error_message', d.error_message)
                        order by n.place)
               from unnest(v_task.depends_on) with ordinality n (id, place)

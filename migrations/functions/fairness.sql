@@ -219,7 +219,8 @@ begin
         perform public.internal_refuse('OR007', 'tenant is not valid', format('got %s', left(to_json(p_tenant)::text, 100)),
             'text of 1 to 200 characters, without control characters');
     elsif p_weight is null or p_weight not between 1 and 1000 then
-        perform public.internal_refuse('OR007', 'weight is not valid', format('got %s', p_weight), 'a whole number from 1 to 1000');
+        perform public.internal_refuse('OR007', 'weight is not valid', format('got %s', p_weight),
+            'a whole number from 1 to 1000');
     end if;
     if p_weight = 1 then
         delete from public.tenants n where n.tenant = p_tenant;

@@ -126,9 +126,11 @@ language sql stable security definer set search_path = '' set jit = off as $$
           from (select w.id, w.status, w.pool, w.pod_id, w.created_at, fleet_match_workers.p_text in (w.id, w.pod_id) as exact
                   from public.workers w
                  where w.fleet = fleet_match_workers.p_fleet and fleet_match_workers.p_text <> ''
-                   and (left(w.id, length(fleet_match_workers.p_text)) = fleet_match_workers.p_text or right(w.id, length(fleet_match_workers.p_text)) = fleet_match_workers.p_text
+                   and (left(w.id, length(fleet_match_workers.p_text)) = fleet_match_workers.p_text
+                       or right(w.id, length(fleet_match_workers.p_text)) = fleet_match_workers.p_text
                         or left(w.pod_id, length(fleet_match_workers.p_text)) = fleet_match_workers.p_text)
-                 order by fleet_match_workers.p_text in (w.id, w.pod_id) desc nulls last, w.status <> 'terminated' desc, w.created_at desc, w.id
+                 order by fleet_match_workers.p_text in (w.id, w.pod_id) desc nulls last,
+                     w.status <> 'terminated' desc, w.created_at desc, w.id
                  limit least(greatest(coalesce(fleet_match_workers.p_limit, 10), 0), 100)) f), '[]'))
 $$;
 
@@ -161,7 +163,8 @@ begin
     return (
         with chosen as (
             select w.* from public.workers w
-             where w.fleet = p_fleet and (w.status <> 'terminated' or v_ended and coalesce(w.terminated_at, w.state_since) >= v_since)
+             where w.fleet = p_fleet and (w.status <> 'terminated' or v_ended
+                 and coalesce(w.terminated_at, w.state_since) >= v_since)
                and (v_pool is null or w.pool = v_pool) and (v_status is null or w.status = any (v_status))
                and (v_gpu is null or position(v_gpu in lower(coalesce(w.gpu_type, w.instance_type))) > 0)
         ), shown as (

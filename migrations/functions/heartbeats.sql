@@ -73,9 +73,11 @@ begin
       into v_cancel, v_stuck
       from public.tasks t where t.id = any (v_held);
     select coalesce(jsonb_agg(n.value->>'id'), '[]') into v_fenced
-      from jsonb_array_elements(coalesce(p_tasks, '[]')) n where (n.value->>'id')::uuid <> all (coalesce(v_held, '{}') || v_locked);
+      from jsonb_array_elements(coalesce(p_tasks, '[]')) n
+     where (n.value->>'id')::uuid <> all (coalesce(v_held, '{}') || v_locked);
     return jsonb_build_object('outcome', 'ok', 'wanted', public.internal_wanted(v_worker), 'cancel', v_cancel,
-                              'stuck', v_stuck, 'fenced', v_fenced, 'heartbeat_s', v_worker.heartbeat_s, 'lease_s', v_worker.lease_s,
+                              'stuck', v_stuck, 'fenced', v_fenced, 'heartbeat_s', v_worker.heartbeat_s,
+                              'lease_s', v_worker.lease_s,
                               'led', exists (select from public.fleet_lease l
                                               where l.fleet = v_worker.fleet and l.expires_at > v_now))
         || case when v_worker.cluster is null then '{}' else public.internal_node_tasks(v_worker, v_now) end;
@@ -96,10 +98,12 @@ begin
     end if;
     if p_locked <> '{}' then
         insert into public.task_refusals as r (task_id, what, reason, refused_at, retry_at, since)
-        select distinct n.id, 'rescue', 'Another transaction has locked its row, or one that a trigger needs, so its lease cannot be renewed. Its worker is alive.',
+        select distinct n.id, 'rescue',
+            'Another transaction has locked its row, or one that a trigger needs, so its lease cannot be renewed. Its worker is alive.',
                p_now, p_now + p_lease_s * interval '1 second', p_now
           from unnest(p_locked) n (id) order by 1
-        on conflict (task_id) do update set retry_at = excluded.retry_at, refused_at = excluded.refused_at where r.what = 'rescue';
+        on conflict (task_id) do update set retry_at = excluded.retry_at, refused_at = excluded.refused_at
+        where r.what = 'rescue';
     end if;
 end
 $$;

@@ -152,7 +152,8 @@ $$;
 create or replace function public.internal_leader_note(p_fleet text, p_name text, p_now timestamptz) returns jsonb
 language sql stable security definer set search_path = '' as $$
     select jsonb_build_object('reason', s.reason, 'since', s.set_at) from public.fleet_settings s
-     where s.fleet = internal_leader_note.p_fleet and s.name = internal_leader_note.p_name and s.expires_at > internal_leader_note.p_now
+     where s.fleet = internal_leader_note.p_fleet and s.name = internal_leader_note.p_name
+       and s.expires_at > internal_leader_note.p_now
 $$;
 
 -- The leader and the end of its lease, from which follows how long it has been silent.

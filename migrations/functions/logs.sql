@@ -31,7 +31,8 @@ begin
      where o.worker_id = p_worker_id and o.boot_id = p_boot_id and o.stream = p_stream order by o.seq desc limit 1;
     if v_piece.seq is null and (p_first <> 0 or p_seq not in (0, 1))
        or v_piece.seq is not null and (p_seq <> v_piece.seq + 1 or p_first is distinct from v_piece.last_byte) then
-        perform public.internal_refuse('OR002', format('piece %s of %s/%s does not follow the one before', p_seq, p_boot_id, p_stream),
+        perform public.internal_refuse('OR002', format('piece %s of %s/%s does not follow the one before',
+            p_seq, p_boot_id, p_stream),
             format('it starts at %s, the ledger ends with piece %s at %s', p_first, v_piece.seq, v_piece.last_byte),
             'Read the ledger again.');
     end if;
@@ -136,7 +137,8 @@ language sql stable security definer set search_path = '' set jit = off as $$
               order by l.seq desc limit 1)
             union
             (select * from public.log_objects l
-              where l.worker_id = fleet_log_ends.p_worker_id and l.boot_id = s.boot_id and l.stream = s.stream and l.shipped_at is not null
+              where l.worker_id = fleet_log_ends.p_worker_id and l.boot_id = s.boot_id and l.stream = s.stream
+                  and l.shipped_at is not null
               order by l.seq desc limit 1)) o
     )
     select jsonb_build_object('pieces', coalesce(jsonb_agg(jsonb_build_object(

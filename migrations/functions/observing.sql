@@ -88,7 +88,8 @@ begin
               left join queued q on q.pool = p.pool
               left join (select pool, sum(counted) as n from running group by pool) r on r.pool = p.pool
         ), bringups as (
-            select w.id, w.pool, w.created_at, w.bringup_ended_at, w.promoted_at is not null as promoted, w.exit_cause, w.failure_code,
+            select w.id, w.pool, w.created_at, w.bringup_ended_at, w.promoted_at is not null as promoted,
+                   w.exit_cause, w.failure_code,
                    w.release, w.ending_since,
                    w.metadata->>'offer' as offer, w.price_usd_per_hour / nullif(w.gpu_count, 0) as usd_per_gpu_hour,
                    row_number() over (partition by w.pool order by w.bringup_ended_at desc, w.id) as place

@@ -1,11 +1,11 @@
 -- The outbox (table webhook_messages): messages about tasks, which any leader sends, and about the alerts of a fleet, which
--- its leader sends. Each is written by the statement that it tells about, and stays a row until its receiver has taken it,
--- so that none is lost if the leader dies.
+-- its leader sends. Each is written by the statement that it reports, and stays a row until its receiver has taken it,
+-- so that none is lost if the leader crashes.
 
 -- Messages about alerts of the fleet or about tasks that are due, p_per_host for a host at most, less those that p_busy
--- {host: n} counts. Each one is due again after p_lease_s, in case this leader dies. A call looks at 500 hosts, in their
--- order after p_after; `after` says where the next call goes on, and is null at the end. What has been tried for a day is
--- given up; a message about a task also if nobody could try.
+-- {host: n} counts. Each one is due again after p_lease_s, in case this leader crashes. A call looks at 500 hosts, in their
+-- order after p_after; `after` says where the next call continues, and is null at the end. What has been tried for a day is
+-- given up; a message about a task also if it could not be tried.
 create or replace function public.fleet_messages_take(
     p_fleet text, p_term bigint, p_of_fleet boolean, p_busy jsonb, p_per_host int, p_limit int, p_lease_s numeric,
     p_after text, p_now timestamptz default null

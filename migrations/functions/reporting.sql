@@ -26,7 +26,8 @@ begin
                        - coalesce((select r.n from refused r where r.pool = t.pool), 0) as claimable,
                    count(*) filter (where t.status = 'Queued' and t.blocked and t.queue_gate = 0) as dependencies,
                    count(*) filter (where t.status = 'Queued' and t.queue_gate in (1, 2) and t.run_after is null) as concurrency,
-                   count(*) filter (where t.status = 'Queued' and (not t.blocked or t.queue_gate > 0) and t.run_after > v_now) as scheduled,
+                   count(*) filter (where t.status = 'Queued' and (not t.blocked or t.queue_gate > 0)
+                       and t.run_after > v_now) as scheduled,
                    min(t.run_after) filter (where t.status = 'Queued' and (not t.blocked or t.queue_gate > 0)
                                               and t.run_after > v_now) as next_due_at,
                    count(*) filter (where t.status = 'In Progress') as running,

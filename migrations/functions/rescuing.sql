@@ -121,7 +121,8 @@ $$;
 create or replace function public.internal_is_unrescuable(p_task_id uuid, p_now timestamptz) returns boolean
 language sql stable security definer set search_path = '' as $$
     select exists (select from public.task_refusals r
-                    where r.task_id = internal_is_unrescuable.p_task_id and r.what = 'rescue' and r.retry_at > internal_is_unrescuable.p_now)
+                    where r.task_id = internal_is_unrescuable.p_task_id and r.what = 'rescue'
+                        and r.retry_at > internal_is_unrescuable.p_now)
 $$;
 
 -- Gives up an attempt whose worker is lost; returns 'refused' if a user's trigger prevents it.
@@ -167,7 +168,7 @@ begin
         rescue_at := p_task.lease_expires_at;
         if v_program and not exists (select from public.task_attempts a
                                       where a.task_id = p_task.id and a.attempt = p_task.attempts) then
-            rescue_at := null;  -- the lease is not of a claim: its program has the task, whatever the lease says
+            rescue_at := null;  -- the lease is not of a claim: its program has the task in any case
         end if;
     elsif v_worker.gone and not (v_program and v_worker.legacy) then
         rescue_at := v_worker.terminated_at;
@@ -185,7 +186,8 @@ $$;
 create or replace function public.internal_is_lost(p_task public.tasks, p_now timestamptz, p_over_s numeric)
 returns boolean
 language sql stable security definer set search_path = '' as $$
-    select coalesce(h.rescue_at <= internal_is_lost.p_now - internal_is_lost.p_over_s * interval '1 second', false) from public.internal_holder(internal_is_lost.p_task, internal_is_lost.p_now) h
+    select coalesce(h.rescue_at <= internal_is_lost.p_now - internal_is_lost.p_over_s * interval '1 second', false)
+        from public.internal_holder(internal_is_lost.p_task, internal_is_lost.p_now) h
 $$;
 
 -- Whether the worker belongs to another fleet that has a leader. That leader knows when its agents could have renewed
@@ -194,7 +196,9 @@ create or replace function public.internal_is_of_other_fleet(p_fleet text, p_wor
 returns boolean
 language sql stable security definer set search_path = '' as $$
     select exists (select from public.workers w join public.fleet_lease l on l.fleet = w.fleet
-                    where w.id = internal_is_of_other_fleet.p_worker_id and w.fleet <> internal_is_of_other_fleet.p_fleet and l.expires_at > internal_is_of_other_fleet.p_now)
+                    where w.id = internal_is_of_other_fleet.p_worker_id
+                        and w.fleet <> internal_is_of_other_fleet.p_fleet
+                        and l.expires_at > internal_is_of_other_fleet.p_now)
 $$;
 
 -- Whether a lease expired because of an outage: its worker renewed it until about the time when the leader's own lease
@@ -205,9 +209,11 @@ language sql stable security definer set search_path = '' as $$
     select exists (
         select from public.fleet_lease l
          where l.fleet = internal_is_outage.p_fleet and l.unled_from is not null
-           and l.since - l.unled_from >= greatest(internal_is_outage.p_lease_s - 20, internal_is_outage.p_lease_s / 2) * interval '1 second'
+           and l.since - l.unled_from >= greatest(internal_is_outage.p_lease_s - 20,
+               internal_is_outage.p_lease_s / 2) * interval '1 second'
            and internal_is_outage.p_lease_expires_at - internal_is_outage.p_lease_s * interval '1 second' >= l.unled_from - interval '60 seconds'
-           and internal_is_outage.p_lease_expires_at > l.unled_from and internal_is_outage.p_lease_expires_at < l.since + interval '30 seconds')
+           and internal_is_outage.p_lease_expires_at > l.unled_from
+               and internal_is_outage.p_lease_expires_at < l.since + interval '30 seconds')
 $$;
 
 -- The leader declares for p_for_s that the object store is unavailable. During this time no worker of its fleet claims.
@@ -246,5 +252,6 @@ $$;
 create or replace function public.internal_is_store_away(p_fleet text, p_now timestamptz) returns boolean
 language sql stable security definer set search_path = '' as $$
     select exists (select from public.fleet_settings s
-                    where s.fleet = internal_is_store_away.p_fleet and s.name = 'store_away' and s.expires_at > internal_is_store_away.p_now)
+                    where s.fleet = internal_is_store_away.p_fleet and s.name = 'store_away'
+                        and s.expires_at > internal_is_store_away.p_now)
 $$;

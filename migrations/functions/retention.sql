@@ -1,6 +1,6 @@
 -- Deletes rows past their retention time.
 
--- Calls fleet_retention if nobody has done that within p_every_s; otherwise "deleted" is null. The database keeps the
+-- Calls fleet_retention unless that was done within p_every_s; otherwise "deleted" is null. The database keeps the
 -- time, because a process may not live for an hour.
 create or replace function public.fleet_retain(
     p_fleet text, p_term bigint, p_every_s numeric, p_now timestamptz default null
@@ -25,7 +25,7 @@ end
 $$;
 
 -- Deletes old rows in bounded batches. Tasks, workers, costs and the ledger of live workers' logs stay. A worker that
--- lives long keeps its newest events; its changes between active and idle are deleted after a week.
+-- runs long keeps its newest events; its changes between active and idle are deleted after a week.
 create or replace function public.fleet_retention(p_fleet text, p_term bigint, p_now timestamptz default null)
 returns jsonb
 language plpgsql security definer set search_path = '' set enable_nestloop = off set jit = off as $$

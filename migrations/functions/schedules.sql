@@ -141,7 +141,7 @@ begin
 end
 $$;
 
--- Sets a schedule aside whose due times cannot be worked out, until somebody changes it.
+-- Sets a schedule aside whose due times cannot be computed, until it is changed.
 create or replace function public.fleet_schedule_problem(
     p_fleet text, p_term bigint, p_name text, p_problem text, p_now timestamptz default null
 ) returns jsonb

@@ -65,7 +65,7 @@ declare
     v_before text := coalesce(current_setting('orchestrator.settling', true), '');
     v_set text;
     v_all uuid[] := public.internal_waiting_dependants(p_ended, p_most);
-    v_places jsonb;  -- places of the tasks in v_all. A value is found without a join, whatever the planner expects
+    v_places jsonb;  -- places of the tasks in v_all. A value is found without a join, so the estimates of the planner do not matter
     v_locked uuid[];
     v_task record;
     v_cause int;
@@ -237,7 +237,8 @@ declare
 begin
     -- Only at this depth of triggers does the loop in internal_settle follow a cascade.
     v_set := set_config('orchestrator.settling', pg_trigger_depth()::text, true);
-    select coalesce(array_agg(l.id) filter (where l.failed is null and not l.is_lost and l.blocked is distinct from l.waits), '{}'),
+    select coalesce(array_agg(l.id) filter (where l.failed is null and not l.is_lost
+               and l.blocked is distinct from l.waits), '{}'),
            coalesce(jsonb_object_agg(l.id, l.failed) filter (where l.failed is not null), '{}'),
            coalesce(jsonb_object_agg(l.id, l.lost) filter (where l.failed is null and l.is_lost), '{}')
       into v_flips, v_failed, v_lost
@@ -459,7 +460,8 @@ begin
      where u.no = any (v_nos) and not exists (select from unnest(u.task_ids) n (id) where v_busy ? n.id::text);
     if not p_waits and v_open <> '{}' then
         update public.tasks_unsettled u
-           set tried_at = clock_timestamp(), task_ids = array(select n.id from unnest(u.task_ids) n (id) where v_busy ? n.id::text)
+           set tried_at = clock_timestamp(), task_ids = array(select n.id from unnest(u.task_ids) n (id)
+               where v_busy ? n.id::text)
          where u.no = any (v_nos);
     end if;
     return cardinality(v_nos);
@@ -595,7 +597,8 @@ create or replace function public.internal_waiting_dependants(p_ended uuid[], p_
 language sql stable security definer set search_path = '' set enable_seqscan = off set enable_indexscan = off
 set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
     with recursive ended (ids) as (
-        select array(select d.id from public.tasks d where d.id = any (internal_waiting_dependants.p_ended) and d.status in ('Failed', 'Cancelled'))
+        select array(select d.id from public.tasks d where d.id = any (internal_waiting_dependants.p_ended)
+            and d.status in ('Failed', 'Cancelled'))
     ), behind (id) as (
         select n.id from ended e cross join unnest(e.ids) n (id)
         union
@@ -603,7 +606,9 @@ set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
             select t.id from public.tasks t
              where t.blocked and t.status = 'Queued' and t.depends_on @> array[b.id] offset 0) w
     )
-    select array_agg(l.id) from (select b.id from behind b limit internal_waiting_dependants.p_most + cardinality(internal_waiting_dependants.p_ended)) l
+    select array_agg(l.id)
+      from (select b.id from behind b
+             limit internal_waiting_dependants.p_most + cardinality(internal_waiting_dependants.p_ended)) l
 $$;
 
 -- Queued tasks that depend on one of these.
@@ -611,7 +616,8 @@ create or replace function public.internal_dependants(p_ids uuid[]) returns uuid
 language sql stable security definer set search_path = '' set enable_seqscan = off set enable_indexscan = off
 set jit = off as $$
     select array_agg(distinct w.id)
-      from (select array_agg(e.id) as ids from unnest(internal_dependants.p_ids) with ordinality e (id, n) group by (e.n - 1) / 1000) s
+      from (select array_agg(e.id) as ids from unnest(internal_dependants.p_ids) with ordinality e (id, n)
+             group by (e.n - 1) / 1000) s
      cross join lateral (
            select t.id from public.tasks t where t.blocked and t.status = 'Queued' and t.depends_on && s.ids offset 0) w
 $$;
@@ -621,7 +627,8 @@ create or replace function public.internal_needing(p_ids uuid[]) returns uuid[]
 language sql stable security definer set search_path = '' set enable_seqscan = off set enable_indexscan = off
 set jit = off as $$
     select array_agg(distinct w.id)
-      from (select array_agg(e.id) as ids from unnest(internal_needing.p_ids) with ordinality e (id, n) group by (e.n - 1) / 1000) s
+      from (select array_agg(e.id) as ids from unnest(internal_needing.p_ids) with ordinality e (id, n)
+             group by (e.n - 1) / 1000) s
      cross join lateral (
            select t.id from public.tasks t
             where t.status = 'Queued' and t.depends_on <> '{}' and t.depends_on && s.ids offset 0) w

@@ -85,7 +85,8 @@ begin
     select (r->>'id')::uuid, r->>'task_type', r->'params', r->>'pool',
            coalesce((r->>'priority')::int, 0), (r->>'max_attempts')::int, (r->>'run_after')::timestamptz,
            array(select jsonb_array_elements_text(r->'depends_on')::uuid), r->>'dedupe_key', (r->>'timeout_s')::numeric,
-           r->>'tenant', r->>'concurrency_key', r->'labels', r->>'webhook_url', (r->>'webhook_progress')::boolean, r->>'traceparent',
+           r->>'tenant', r->>'concurrency_key', r->'labels', r->>'webhook_url', (r->>'webhook_progress')::boolean,
+           r->>'traceparent',
            (r->>'at')::timestamptz, p_now
       from unnest(v_rows) r
     on conflict do nothing;
@@ -190,7 +191,8 @@ begin
             return v_id;
         end if;
     end if;
-    perform public.internal_refuse('OR007', format('task %s depends on %L, which does not exist', p_index, left(p_reference, 100)),
+    perform public.internal_refuse('OR007', format('task %s depends on %L, which does not exist',
+            p_index, left(p_reference, 100)),
         'a dependency is an existing task, or an entry before it in the batch',
         'submit it first, or name it "#0", "#1", … by its place in the batch');
     return null;
@@ -234,7 +236,8 @@ begin
         return jsonb_build_object('outcome', 'not_ended', 'status', v_task.status);
     end if;
     select array_agg(l.id) into v_ids from (
-        select t.id from public.tasks t where t.id = any (public.internal_failed_dependants(p_id)) order by t.id for no key update) l;
+        select t.id from public.tasks t where t.id = any (public.internal_failed_dependants(p_id))
+            order by t.id for no key update) l;
     update public.tasks t
        set status = 'Queued', uncounted = t.attempts, run_after = null, worker_id = null, lease_expires_at = null,
            cancel_requested_at = null, error_message = null, failure_code = null, failed_at_point = null,

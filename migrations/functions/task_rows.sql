@@ -116,7 +116,8 @@ create or replace function public.internal_traceparent_problem(p_traceparent tex
 language sql immutable security definer set search_path = '' as $$
     select case
         when internal_traceparent_problem.p_traceparent ~ '^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$' then null
-        when length(internal_traceparent_problem.p_traceparent) <> 55 then format('it has %s characters, not 55', length(internal_traceparent_problem.p_traceparent))
+        when length(internal_traceparent_problem.p_traceparent) <> 55
+            then format('it has %s characters, not 55', length(internal_traceparent_problem.p_traceparent))
         when internal_traceparent_problem.p_traceparent is not null then 'it is not 00-<32 hex digits>-<16 hex digits>-<2 hex digits>, in lower case '
             'and with ids other than zero'
     end
@@ -128,7 +129,8 @@ create or replace function public.internal_labels_problem(p_labels jsonb) return
 language sql immutable security definer set search_path = '' as $$
     select case
         when internal_labels_problem.p_labels is null then null
-        when jsonb_typeof(internal_labels_problem.p_labels) <> 'object' then 'labels are a JSON ' || jsonb_typeof(internal_labels_problem.p_labels) || ', not an object'
+        when jsonb_typeof(internal_labels_problem.p_labels) <> 'object'
+            then 'labels are a JSON ' || jsonb_typeof(internal_labels_problem.p_labels) || ', not an object'
         when (select count(*) from jsonb_object_keys(internal_labels_problem.p_labels)) > 16
             then (select count(*) from jsonb_object_keys(internal_labels_problem.p_labels)) || ' labels, the limit is 16'
         else (
@@ -173,7 +175,7 @@ begin
 end
 $$;
 
--- A lease as it is stored. A lease that ends in years would keep a GPU for a task that nobody runs: it counts as none.
+-- A lease as it is stored. A lease that ends in years would keep a GPU for a task that no worker runs: it counts as none.
 create or replace function public.internal_lease(p_until timestamptz) returns timestamptz
 language plpgsql stable security definer set search_path = '' as $$
 #variable_conflict use_variable
@@ -349,7 +351,8 @@ begin
            array_agg(a.id) filter (where a.status = 'Queued'
                                      and (a.depends_on is distinct from b.depends_on
                                           or b.status <> 'Queued' and a.depends_on <> '{}'
-                                          or b.blocked and b.queue_gate = 0 and (not a.blocked or a.queue_gate > 0) and not v_is_settling)),
+                                          or b.blocked and b.queue_gate = 0 and (not a.blocked or a.queue_gate > 0)
+                                              and not v_is_settling)),
            array_agg(distinct a.pool) filter (where a.status = 'Queued' and not a.blocked
                                                 and (b.status is distinct from 'Queued' or b.blocked or b.pool <> a.pool
                                                      or b.run_after > coalesce(a.run_after, '-infinity'))),

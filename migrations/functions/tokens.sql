@@ -1,5 +1,5 @@
 -- Tokens of the API, and the audit log. The database knows a token by its SHA-256: the token is a random number of 256
--- bits, so nobody can guess it from the hash.
+-- bits, so it cannot be guessed from the hash.
 
 -- Stores a token: {name, hash, scopes, pools, tenant, expires_at}. A name is used once, because the audit log names it.
 create or replace function public.fleet_token_create(
@@ -103,6 +103,8 @@ create or replace function public.internal_audit(
 ) returns void
 language sql security definer set search_path = '' as $$
     insert into public.audit_log (fleet, at, actor, action, subject, detail)
-    values (internal_audit.p_fleet, internal_audit.p_now, left(internal_audit.p_actor, 100), internal_audit.p_action, left(internal_audit.p_subject, 300),
-            case when octet_length(internal_audit.p_detail::text) > 8192 then '{"left_out": true}' else jsonb_strip_nulls(internal_audit.p_detail) end)
+    values (internal_audit.p_fleet, internal_audit.p_now, left(internal_audit.p_actor, 100), internal_audit.p_action,
+            left(internal_audit.p_subject, 300),
+            case when octet_length(internal_audit.p_detail::text) > 8192 then '{"left_out": true}'
+                else jsonb_strip_nulls(internal_audit.p_detail) end)
 $$;

@@ -84,14 +84,14 @@ declare
     c_newest constant int := 50;  -- attempts of one worker
 begin
     return coalesce((
-        with lately as (
+        with recent as (
             (select w.id, w.pool from public.workers w where w.fleet = p_fleet and w.bringup_ended_at > v_since
               order by w.bringup_ended_at desc limit c_workers)
             union
             (select w.id, w.pool from public.workers w
               where w.fleet = p_fleet and w.status <> 'terminated' and w.promoted_at is null order by w.id limit c_workers)
         ), attempts as (
-            select a.*, l.pool from lately l
+            select a.*, l.pool from recent l
              cross join lateral (select b.* from public.worker_attempts b where b.worker_id = l.id
                                   order by b.id desc limit c_newest) a
              where a.ended_at > v_since

@@ -5,7 +5,8 @@
 create or replace function public.internal_webhook_host(p_url text) returns text
 language sql immutable security definer set search_path = '' as $$
     select case when length(internal_webhook_host.p_url) <= 2000
-                then substring(lower(internal_webhook_host.p_url) from '^https?://([a-z0-9._:\[\]-]+)(?:[/?][\x21\x22\x24-\x7e]*)?$') end
+                then substring(lower(internal_webhook_host.p_url)
+                    from '^https?://([a-z0-9._:\[\]-]+)(?:[/?][\x21\x22\x24-\x7e]*)?$') end
 $$;
 
 create or replace function public.internal_webhook_rule() returns text
@@ -20,10 +21,13 @@ language sql stable security definer set search_path = '' as $$
         'type', internal_webhook_body.p_event,
         'timestamp', internal_webhook_body.p_now,
         'data', jsonb_build_object(
-            'id', internal_webhook_body.p_task.id, 'task_type', internal_webhook_body.p_task.task_type, 'status', internal_webhook_body.p_task.status, 'pool', internal_webhook_body.p_task.pool,
-            'tenant', internal_webhook_body.p_task.tenant, 'labels', internal_webhook_body.p_task.labels, 'attempts', internal_webhook_body.p_task.attempts,
+            'id', internal_webhook_body.p_task.id, 'task_type', internal_webhook_body.p_task.task_type,
+            'status', internal_webhook_body.p_task.status, 'pool', internal_webhook_body.p_task.pool,
+            'tenant', internal_webhook_body.p_task.tenant, 'labels', internal_webhook_body.p_task.labels,
+            'attempts', internal_webhook_body.p_task.attempts,
             'created_at', internal_webhook_body.p_task.created_at, 'failure_code', internal_webhook_body.p_task.failure_code,
-            'error_message', left(internal_webhook_body.p_task.error_message, 2000), 'output_location', left(internal_webhook_body.p_task.output_location, 2000),
+            'error_message', left(internal_webhook_body.p_task.error_message, 2000),
+            'output_location', left(internal_webhook_body.p_task.output_location, 2000),
             'progress', case when octet_length(internal_webhook_body.p_task.progress::text) <= 16384 then internal_webhook_body.p_task.progress end,
             'result_data', case when octet_length(internal_webhook_body.p_task.result_data::text) <= 16384 then internal_webhook_body.p_task.result_data end,
             'result_left_out', coalesce(octet_length(internal_webhook_body.p_task.result_data::text) > 16384, false)))
@@ -34,7 +38,8 @@ create or replace function public.internal_webhooks_write(p_ids uuid[], p_now ti
 language sql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
     insert into public.webhook_messages (event, task_id, webhook, url, host, body, created_at, give_up_at, next_at)
     select e.event, t.id, u.webhook, u.url, public.internal_webhook_host(u.url),
-           public.internal_webhook_body(t.*, e.event, internal_webhooks_write.p_now), internal_webhooks_write.p_now, internal_webhooks_write.p_now + interval '1 day', internal_webhooks_write.p_now
+           public.internal_webhook_body(t.*, e.event, internal_webhooks_write.p_now), internal_webhooks_write.p_now,
+               internal_webhooks_write.p_now + interval '1 day', internal_webhooks_write.p_now
       from public.tasks t
      cross join lateral (select case t.status when 'Complete' then 'task.completed' when 'Failed' then 'task.failed'
                                               when 'Cancelled' then 'task.cancelled' end as event) e
@@ -150,7 +155,8 @@ begin
     update public.webhook_messages m set next_at = v_now, give_up_at = v_now + interval '1 day'
      where m.sent_at is null
        and m.id = any (array(select l.id from public.webhook_messages l
-                              where l.event <> 'alert' and l.sent_at is null and case when p_id is null then l.next_at is null else l.id = p_id end
+                              where l.event <> 'alert' and l.sent_at is null and case
+                                  when p_id is null then l.next_at is null else l.id = p_id end
                               limit 10000));
     get diagnostics v_count = row_count;
     if v_count > 0 then
@@ -161,7 +167,7 @@ begin
 end
 $$;
 
--- What health says of webhooks: messages that were given up within a day, and those that nobody has tried to send for
+-- The trouble of webhooks that health shows: messages that were given up within a day, and those that were not tried for
 -- five minutes. It counts 10,000 of them at most.
 create or replace function public.internal_webhook_troubles(p_now timestamptz) returns jsonb
 language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
@@ -187,7 +193,8 @@ language sql stable security definer set search_path = '' set jit = off as $$
         'webhooks', coalesce((select jsonb_agg(to_jsonb(w) order by w.name) from public.webhooks w), '[]'),
         'troubles', public.internal_webhook_troubles(public.internal_clock(fleet_webhooks.p_now)),
         'messages', coalesce((
-            select jsonb_agg(to_jsonb(m) - array['body', 'url', 'state', 'fleet', 'dedup_key'] || jsonb_build_object('state', m.state)
+            select jsonb_agg(to_jsonb(m) - array['body', 'url', 'state', 'fleet', 'dedup_key']
+                || jsonb_build_object('state', m.state)
                              order by m.created_at desc, m.id)
               from (select n.*, s.state from public.webhook_messages n
                      cross join lateral (select case when n.sent_at is not null then 'sent'
@@ -196,5 +203,6 @@ language sql stable security definer set search_path = '' set jit = off as $$
                      where n.event <> 'alert'
                        and (fleet_webhooks.p_task_id is null or n.task_id = fleet_webhooks.p_task_id)
                        and (fleet_webhooks.p_state is null or s.state = fleet_webhooks.p_state)
-                     order by n.created_at desc, n.id limit least(greatest(coalesce(fleet_webhooks.p_limit, 100), 0), 1000)) m), '[]'))
+                     order by n.created_at desc, n.id limit least(greatest(coalesce(fleet_webhooks.p_limit, 100), 0),
+                         1000)) m), '[]'))
 $$;

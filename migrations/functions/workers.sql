@@ -302,15 +302,18 @@ $$;
 
 create or replace function public.internal_worker_report(p_worker public.workers, p_now timestamptz) returns jsonb
 language sql stable security definer set search_path = '' as $$
-    select public.internal_worker_json(internal_worker_report.p_worker) || public.internal_worker_costs(internal_worker_report.p_worker, internal_worker_report.p_now) || (
+    select public.internal_worker_json(internal_worker_report.p_worker)
+        || public.internal_worker_costs(internal_worker_report.p_worker, internal_worker_report.p_now) || (
         select jsonb_build_object('tasks_done', count(*) filter (where a.outcome = 'complete'),
                                   'tasks_failed', count(*) filter (where a.outcome in ('failed', 'lost')))
           from public.task_attempts a where a.worker_id = internal_worker_report.p_worker.id) || jsonb_build_object('trouble', (
         -- Why the last attempt at the present stage failed; NULL while none has failed.
         select jsonb_build_object('code', a.failure_code, 'cause', a.evidence ->> 'cause')
           from (select a.failure_code, a.evidence from public.worker_attempts a
-                 where internal_worker_report.p_worker.status = 'spawning' and a.worker_id = internal_worker_report.p_worker.id and a.outcome is not null
-                   and a.stage in (internal_worker_report.p_worker.stage, case internal_worker_report.p_worker.stage when 'intent' then 'pod_created' end)
+                 where internal_worker_report.p_worker.status = 'spawning'
+                     and a.worker_id = internal_worker_report.p_worker.id and a.outcome is not null
+                   and a.stage in (internal_worker_report.p_worker.stage, case internal_worker_report.p_worker.stage
+                       when 'intent' then 'pod_created' end)
                  order by a.id desc limit 1) a
          where a.failure_code is not null))
 $$;

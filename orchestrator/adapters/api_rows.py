@@ -61,7 +61,7 @@ class ApiRows:
         return dict(await self._db.call("task_get_for", p_scope=holder.restriction(), p_id=task_id))
 
     async def act(self, holder: TokenHolder, task_id: str, action: str, version: str | None) -> Row:
-        """Cancel or retry a task, if it still has this version (None: whatever it has)."""
+        """Cancel or retry a task, if it still has this version. None: any version."""
         args = {"p_actor": holder.name, "p_scope": holder.restriction(), "p_action": action, "p_version": version}
         return dict(await self._db.call("task_act_for", p_fleet=self._fleet, p_id=task_id, **args))
 
@@ -115,7 +115,7 @@ class ApiRows:
         return dict((await self._db.call("fleet_pauses", p_fleet=self._fleet))["paused"])
 
     async def pause(self, actor: str, reason: str | None, *, pool: str | None, for_s: float | None = None) -> Row:
-        """Stop spawning for a reason (None: go on); the pauses that hold then."""
+        """Stop spawning for a reason (None: resume). Return the pauses in force."""
         args = {} if reason is None else {"reason": reason, "for_s": for_s}
         answer = await self._act(actor, "pool.pause" if args else "pool.resume", pool or EVERY_POOL, args)
         return dict(answer["paused"])

@@ -66,7 +66,7 @@ class ClusterStore:
         )
 
     async def wait(self, term: int, cluster: str, **fields: Any) -> bool:
-        """Set fields of a live cluster. Return whether it lives."""
+        """Set fields of a live cluster. Return False if it has ended."""
         return _ok(await self._lead("fleet_cluster_wait", term, p_cluster=cluster, p_fields=fields))
 
     async def join(self, term: int, cluster: str, worker_id: str, role: MemberRole, **fields: Any) -> int | None:

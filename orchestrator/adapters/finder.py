@@ -38,7 +38,7 @@ class Finder:
         return dict(answer)
 
     async def cost_by(self, by: str, since: datetime, limit: int) -> Mapping[str, Any]:
-        """Return the dearest lines of the tasks' cost by "tenant" or "label:KEY": {since, until, lines, of}."""
+        """Return the highest costs of tasks by "tenant" or "label:KEY": {since, until, lines, of}."""
         window = {"p_since": since, "p_until": None}
         return dict(await self._db.call("fleet_cost_by", p_fleet=self._fleet, **window, p_by=by, p_limit=limit))
 

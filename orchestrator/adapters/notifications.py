@@ -65,7 +65,7 @@ class Listeners:
             if (await asyncio.wait({running}, timeout=CANCEL_AGAIN_S))[0]:
                 break
         else:
-            return  # the end of the event loop cancels it once more
+            return  # the end of the event loop cancels it again
         with contextlib.suppress(asyncio.CancelledError):
             await running
 

@@ -123,8 +123,8 @@ class OperatorRows:
 
     async def claim_as(self, worker_id: str) -> None:
         """Claim for a worker that does not exist, to test the function. UnknownWorker shows that it works."""
-        nobody = {"p_worker_id": worker_id, "p_nonce": "nobody", "p_claim_no": 1, "p_batch": 1, "p_wait_s": 0}
-        await self._db.call("worker_claim", **nobody)
+        unknown = {"p_worker_id": worker_id, "p_nonce": "nobody", "p_claim_no": 1, "p_batch": 1, "p_wait_s": 0}
+        await self._db.call("worker_claim", **unknown)
 
     async def describe(self) -> Row:
         """Return the schema's version, and the argument names of every function that can be called."""

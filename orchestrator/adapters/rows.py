@@ -17,7 +17,7 @@ from orchestrator.ports import LogRange
 from worker.protocol import DISK
 
 Row = Mapping[str, Any]
-OPERATOR = "operator"  # who acts, if nobody says more
+OPERATOR = "operator"  # the actor, if the row names none
 EARLIEST, LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)  # leaves a day for arithmetic
 
 
@@ -170,7 +170,7 @@ def _held_back_of(row: Row) -> HeldBack | None:
             done_elsewhere_at=done_elsewhere_at,
         )
     except (KeyError, TypeError, ValueError, OverflowError):
-        # Written by hand. The worker claims nothing, whatever the value is, and one row must not stop every tick.
+        # A person wrote the value. The worker claims nothing in any case, and one bad row must not stop every tick.
         return HeldBack(moment(row["state_since"]), 0, frozenset(), (), done_elsewhere_at)
 
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -23,9 +23,6 @@ from orchestrator.adapters.runpod_fields import Malformed
 from orchestrator.adapters.runpod_lanes import CallAttempt, Lanes
 from orchestrator.adapters.runpod_logs import system_log
 from orchestrator.adapters.runpod_replies import (
-    DATABASE_VARIABLE,
-    FLEET_VARIABLE,
-    WORKER_VARIABLE,
     bills,
     page,
     pod,
@@ -33,6 +30,7 @@ from orchestrator.adapters.runpod_replies import (
     prices,
     volume,
 )
+from orchestrator.adapters.runpod_requests import create_body, rfc3339
 from orchestrator.adapters.runpod_transport import install
 from orchestrator.core.call_budget import Priority
 from orchestrator.core.model import Pod, PodSpec
@@ -57,10 +55,7 @@ class RunPodCloud:
         call_timeout_s: float = 30,
         on_call: Callable[[str, str], None] = lambda _operation, _status: None,
     ) -> None:
-        """Use this key. `on_call` gets each request.
-
-        The operation, and its HTTP status or the reason why there is none.
-        """
+        """Use this key. `on_call` gets the operation of each request, and its HTTP status or why it has none."""
         self._api_key = api_key
         self._call_timeout_s = call_timeout_s
         self._on_call = on_call
@@ -86,7 +81,7 @@ class RunPodCloud:
             Priority.CREATE,
             "create",
             doing,
-            lambda: run_rest_request("POST", "/v2/pods", api_key=self._api_key, json=_body(spec)),
+            lambda: run_rest_request("POST", "/v2/pods", api_key=self._api_key, json=create_body(spec)),
             only_rate_limit=True,
         )
         created = _read(pod, reply, doing)
@@ -149,7 +144,7 @@ class RunPodCloud:
     async def billing(self, since: datetime, until: datetime) -> tuple[Bill, ...]:
         """Return the charges of each pod in the account for the whole hours that cover the window."""
         doing = "read the pods' bill"
-        span = {"startTime": _rfc3339(since), "endTime": _rfc3339(until), "bucketSize": "hour"}
+        span = {"startTime": rfc3339(since), "endTime": rfc3339(until), "bucketSize": "hour"}
         reply = await self._call(
             Priority.OTHER,
             "bill",
@@ -235,53 +230,22 @@ class RunPodCloud:
         raise AssertionError("the last attempt returns or raises")
 
     def _meaning(self, error: Exception, doing: str, priority: Priority) -> PortError:
-        """Return the port's error for an error of a call.
-
-        RateLimited with the seconds until the next call is allowed.
-        """
+        """Return the port's error for an error of a call. RateLimited has the seconds until the next call."""
         # An unreadable body raises a ValueError too, in requests or json: the call was made, and its result is unknown.
         unreadable = isinstance(error, requests.RequestException | json.JSONDecodeError | UnicodeError)
         if isinstance(error, ValueError) and not unreadable:
             return BadSpec(f"{doing}: {error}")
-        meant = port_error(error, doing)
-        if isinstance(meant, RateLimited):
-            meant.retry_after_s = max(meant.retry_after_s, self._lanes.wait_s(priority))
-        return meant
+        meaning = port_error(error, doing)
+        if isinstance(meaning, RateLimited):
+            meaning.retry_after_s = max(meaning.retry_after_s, self._lanes.wait_s(priority))
+        return meaning
 
 
-def _may_repeat(meant: PortError, only_rate_limit: bool) -> bool:
+def _may_repeat(error: PortError, only_rate_limit: bool) -> bool:
     """Return whether the call may be repeated; a create call only if it certainly had no effect."""
-    if isinstance(meant, RateLimited | NotSent):
+    if isinstance(error, RateLimited | NotSent):
         return True
-    return isinstance(meant, Unavailable) and not only_rate_limit
-
-
-def _body(spec: PodSpec) -> dict[str, Any]:
-    """Build the body of the create request. The SDK's create_pod accepts only exact CUDA versions, not a lowest one."""
-    ownership = {FLEET_VARIABLE: spec.fleet_id, WORKER_VARIABLE: spec.name}
-    if spec.database_id:
-        ownership[DATABASE_VARIABLE] = spec.database_id
-    gpu: dict[str, Any] = {"id": spec.gpu_type, "count": spec.gpu_count}
-    gpu |= {"minRamPerGpu": spec.min_memory_gb, "minVcpuCountPerGpu": spec.min_vcpu}
-    if spec.min_cuda:
-        gpu["minCudaVersion"] = spec.min_cuda
-    body: dict[str, Any] = {
-        "name": spec.name,
-        "image": spec.image,
-        "cloud": spec.cloud,
-        "gpu": gpu,
-        "disk": spec.disk_gb,
-        "ports": list(spec.ports),
-        "startSsh": True,
-        "env": {**spec.env, "PUBLIC_KEY": spec.public_key, **ownership},
-    }
-    if spec.global_networking:
-        body["globalNetworking"] = True
-    if spec.data_center:
-        body["dataCenterIds"] = [spec.data_center]
-    if spec.volume_id:
-        body["mounts"] = {"network": [{"volumeId": spec.volume_id, "path": spec.volume_mount_path}]}
-    return body
+    return isinstance(error, Unavailable) and not only_rate_limit
 
 
 def _pods(records: list[Any]) -> tuple[Pod, ...]:
@@ -296,10 +260,6 @@ def _pods(records: list[Any]) -> tuple[Pod, ...]:
 def _page_request(path: str, cursor: str | None, api_key: str) -> Callable[[], Any]:
     parameters = {} if cursor is None else {"cursor": cursor}
     return lambda: run_rest_request("GET", path, api_key=api_key, params=parameters)
-
-
-def _rfc3339(moment: datetime) -> str:
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _status(error: Exception) -> str:

@@ -1,7 +1,4 @@
-"""Decodes single fields of RunPod's JSON. A required field raises Malformed.
-
-Any other one is a value or None (unknown).
-"""
+"""Decodes single fields of RunPod's JSON. An invalid required field raises Malformed; any other is None (unknown)."""
 
 import ipaddress
 import re

@@ -1,4 +1,4 @@
-"""A pod's system log: server-sent events that do not end while the pod lives, read until they pause."""
+"""A pod's system log: server-sent events that do not end while the pod exists, read until they pause."""
 
 import json
 import os

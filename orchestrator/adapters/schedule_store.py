@@ -52,7 +52,7 @@ class ScheduleStore:
         due_at: datetime | None,
         next_at: datetime,
     ) -> Row:
-        """Close due times and go on to `next_at`. Return {outcome, task_id, reason}; "stale": `seen` has changed."""
+        """Close due times and continue with `next_at`. Return {outcome, task_id, reason}; "stale": `seen` changed."""
         times = {
             "p_missed": [moment.isoformat() for moment in missed],
             "p_due_at": due_at.isoformat() if due_at else None,
@@ -65,6 +65,6 @@ class ScheduleStore:
         )
 
     async def set_aside(self, term: int, name: str, problem: str) -> None:
-        """Record why due times cannot be worked out. The schedule waits until somebody changes it."""
+        """Record why due times cannot be worked out. The schedule waits until it is changed."""
         args = {"p_fleet": self._fleet, "p_term": term, "p_name": name, "p_problem": problem}
         await self._db.call("fleet_schedule_problem", **args)

@@ -15,7 +15,8 @@ async def run(
 ) -> int | None:
     """Return the exit status; None if a signal ended the command. The command reads an empty stdin.
 
-    A slow sink slows the command down. Raises TimeoutError, asyncssh.Error or OSError; the command is hung up then.
+    A slow sink slows the command down. Raises TimeoutError, asyncssh.Error or OSError; then the command's channel is
+    closed.
     """
     async with asyncio.timeout(timeout_s):
         process = await connection.create_process(command, encoding=None)

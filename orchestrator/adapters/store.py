@@ -103,7 +103,7 @@ class SqlStore(OperatorRows):
         return list((await self._call("fleet_rescue_overdue", p_term=term, p_over_s=over_s))["tasks"])
 
     async def keep_tasks(self, term: int, worker_id: str) -> None:
-        """Renew the leases of the tasks of a worker whose agent calls in vain."""
+        """Renew the leases of the tasks of a worker whose agent gets no answer."""
         await self._call("fleet_keep_tasks", p_term=term, p_worker_id=worker_id)
 
     async def note_offer(self, term: int, key: str, *, refused: bool, code: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Sends one signed message to an address that somebody outside has chosen.
+"""Sends one signed message to an address that a user has chosen.
 
 The name is resolved first, every address is checked, and the connection goes to the address that was checked: a name
 that changes in between leads nowhere else. Redirects are not followed, proxies of the environment are not used, and
@@ -37,7 +37,7 @@ class SendingRules:
 
 
 class WebhookSender:
-    """All receivers."""
+    """Sends messages to any receiver."""
 
     def __init__(self, rules: SendingRules) -> None:
         self._rules = rules
@@ -92,7 +92,7 @@ class WebhookSender:
         answer: asyncio.Future[list[str]] = loop.create_future()
 
         def answered(found: list[str]) -> None:
-            if not answer.done():  # nobody waits any more
+            if not answer.done():  # the caller has gone
                 answer.set_result(found)
 
         def look_up() -> None:

@@ -48,7 +48,7 @@ class WebhookStore:
         after: str | None,
         of_fleet: bool = False,
     ) -> tuple[Sequence[Row], str | None]:
-        """Return messages {id, event, host, url, body, attempts} that are due, and where the next call goes on.
+        """Return messages {id, event, host, url, body, attempts} that are due, and where the next call continues.
 
         They are about tasks, or with `of_fleet` about the fleet's alerts. Each of them is due again after `lease_s`.
         `busy` counts for each host what is being sent.

@@ -30,7 +30,8 @@ from orchestrator.diagnostics.causes import named
 from orchestrator.diagnostics.early_warnings import silent_leader
 from orchestrator.diagnostics.knowledge import Gotcha
 from orchestrator.diagnostics.scaling import OfferNow, PoolExplanation
-from orchestrator.diagnostics.tasks import TaskAttempt, TaskExplanation
+from orchestrator.diagnostics.task_attempts import TaskAttempt
+from orchestrator.diagnostics.tasks import TaskExplanation
 from orchestrator.diagnostics.workers import WorkerExplanation
 from orchestrator.observability.redaction import plain
 

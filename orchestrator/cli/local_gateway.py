@@ -21,7 +21,7 @@ Answer = Mapping[str, Any]
 
 
 class LocalGateway:
-    """Hands out one task, and remembers its progress and its end."""
+    """Gives one task to an agent, and remembers the task's progress and end."""
 
     def __init__(self, task: Mapping[str, Any], outputs: Path) -> None:
         """`task` has the keys protocol.CLAIMED. `outputs` is created with the first output."""

@@ -1,4 +1,4 @@
-"""Maintenance: the leader executes a request, or this command does if nobody leads. The command verifies the result."""
+"""Maintenance: the leader executes a request, or this command does without a leader. It verifies the result."""
 
 import asyncio
 import time

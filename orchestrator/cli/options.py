@@ -1,4 +1,4 @@
-"""Options that several commands share: spans of time, labels, and a confirmation given in advance."""
+"""Options that several commands share: spans of time, labels, params, and a confirmation given in advance."""
 
 import json
 import re

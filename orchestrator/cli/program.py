@@ -9,7 +9,7 @@ from pathlib import PurePath
 PROGRAM = "python -m orchestrator"  # how texts name the program until they are shown
 CALLED_AS = "ORCHESTRATOR_CALLED_AS"  # `./run` sets it
 MAX_CHARS = 100
-ALIKE = 0.6  # ratio of difflib
+SIMILARITY = 0.6  # ratio of difflib
 
 
 def typed() -> str:
@@ -28,5 +28,5 @@ def as_typed(text: str) -> str:
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return ` Did you mean 'x'?` for the most similar word; an empty text if none is similar."""
     names = {str(name).casefold(): str(name) for name in known}  # a code may be a member of an enumeration
-    near = difflib.get_close_matches(word.casefold(), names, 1, ALIKE)
+    near = difflib.get_close_matches(word.casefold(), names, 1, SIMILARITY)
     return f" Did you mean {names[near[0]]!r}?" if near else ""

@@ -127,7 +127,7 @@ def utcnow() -> datetime:
 
 
 def actor() -> str:
-    """The name of the person at the terminal, for the audit log."""
+    """Return the name of the person at the terminal, for the audit log."""
     with suppress(OSError, KeyError):
         return f"cli:{getpass.getuser()}"
     return "cli"

@@ -127,7 +127,7 @@ def fit(
 
 
 def cut(text: Text, output: Output, columns: int, lines: int) -> Text:
-    """Return a text that takes at most so many lines of a terminal; `…` stands for the rest. Uncut in a pipe."""
+    """Return a text that takes at most so many lines of a terminal; `…` replaces the rest. Uncut in a pipe."""
     if not output.out.is_terminal:
         return text
     wrapped = text.wrap(output.out, columns, overflow="fold")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from orchestrator.adapters.store import SqlStore
 
 EVERY_S = 1.0
-FOR_S = 7 * 86_400.0  # Ctrl-C ends it earlier; the task goes on
+FOR_S = 7 * 86_400.0  # Ctrl-C ends it earlier; the task continues
 RESULT_CHARACTERS = 2_000
 COMPLETE = "Complete"
 ENDED = (COMPLETE, "Failed", "Cancelled")
@@ -30,7 +30,7 @@ async def follow(store: "SqlStore", output: Output, task_id: str, *, for_s: floa
     except asyncio.CancelledError:  # Ctrl-C
         if output.err.is_terminal:
             output.say("")  # below ^C
-        output.say(f"The task goes on. To follow it again: python -m orchestrator tasks watch {task_id}")
+        output.say(f"The task continues. To follow it again: python -m orchestrator tasks watch {task_id}")
         raise
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from orchestrator.cli.output import ago, one_line, relative, span, usd
 from orchestrator.core.findings import Severity
+from orchestrator.core.meanings import START_LEADER
 from orchestrator.core.plurals import at_least, counted
 from orchestrator.core.states import LIVE, State, WaitingOn
 from orchestrator.diagnostics.fact_sources import worker_of
@@ -15,7 +16,6 @@ from orchestrator.observability.redaction import plain
 
 HIDDEN = ("token_jti",)  # useless to a reader, and a part of the worker's credentials
 BUSY = "busy"
-LEAD = "python -m orchestrator run"
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
@@ -97,7 +97,7 @@ def leaderless(leadership: Mapping[str, Any]) -> str | None:
     since, now = "on this fleet yet", datetime.fromisoformat(leadership["now"])
     if last := leadership["last"]:
         since = f"for {span(ago(last['until'], now))} (last leader: {plain(last['holder'])})"
-    return f"No orchestrator has been running {since}; workers continue, none is started or ended. fix: {LEAD}"
+    return f"No orchestrator has been running {since}; workers continue, none is started or ended. fix: {START_LEADER}"
 
 
 def by_pool(counts: Iterable[Mapping[str, Any]]) -> list[str]:

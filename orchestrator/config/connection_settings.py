@@ -1,4 +1,4 @@
-"""The settings of what the orchestrator talks to. The docstring of a section is its heading."""
+"""The settings of the systems that the orchestrator talks to. The docstring of a section is its heading in the docs."""
 
 from typing import Annotated, Literal
 
@@ -146,7 +146,7 @@ class Messages(BaseModel):
         "Europe/Berlin.",
     )
     alert_max_per_hour: Count = setting(
-        10, "The largest number of messages within an hour. One summary tells how many more there are."
+        10, "The largest number of messages within an hour. One summary has the number of the others."
     )
     webhook_secret: SecretStr | None = setting(
         None,

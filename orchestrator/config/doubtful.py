@@ -1,4 +1,4 @@
-"""Settings that can be used and are probably not meant. `doctor` and the start of the orchestrator show them."""
+"""Settings that are valid and probably a mistake. `doctor` and the start of the orchestrator show them."""
 
 from collections.abc import Iterator
 

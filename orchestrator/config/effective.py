@@ -21,7 +21,7 @@ HASH_CHARS = 12
 
 
 class Effective(NamedTuple):
-    """One value."""
+    """One setting's value and its source."""
 
     name: str
     value: str

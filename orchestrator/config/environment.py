@@ -17,7 +17,12 @@ from orchestrator.config.settings import Settings
 from orchestrator.config.validation import contradictions
 from orchestrator.observability.redaction import hide
 
-PREFIXES = ("RUNPOD_", "WORKER_", "SUPABASE_", "S3_")  # a variable that begins so was probably meant for us
+PREFIXES = (
+    "RUNPOD_",
+    "WORKER_",
+    "SUPABASE_",
+    "S3_",
+)  # a variable that begins so is probably one of our settings, misspelt
 SIMILAR, SIMILAR_WITH_PREFIX, MISSPELT = 0.85, 0.75, 0.92  # ratios of difflib
 FOREIGN = re.compile(
     r"AWS_|PG|POSTGRES|RAILWAY_|SUPABASE_(?:ACCESS_TOKEN|AUTH|DB|JWT|PROJECT)"
@@ -29,21 +34,21 @@ class Unread(NamedTuple):
     """A variable that no setting reads, although its name suggests one."""
 
     name: str
-    meant: str | None  # the setting that is most similar
-    is_misspelt: bool  # hardly anything else can be meant: the start is refused
+    similar: str | None  # the setting that is most similar
+    is_misspelt: bool  # almost certainly this setting is intended, so the start is refused
 
     @property
     def problem(self) -> SettingProblem:
         """Return the problem with its fix."""
         what = f"{self.name} is not a setting"
-        if self.meant is None:
+        if self.similar is None:
             return SettingProblem(
                 what, "no setting has a similar name", "remove it; docs/settings.md lists all settings"
             )
         if self.is_misspelt:
-            return SettingProblem(what, f"it looks like {self.meant}, which is not set", f"rename it {self.meant}")
+            return SettingProblem(what, f"it looks like {self.similar}, which is not set", f"rename it {self.similar}")
         return SettingProblem(
-            what, f"{self.meant} is similar, and nothing reads {self.name}", f"rename it {self.meant}, or remove it"
+            what, f"{self.similar} is similar, and nothing reads {self.name}", f"rename it {self.similar}, or remove it"
         )
 
 
@@ -56,7 +61,7 @@ def load() -> Settings:
 
 
 def usable() -> tuple[Settings, list[SettingProblem]]:
-    """What of the environment can be used, defaults in place of the rest, and every problem with it."""
+    """Return the settings that can be used, with defaults in place of the others, and every problem."""
     unreadable = {name.upper() for name, value in os.environ.items() if not _is_utf8(value)}
     refused = {variable for one in settings_of(Settings) for variable in one.variables if variable in unreadable}
     problems = [_not_utf8(name) for name in sorted(refused)]
@@ -120,5 +125,5 @@ def unread(settings: Settings) -> Iterator[Unread]:
 
 
 def as_given() -> dict[str, str]:
-    """The environment as it is, for the report that says which of it is missing or mangled."""
+    """Return the unparsed environment, for the report that says which settings are missing or mangled."""
     return dict(os.environ)

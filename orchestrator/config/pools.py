@@ -51,7 +51,7 @@ FIELDS = {str(one.pool_key): one.pool_field for one in OVERRIDES if one.pool_fie
 
 
 class PoolKeys(BaseModel):
-    """The keys of [pools.<name>] that mean something else than in the environment; None: as in the environment."""
+    """The keys of [pools.<name>] that are no settings, or that a pool writes in another form. None: not set."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -63,7 +63,7 @@ class PoolKeys(BaseModel):
     install_slurm: bool | None = None  # only for a cluster: on pods whose image has no Slurm
 
     def pool(self, name: str, base: Pool) -> Pool:
-        """The base pool with what is said here. A cluster pool has only the workers that its cluster wants."""
+        """Return the base pool with these values. A cluster pool has only the workers that its cluster wants."""
         given = {key: value for key, value in self if value is not None}
         kind = PoolKind(self.kind)
         alone = {"min_active": 0, "keep_idle": 0} if kind is PoolKind.CLUSTER else {}
@@ -112,7 +112,7 @@ class PoolsFile(BaseModel):
         return (base, *others)
 
     def all_types(self) -> tuple[TaskType, ...]:
-        """What is declared of each type that is named anywhere."""
+        """Return the declaration of each task type that the file names."""
         pool_of = {kind: name for name, pool in self.pools.items() for kind in pool.task_types or ()}
         named = {name: self.task_types.get(name, TypeEntry()) for name in sorted({*pool_of, *self.task_types})}
         return tuple(TaskType(name, pool_of.get(name), e.timeout_s, e.max_attempts) for name, e in named.items())

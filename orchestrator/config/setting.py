@@ -41,7 +41,7 @@ def setting(
 ) -> Any:
     """Declare a setting. `pool`: the field of Pool that it fills; `variables`: its names, if it has several.
 
-    `limits`: those that neither its type nor `min_bytes` tells.
+    `limits`: limits that neither its type nor `min_bytes` shows.
     """
     extra: dict[str, Any] = {"unit": unit, "pool": pool, "pool_key": pool_key}
     extra |= {"min_bytes": min_bytes, "limits": limits}

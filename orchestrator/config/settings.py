@@ -76,7 +76,7 @@ class Settings(Telemetry, Messages, WorkerPrograms, Machines, Scaling, Places, N
         return tuple(keys)
 
     def login_pair(self) -> "Pair":
-        """The SSH key pair, whatever the environment did to its text. Raises BadKey; both halves must be set."""
+        """Return the SSH key pair; the usual damage to its text is repaired. Raises BadKey. Both halves must be set."""
         from orchestrator.config.ssh_keys import login_pair  # noqa: PLC0415  as in _missing_shell
 
         private, public = self.runpod_ssh_private_key, self.runpod_ssh_public_key

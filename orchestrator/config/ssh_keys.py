@@ -1,8 +1,8 @@
-"""The SSH key pair as it is configured: lossless defects of its text are undone, the rest is refused with a reason.
+"""The configured SSH key pair: defects of its text that lose nothing are repaired, others are refused with a reason.
 
 Environment variables put quotes around a key, escape its line breaks, replace them by CR LF or blanks, lose the last
 one, add a byte order mark, or hold base64 of the whole. asyncssh reads the formats. Everything that reads a key reads
-it here: settings, the SSH adapter, what a pod is told, `doctor ssh`.
+it here: settings, the SSH adapter, the create call of a pod, `doctor ssh`.
 """
 
 import base64
@@ -33,7 +33,7 @@ BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
 CHANGED = "it is cut off, or characters in it were changed"
 INSTEAD = (
     (re.compile(r"PuTTY-User-Key-File"), "it is in PuTTY's format; puttygen -O private-openssh converts it"),
-    (re.compile(r"\*{3}|•{3}|…|\[redacted\]"), "it was masked or shortened by whatever displayed it"),
+    (re.compile(r"\*{3}|•{3}|…|\[redacted\]"), "it was masked or shortened by the program that displayed it"),
     (re.compile(r"\$[({A-Z]"), "it is a shell expression that no shell expanded"),
     (re.compile(r"\A(?:file:|~|\.{0,2}/)\S+\Z"), "it is a path; the text of that file is wanted"),
     (re.compile(r"PRIVATE KEY"), CHANGED),
@@ -82,7 +82,10 @@ class Pair:
 
 
 def login_pair(private: str, public: str) -> Pair:
-    """Both variables, one the other's half: pods let in whoever holds the private half of a public key. BadKey."""
+    """Return the pair of both variables. Raises BadKey unless the public key belongs to the private key.
+
+    Pods accept everyone who has the private half of a public key.
+    """
     ours = private_key(private)
     offered, text = public_keys(public)
     if ours.key.public_data in [key.public_data for key in offered]:

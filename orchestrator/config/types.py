@@ -1,4 +1,4 @@
-"""How settings are spelled: what the text of a variable must be like, and what it becomes."""
+"""The types of settings: which texts of a variable are valid, and which value each text becomes."""
 
 import ipaddress
 import re
@@ -34,7 +34,7 @@ PASSWORD = re.compile(r"(?:ssl)?password\s*=\s*(?:'((?:[^'\\]|\\.)*)'|((?:[^\s&\
 
 
 def unquoted(value: object) -> object:
-    """A text without the quotes around it, which `docker run --env-file` takes for a part of it."""
+    """Return a text without the quotes around it. `docker run --env-file` keeps them as a part of the value."""
     found = QUOTED.fullmatch(value) if isinstance(value, str) else None
     return found[2] if found else value
 
@@ -105,15 +105,15 @@ def conninfo_passwords(text: str) -> Iterator[str]:
 
 
 def _conninfo(value: SecretStr) -> SecretStr:
-    """Refused here is what libpq would refuse, or take apart in the wrong place: its complaint quotes the password."""
+    """Refuse a connection string that libpq would refuse or split in the wrong place: its error quotes the password."""
     text = value.get_secret_value()
     is_url = URL_START.match(text)
     if not is_url and "=" not in text.partition("://")[0]:
         raise ValueError("must be a URL that begins with postgresql:// (or libpq's host=… dbname=…)")
     read = _as_libpq(text)
     login, at, rest = text.partition("://")[2].partition("@")
-    astray = "@" in rest.partition("?")[0] or (at and "/" in login and "?" not in login)
-    if is_url and (astray or "?" in read.get("user", "")):
+    is_misplaced = "@" in rest.partition("?")[0] or (at and "/" in login and "?" not in login)
+    if is_url and (is_misplaced or "?" in read.get("user", "")):
         raise ValueError("an '@' or '/' stands in a password or the user's name: write %40 or %2F for it")
     if re.search(r"[^\d,]", read.get("port", "")):
         raise ValueError("its port is not a number")
@@ -132,7 +132,7 @@ def _as_libpq(text: str) -> dict[str, str]:
 
 
 def _url(value: str) -> str:
-    """Refused here is what another program could read as the address of another host."""
+    """Refuse a URL that another program could read as the address of another host."""
     if not value.startswith(("http://", "https://")):
         raise ValueError("must begin with http:// or https://")
     if not URL_CHARACTERS.fullmatch(value):

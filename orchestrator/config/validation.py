@@ -17,7 +17,7 @@ PUBLIC_KEY = "set SUPABASE_PUBLISHABLE_KEY=sb_publishable_… (or the legacy ano
 
 
 def contradictions(settings: Settings) -> list[SettingProblem]:
-    """Settings that are valid each, and cannot hold together."""
+    """Return the settings that are valid alone and contradict each other."""
     problems = []
     if settings.max_active_gpus and settings.min_active_gpus > settings.max_active_gpus:
         why = f"{settings.min_active_gpus} is more than MAX_ACTIVE_GPUS={settings.max_active_gpus}"
@@ -44,7 +44,7 @@ def contradictions(settings: Settings) -> list[SettingProblem]:
 
 
 def _clusters_without_agent(settings: Settings) -> list[SettingProblem]:
-    """Return the cluster pools whose tasks nobody would submit to Slurm. Raises SettingsError as `_beyond`."""
+    """Return the cluster pools without an agent that submits tasks to Slurm. Raises SettingsError as `_beyond`."""
     names = [pool.name for pool in settings.policy().pools if pool.kind is PoolKind.CLUSTER]
     if not names or not settings.worker_start_command:
         return []
@@ -100,7 +100,7 @@ def _missing_shell(settings: Settings) -> list[SettingProblem]:
 
 
 def _guessable(settings: Settings, fix: str) -> list[SettingProblem]:
-    """Secrets that open something of ours and could be guessed."""
+    """Return the secrets that protect something of ours and could be guessed."""
     problems = []
     for name, min_bytes in MIN_BYTES.items():
         secret = getattr(settings, name.lower())
@@ -112,9 +112,9 @@ def _guessable(settings: Settings, fix: str) -> list[SettingProblem]:
 
 
 def _readable(settings: Settings) -> list[SettingProblem]:
-    """Addresses to which tokens, keys and tasks would go unencrypted."""
+    """Return the addresses to which tokens, keys and tasks would be sent unencrypted."""
     given = {name: getattr(settings, name.lower()) for name in ENCRYPTED}
-    why = "http:// outside of this machine: whoever is on the way reads tokens, keys and tasks"
+    why = "http:// outside of this machine: others on the network can read tokens, keys and tasks"
     return [
         SettingProblem(f"{name} is not encrypted", why, f"set {name}=https://…")
         for name, url in given.items()

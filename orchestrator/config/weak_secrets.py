@@ -1,4 +1,4 @@
-"""Which secrets and addresses the service refuses to start with: a stranger could guess or read them."""
+"""Secrets and addresses with which the service refuses to start: an outsider could guess or read them."""
 
 import ipaddress
 import re
@@ -15,7 +15,7 @@ PLACEHOLDER = re.compile(
 
 
 def weakness(secret: str, min_bytes: int) -> str | None:
-    """Why a secret could be guessed, without the secret; None if nothing shows that."""
+    """Return why a secret could be guessed, without the secret itself; None if it seems strong."""
     if len(secret.encode()) < min_bytes:
         return f"it is shorter than {min_bytes} bytes"
     if PLACEHOLDER.search(secret):
@@ -26,7 +26,7 @@ def weakness(secret: str, min_bytes: int) -> str | None:
 
 
 def is_readable_on_the_way(url: str) -> bool:
-    """Whether what goes to this URL leaves the machine unencrypted."""
+    """Whether requests to this URL leave the machine unencrypted."""
     parts = urllib.parse.urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme != "http" or host == "localhost":

@@ -13,7 +13,7 @@ at the minimum.
 
 A promoted worker is on probation until it has completed a task, or for the failure window if there is no task. If it
 fails before, it counts as a failed bring-up at that moment, and its promotion does not count as a success: an image
-whose agent starts and then dies wastes as much money as one whose agent never starts. A worker that fails later has
+whose agent starts and then crashes wastes as much money as one whose agent never starts. A worker that fails later has
 shown that image and code work; its host or its task is to blame. The success that closes the breaker is a promotion, if
 bring-ups failed, or the end of a probation, if promoted workers failed. Until then the promoted worker is the canary. A
 task that kills its pods ends MAX_ATTEMPTS of them, which is too few to trip the breaker.
@@ -59,8 +59,8 @@ class SpawnLimit:
 
 def spawn_limit(pool: Pool, snapshot: Snapshot, policy: Policy, spawning: int) -> SpawnLimit | None:
     """Return the limit for a pool with `spawning` workers, or None if there is no limit."""
-    judged = sorted((_as_counted(c, policy) for c in snapshot.ended if c.pool == pool.name), key=lambda ended: ended.at)
-    bring_ups = [c for c in judged if c.promoted or c.exit_cause in COUNTED]
+    ended = sorted((_as_counted(c, policy) for c in snapshot.ended if c.pool == pool.name), key=lambda c: c.at)
+    bring_ups = [c for c in ended if c.promoted or c.exit_cause in COUNTED]
     tried = [c for c in bring_ups if c.promoted or c.failure_code not in UNTRIED]
     canary = max(0, 1 - spawning)
     halt = _halt(pool, snapshot)
@@ -79,12 +79,12 @@ def spawn_limit(pool: Pool, snapshot: Snapshot, policy: Policy, spawning: int) -
 
 def _as_counted(ended: EndedBringUp, policy: Policy) -> EndedBringUp:
     """Return the bring-up as the breaker counts it: a failure on probation counts as a failed bring-up."""
-    fell_at = ended.ending_since
-    if not ended.promoted or ended.exit_cause not in COUNTED or fell_at is None:
+    failed_at = ended.ending_since
+    if not ended.promoted or ended.exit_cause not in COUNTED or failed_at is None:
         return ended
-    if ended.exit_cause is not ExitCause.RELEASE_BAD and _lasted(ended, fell_at, policy):
+    if ended.exit_cause is not ExitCause.RELEASE_BAD and _lasted(ended, failed_at, policy):
         return ended
-    return replace(ended, promoted=False, at=fell_at)
+    return replace(ended, promoted=False, at=failed_at)
 
 
 def _lasted(ended: EndedBringUp, until: datetime, policy: Policy) -> bool:
@@ -108,8 +108,8 @@ def _opened(
             0, Blocked(BlockedReason.BREAKER_OPEN, detail={**tripped.why, "canary": probation.worker_id}, until=until)
         )
     tries = [ended.at for ended in tried if ended.release == release and ended.at >= tripped.since]
-    vain_s = (tries[-1] - tries[0]).total_seconds() if tries else 0.0
-    next_at = tried[-1].at + timedelta(seconds=min(max(PACE_S, CANARY_SHARE * vain_s), CANARY_MAX_S))
+    failing_s = (tries[-1] - tries[0]).total_seconds() if tries else 0.0
+    next_at = tried[-1].at + timedelta(seconds=min(max(PACE_S, CANARY_SHARE * failing_s), CANARY_MAX_S))
     if not spawning and next_at > snapshot.now:
         return SpawnLimit(0, Blocked(BlockedReason.BREAKER_OPEN, detail=tripped.why, until=next_at))
     return SpawnLimit(max(0, 1 - spawning), Blocked(BlockedReason.BREAKER_OPEN, detail=tripped.why))
@@ -132,26 +132,28 @@ def _trip(
     A worker that is `unfit` now claims no tasks, so the time since its promotion proves nothing.
     """
     window = timedelta(seconds=policy.failure_window_s)
-    opened, fell = None, 0
+    opened, needs_probation = None, False  # whether only the end of a probation closes the breaker
     for last, ended in enumerate(tried):
         if ended.promoted:
-            if not fell or (ended.worker_id not in unfit and _lasted(ended, ended.ending_since or now, policy)):
-                opened, fell = None, 0
+            lasted = ended.worker_id not in unfit and _lasted(ended, ended.ending_since or now, policy)
+            if lasted or not needs_probation:
+                opened, needs_probation = None, False
             elif ended.ending_since is None and opened:
                 opened = replace(opened, probation=ended)
             continue
         if ended.exit_cause is ExitCause.RELEASE_BAD and ended.release == release:
-            fell = max(fell, 1)
+            needs_probation = True
             opened = opened or _Trip({"bad_release": release}, ended.at, None)
             continue
         recent = [c for c in tried[: last + 1] if ended.at - c.at <= window]
         failed = [c for c in recent if not c.promoted]
         if len(recent) >= policy.failure_min_bringups and len(failed) > policy.max_failure_rate * len(recent):
-            fallen = sum(c.ending_since is not None for c in failed)
-            fell = max(fell, fallen)  # a failed canary does not change which success closes the breaker
+            on_probation = sum(c.ending_since is not None for c in failed)
+            # A failed canary does not change which success closes the breaker.
+            needs_probation = needs_probation or on_probation > 0
             code = str(ended.failure_code or ended.exit_cause)
             why: dict[str, object] = {"failed": len(failed), "ended": len(recent), "code": code}
-            why |= {"window_min": window.total_seconds() / 60} | ({"soon_after": fallen} if fallen else {})
+            why |= {"window_min": window.total_seconds() / 60} | ({"soon_after": on_probation} if on_probation else {})
             opened = replace(opened, why=why) if opened else _Trip(why, ended.at, None)
     return opened
 

@@ -24,7 +24,9 @@ from orchestrator.core.states import Stage, State
 SLACK_S = 180.0  # for the tick to notice, and for the provider to complete a delete
 ORDER = (State.SPAWNING, State.IDLE, State.ACTIVE)  # which workers end first when the hourly cost is too high
 HOUR_S = 3600.0
-PRICE_SEEN_S = 600.0  # for so long the price of an ended pod counts: one dear host must not stop the fleet for longer
+PRICE_SEEN_S = (
+    600.0  # for how long the price of an ended pod counts: one expensive host must not stop the fleet for longer
+)
 
 
 def wind_down_s(policy: Policy) -> float:
@@ -44,7 +46,7 @@ def reservation(usd_per_hour: float | None, policy: Policy) -> dict[str, object]
 
 
 def reservation_of_pod(usd_per_hour: float | None, policy: Policy) -> dict[str, Any]:
-    """Return the same fields for an existing pod, which costs money whatever the budget. {} without a price."""
+    """Return the same fields for an existing pod, which costs money even beyond the budget. {} without a price."""
     if usd_per_hour is None:
         return {}
     return reservation(usd_per_hour, policy) | {"price_usd_per_hour": usd_per_hour, "budget": None}
@@ -93,7 +95,10 @@ class BudgetRoom:
 
 
 def _observed_prices(snapshot: Snapshot) -> Mapping[str, float]:
-    """Return the dollars per hour of one GPU of each offer: of its dearest live pod, or of the last one that ended."""
+    """Return the dollars per hour of one GPU of each offer.
+
+    That is the price of its most expensive live pod or, without one, of the last pod that ended.
+    """
     since = snapshot.now - timedelta(seconds=PRICE_SEEN_S)
     ended = (one for one in snapshot.ended if one.at > since)
     seen = [(one.at, one.usd_per_gpu_hour, one.offer) for one in ended if one.usd_per_gpu_hour is not None]

@@ -92,7 +92,7 @@ def plan(pool: Pool, mine: Size, snapshot: Snapshot) -> tuple[list[Action], Pool
         "ready": len(mine.ready),
         "busy": mine.busy,
         "spawning": len(mine.spawning),
-        "terminating": len(mine.going),
+        "terminating": len(mine.ending),
         "wanted": mine.wanted,
         "max_active": pool.max_active,
         "cluster": need.id if need else None,

@@ -25,6 +25,7 @@ from orchestrator.core.meanings import (
     PUBLIC_KEY,
     REPLACED,
     RESCUED,
+    START_LEADER,
     WORKER,
     Explained,
     Meaning,
@@ -86,7 +87,7 @@ class FailureCode(Explained):
     # fmt: off
     INTENT_STALE = "INTENT_STALE", FailureRow(
         "The worker was recorded, but its pod was not requested in time.",
-        ORCHESTRATOR, REPLACED, "python -m orchestrator run",
+        ORCHESTRATOR, REPLACED, START_LEADER,
         Blames.NOTHING, Breaker.OFFER, PodExistence.NEVER_CREATED)
     NO_CAPACITY = "NO_CAPACITY", FailureRow(
         "The provider has no such GPU to rent now.",

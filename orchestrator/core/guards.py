@@ -38,8 +38,8 @@ class FleetAlarm:
     """A C finding that most workers of the fleet report."""
 
     code: str
-    reporting: int  # workers that report it, or ended because of it lately
-    workers: int  # of all ready ones, and of those
+    reporting: int  # workers that report it, or ended because of it within WITHIN_S
+    workers: int  # all ready workers, and those that ended because of it
     last_end: datetime | None  # when a worker last ended because of it
 
     @property
@@ -60,7 +60,9 @@ def end(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | None:
         if _is_next(worker, alarm, snapshot):
             return _fault(worker, critical, f"{critical.text}; {alarm.text}", in_alarm=True)
         return None
-    ignored = "STORE_UNREACHED" if snapshot.store_outage else None  # nobody reaches it: another worker would not help
+    ignored = (
+        "STORE_UNREACHED" if snapshot.store_outage else None
+    )  # no worker reaches it, so another one would not help
     blocking = (one for one in worker.findings if one.severity is Severity.BLOCK and one.code != ignored)
     lasting = (one for one in blocking if _lasts(one, worker, snapshot))
     return next((_sick(worker, one, snapshot) for one in lasting), None)
@@ -72,8 +74,8 @@ def fleet_alarm(finding: GuardFinding, snapshot: Snapshot) -> FleetAlarm | None:
     reporting = {one.id for one in ready if _reports(one, finding.code)}
     code = finding.guard.code if finding.guard else None
     ends = [one for one in snapshot.faults if one.failure_code == code]
-    lately = snapshot.now - timedelta(seconds=WITHIN_S)
-    gone = {one.worker_id for one in ends if one.at > lately} - {one.id for one in ready}
+    since = snapshot.now - timedelta(seconds=WITHIN_S)
+    gone = {one.worker_id for one in ends if one.at > since} - {one.id for one in ready}
     workers, affected = len(ready) + len(gone), len(reporting) + len(gone)
     if workers < ALARM_WORKERS or 2 * affected <= workers:
         return None
@@ -143,7 +145,7 @@ def _sick(worker: Worker, finding: GuardFinding, snapshot: Snapshot) -> Terminat
 def _is_of_release(worker: Worker, finding: str, code: FailureCode, snapshot: Snapshot) -> bool:
     """Whether no worker of the release has completed a task, and one on another machine has or had the same finding.
 
-    A worker that holds a task could begin one, so its machine is the matter, and it finishes the task.
+    A worker that holds a task could begin one, so its own machine is the cause, and it finishes the task.
     """
     release, since = (worker.pool, worker.release), snapshot.now - timedelta(seconds=REMEMBERED_S)
     known = {one.worker_id: one for one in snapshot.ended if (one.pool, one.release) == release and one.promoted}

@@ -15,7 +15,7 @@ MACHINE_AVOID_S = 24 * 3_600.0
 SUSPECT_AVOID_S = 3_600.0
 PLACE_AVOID_S = 30 * 60.0
 PLACE_STRIKES = 2
-PLACE_MEMORY_S = 3_600.0  # strikes further apart than this are not added up
+PLACE_MEMORY_S = 3_600.0  # two strikes further apart than this do not add up
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ class Strike:
 
     key: str
     avoid_s: float
-    after: int  # the number of strikes, with this one, after which the key is avoided
-    memory_s: float  # a strike before that is forgotten
+    after: int  # strikes, including this one, from which on the key is avoided
+    memory_s: float  # older strikes do not count
 
 
 def machine_key(machine_id: str) -> str:

@@ -76,7 +76,7 @@ def _address_update(worker: Worker, pod: Pod | None) -> UpdateAddress | None:
 
 
 def _spawning(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
-    if pod and worker.pod_id is None:  # adopt it first, whatever follows: its cost is recorded only with its id
+    if pod and worker.pod_id is None:  # adopt it before anything else: its cost is recorded only with its id
         why = f"pod {pod.id} has its id; the reply to the create call was lost"
         billed_s = (snapshot.now - worker.stage_since).total_seconds()
         return Adopt(worker.id, pod.id, why, pod.price_usd_per_hour, billed_s)
@@ -128,12 +128,12 @@ def _ready(silences: Silences, worker: Worker, pod: Pod | None, snapshot: Snapsh
     if unfit:
         return unfit
     activity = _activity_change(worker, snapshot, policy)
-    stuck = None if silences.is_quiet(worker) else _stuck(worker, snapshot, policy)
+    stuck = None if silences.should_ask(worker) else _stuck(worker, snapshot, policy)
     return stuck or activity or _listing_remark(worker, pod, snapshot, policy)
 
 
 def _silent(worker: Worker, pod: Pod | None, silences: Silences, snapshot: Snapshot) -> Action | None:
-    """Return what follows for a silent worker. Its silence confirms even a single list that shows its pod as ended."""
+    """Return the action for a silent worker. Its silence confirms even a single list that shows its pod as ended."""
     if pod is not None and pod.status in pod_evidence.DEAD and not silences.is_cut_off(worker):
         silent_s = (snapshot.now - snapshot.last_contact(worker)).total_seconds()
         why = f"the provider says {pod.status}; no heartbeat for {silent_s:.0f} s"
@@ -144,8 +144,8 @@ def _silent(worker: Worker, pod: Pod | None, silences: Silences, snapshot: Snaps
 def _listing_remark(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Wait | None:
     """Record a remark while the lists lack the pod or its runtime, and remove it afterwards. Nothing else is done.
 
-    It also removes the remark of a worker whose agent called in vain, once the worker is heard again: for a new leader,
-    nothing is silent yet.
+    It also removes the remark of a worker whose agent got no answer, once the worker is heard again.
+    `silence.py` cannot do that for a new leader, for which no worker is silent yet.
     """
     gone = snapshot.absent.get(worker.pod_id or worker.id)
     odd = None
@@ -165,7 +165,7 @@ def _listing_remark(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy:
 
 
 def _is_heard_again(worker: Worker, snapshot: Snapshot, policy: Policy) -> bool:
-    """Whether a worker is heard whose row still says that its calls get no answer."""
+    """Whether a worker sends heartbeats again, although its row still says that its calls get no answer."""
     silent_s = (snapshot.now - snapshot.last_contact(worker)).total_seconds()
     return worker.waiting_on is WaitingOn.OPERATOR and silent_s < policy.heartbeat_timeout_s
 
@@ -173,7 +173,7 @@ def _is_heard_again(worker: Worker, snapshot: Snapshot, policy: Policy) -> bool:
 def _stuck(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | None:
     """Return the end of a worker whose agent did not end its stuck task, although the answers to heartbeats name it.
 
-    It must have been heard lately: the task that its last heartbeat named may have ended, and another one begun.
+    Its last heartbeat must be recent: the task that an old one names may have ended, and another one begun.
     """
     if worker.progress_at is None or not worker.tasks_running or worker.cluster is not None:
         return None  # a job on a cluster may wait for nodes, and Slurm ends it by its time limit
@@ -182,7 +182,7 @@ def _stuck(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | No
         return None
     heard_again_at = snapshot.heard_again_at.get(worker.id)
     if heard_again_at and (snapshot.now - heard_again_at).total_seconds() < policy.heartbeat_timeout_s:
-        return None  # its agent has just heard of it
+        return None  # its agent has just learnt that the task is stuck
     still_s = (snapshot.now - worker.progress_at).total_seconds()
     why = (
         f"task {worker.slowest_task} showed no sign of life for {still_s:.0f} s and was not ended by its agent, "
@@ -213,9 +213,9 @@ def _requested_end(worker: Worker) -> Terminate | None:
 
 
 def _ending(silences: Silences, worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
-    """Return the next step of an ending worker. The pod of a silent one that finishes its tasks is asked.
+    """Return the next step of an ending worker. If it is silent while it finishes its tasks, its pod is asked.
 
-    Its row says what it waits for, until the end of the drain: no silence ends it sooner.
+    Its row then says what it waits for. Silence does not end the drain early.
     """
     step = termination.next_step(worker, pod, snapshot, policy)
     if step is not None or worker.stage is not Stage.DRAINING or not worker.tasks_running:

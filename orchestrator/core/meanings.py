@@ -1,6 +1,6 @@
 """What an operator needs to know about a code: the common fields of all catalogues, and shared phrases.
 
-In a fix, `<worker>` and `<task>` stand for the id of the worker or task that is shown.
+In a fix, `<worker>` and `<task>` are placeholders for the id of the worker or task that is shown.
 """
 
 from dataclasses import dataclass
@@ -10,12 +10,15 @@ from typing import Any, Self
 ORCHESTRATOR, PROVIDER, WORKER, OPERATOR = "orchestrator", "provider", "worker", "operator"
 CAPACITY, BUDGET, NOBODY = "capacity", "budget", "nobody"
 
+# What happens by itself.
 REPLACED = "terminate, respawn: another pod is rented while there is work"
 AVOIDED = "terminate, respawn elsewhere: the host is avoided for a while"
 RESCUED = "its tasks are queued again; another worker is started"
 AGAIN = "it goes back to the queue, after a pause, until its attempts are used up"
 REQUEUED = "it goes back to the queue, the attempt counted: at once after the first loss, then after a pause"
 
+# Fixes.
+START_LEADER = "python -m orchestrator run"
 MORE = "python -m orchestrator timeline <worker>"
 LOGS = "python -m orchestrator logs <worker>"
 RETRY = "python -m orchestrator tasks retry <task>"

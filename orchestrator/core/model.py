@@ -52,14 +52,14 @@ class Pod:
     created_at: datetime | None
     database_id: str | None = None  # the owner: env ORCHESTRATOR_DATABASE_ID; None: an earlier release created it
     ssh_user: str | None = None  # the SSH user; None: root
-    owner_unknown: bool = False  # its env is unreadable: it may be ours, and counts as nobody's
+    owner_unknown: bool = False  # its env is unreadable: it may be ours, so nothing is done to it
 
     def is_of(self, fleet_id: str, database_id: str | None) -> bool:
-        """Whether it belongs to this fleet, and not to a fleet of the same name in another database."""
+        """Whether the pod belongs to this fleet, and not to a fleet of the same name in another database."""
         return self.fleet_id == fleet_id and self.database_id in (None, database_id)
 
     def is_foreign(self, fleet_id: str, database_id: str | None) -> bool:
-        """Whether it belongs to a fleet of this name in another database."""
+        """Whether the pod belongs to a fleet of this name in another database."""
         return self.fleet_id == fleet_id and not self.is_of(fleet_id, database_id)
 
 
@@ -254,7 +254,7 @@ class Policy:
     flush_deadline_s: float = 60
     heartbeat_timeout_s: float = 60
     task_stuck_s: float = 1200
-    deadman_s: float = 900  # an agent that gets no answer ends after as long
+    deadman_s: float = 900  # an agent without an answer for so long ends by itself
     orphan_grace_s: float = 75  # plus up to 30 s until the next list: deleted within 120 s of its first listing
     absence_age_s: float = 10  # a pod must be missing from complete lists for this long before it counts as gone
     delete_retry_s: float = 10
@@ -273,7 +273,7 @@ class Policy:
 
     @property
     def heartbeat_s(self) -> float:
-        """How often an agent sends a heartbeat: two may get lost before it counts as silent."""
+        """Return the seconds between two heartbeats of an agent: two may get lost before it counts as silent."""
         return self.heartbeat_timeout_s / 3
 
     def release(self, pool: Pool) -> str:
@@ -325,14 +325,14 @@ class FaultedWorker:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The money of a fleet."""
+    """The money that a fleet has spent and reserved."""
 
     today_usd: float  # since midnight UTC, with the live workers
     committed_usd: float  # the cost of terminating all live workers
     hourly_usd: float  # of all live workers
 
 
-EVERY_POOL = "*"  # a pause of every pool
+EVERY_POOL = "*"  # the key of a pause of every pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,14 +368,14 @@ class PodAnswer:
 
     at: datetime
     address: tuple[str | None, int | None]  # host, port
-    calls_in_vain: bool | None  # its agent records calls without an answer; None: SSH did not reach the pod
+    calls_unanswered: bool | None  # its agent records calls without an answer; None: SSH did not reach the pod
     unreached_s: float = 0  # since the first try in a row that did not reach it
     has_network: bool = True  # this process had a network then: RunPod answered, or most other workers were heard
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterNeed:
-    """A live Slurm cluster: what it wants of its pool."""
+    """A live Slurm cluster: how many nodes it wants from its pool, and the members that it has."""
 
     id: str
     pool: str
@@ -386,11 +386,11 @@ class ClusterNeed:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One observation: the provider's complete list, then the database's half."""
+    """One observation: the provider's complete pod list, then the database's rows. The input of a tick's plan."""
 
     now: datetime  # the database's clock
     window: ObservationWindow  # the time in which heartbeats could be received: silence counts only in it
-    pods: tuple[Pod, ...] | None  # None: no complete list: nothing is known about pods
+    pods: tuple[Pod, ...] | None  # None: there is no complete list, so nothing is known about pods
     workers: tuple[Worker, ...]  # live rows only, sorted by id
     demand: tuple[Demand, ...]
     expired_leases: int  # running tasks whose lease has expired
@@ -400,7 +400,7 @@ class Snapshot:
     in_flight: frozenset[str]  # worker and pod ids with a running action
     bringing_up: frozenset[str]  # worker ids whose bring-up runs in this process
     last_spawn_at: Mapping[str, datetime]  # pool -> the newest intent, also of ended workers
-    paused: Mapping[str, Pause]  # by pool; "*" is every pool
+    paused: Mapping[str, Pause]  # by pool, or EVERY_POOL
     ended: tuple[EndedBringUp, ...] = ()  # bring-ups of the last day, at most 100 a pool, newest last
     promoted_releases: frozenset[str] = frozenset()  # in the last 30 days
     faults: tuple[FaultedWorker, ...] = ()  # of the last hour, at most 100
@@ -410,7 +410,7 @@ class Snapshot:
     volumes: Mapping[str, Volume] = field(default_factory=dict)  # by name; without those that were not requested yet
     unanswered_at: Mapping[str, datetime] = field(
         default_factory=dict
-    )  # worker -> when its last call got no answer from the gateway, which shows that it lives
+    )  # worker -> when the gateway last could not answer its call, which shows that the worker runs
     pod_answers: Mapping[str, PodAnswer] = field(default_factory=dict)  # worker -> the last answer of its pod
     heard_again_at: Mapping[str, datetime] = field(default_factory=dict)  # worker -> when its last silence ended
     claim_seen_at: Mapping[str, datetime] = field(
@@ -431,4 +431,4 @@ class Snapshot:
 
     def pause_of(self, pool: str) -> Pause | None:
         """Return the pause of a pool, if there is one."""
-        return self.paused.get("*") or self.paused.get(pool)
+        return self.paused.get(EVERY_POOL) or self.paused.get(pool)

@@ -1,6 +1,7 @@
 """Orphans: pods of this fleet without a live row, for example after a late reply to a create call.
 
-The fleet id in the pod's environment shows the owner. A pod without it is never deleted, whatever its name.
+The fleet id in the pod's environment shows the owner. A pod without this id is never deleted, even if its name is like
+ours.
 """
 
 from collections import Counter

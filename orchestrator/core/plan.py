@@ -7,7 +7,7 @@
     scaling    how many workers each pool should have; spawns and terminations
     offers     the offer for each recorded intent
 
-No two phases act on the same worker: later phases skip a worker that lifecycle ended or scaling dropped.
+No two phases act on the same worker: each phase skips the workers that an earlier one ends.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,8 +37,8 @@ from orchestrator.core.states import READY, State
 
 ROWS_PER_TICK = 30  # a thousand pods may vanish at once: the tick must stay short, because the lease must be renewed
 QUESTIONS_AT_ONCE = 100  # to pods: a worker whose question waits in a queue could not be ended meanwhile
-# These actions need lists: only a list finds the pod of a lost reply, and a bring-up reads its pod from a list.
 CALLS_TO_A_POD = (ContinueBringUp, AskPod)  # useless for a worker that ends
+# These actions need a pod list: only a list finds the pod of a lost reply, and a bring-up reads its pod from a list.
 NEED_A_LIST = (Spawn, Create, ContinueBringUp)
 WRITTEN = (Adopt, MarkTerminated, UpdateAddress, SetActivity, Spawn, Terminate, Wait)
 
@@ -49,14 +49,14 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
         snapshot = replace(snapshot, absent={}, orphan_since={})  # earlier lists say nothing about the present
     actions: list[Action] = [*lifecycle.plan(snapshot, policy), *orphans.plan(snapshot, policy)]
     actions += rescue.plan(snapshot, policy)
-    actions = _dropped(actions, budget.plan(snapshot, policy, leaving=_ended(actions)))
+    actions = _replaced(actions, budget.plan(snapshot, policy, leaving=_ended(actions)))
     decisions = []
-    late = _without_a_list(snapshot)
-    for changes, decision in sizes(snapshot, policy, actions):
+    list_reasons = _list_reasons(snapshot)
+    for changes, decision in plan_pools(snapshot, policy, actions):
         ended = _ended(changes)
         actions = [a for a in actions if not isinstance(a, CALLS_TO_A_POD) or a.worker_id not in ended]
         actions += changes
-        decisions.append(replace(decision, blocked=(*decision.blocked, *late)))
+        decisions.append(replace(decision, blocked=(*decision.blocked, *list_reasons)))
     if snapshot.pods is None:
         # The first list takes a few seconds. It may show pods to adopt, so deadlines wait for it.
         failed = snapshot.unlisted is not None
@@ -64,23 +64,25 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     return Plan(tuple(_bounded(actions, snapshot)), tuple(decisions))
 
 
-def sizes(snapshot: Snapshot, policy: Policy, actions: Sequence[Action]) -> list[tuple[list[Action], PoolDecision]]:
-    """Return each pool's size and the actions for it, after `actions`. Pools that are not configured come last."""
+def plan_pools(
+    snapshot: Snapshot, policy: Policy, actions: Sequence[Action]
+) -> list[tuple[list[Action], PoolDecision]]:
+    """Return the actions and the decision of each pool, after `actions`. Pools that are not configured come last."""
     snapshot = _with_ends(snapshot, actions)
     leaving, lost = _ended(actions), _ended(a for a in actions if isinstance(a, Terminate) and a.cause in ABRUPT)
     selector = offers.OfferSelector(snapshot, policy)
-    sized = {pool.name: scaling.size(pool, snapshot, policy, leaving=leaving) for pool in policy.pools}
-    shares = sharing.offers(policy.pools, sized, snapshot, policy, selector)
+    sizes = {pool.name: scaling.size_of(pool, snapshot, policy, leaving=leaving) for pool in policy.pools}
+    shares = sharing.offers(policy.pools, sizes, snapshot, policy, selector)
     plans = []
     for pool in policy.pools:
-        mine, share = sized[pool.name], shares[pool.name]
-        changes, decision = scaling.plan(pool, mine, snapshot, policy, selector, offers=share, lost=lost)
+        size, share = sizes[pool.name], shares[pool.name]
+        changes, decision = scaling.plan(pool, size, snapshot, policy, selector, offers=share, lost=lost)
         chosen, waits = offers.plan(pool, snapshot, policy, selector, leaving=leaving | _ended(changes))
         plans.append(([*changes, *chosen, *waits], decision))
     return plans + scaling.unserved(snapshot, policy, selector, leaving=leaving)
 
 
-def _without_a_list(snapshot: Snapshot) -> tuple[Blocked, ...]:
+def _list_reasons(snapshot: Snapshot) -> tuple[Blocked, ...]:
     """Return the blocked reason of a missing or old pod list."""
     if snapshot.pods is None:
         return (Blocked(BlockedReason.NO_POD_LIST, detail={"error": snapshot.unlisted or "none came yet"}),)
@@ -94,10 +96,10 @@ def in_transition(snapshot: Snapshot) -> bool:
     return moving or snapshot.pods is None or bool(snapshot.absent) or bool(snapshot.orphan_since)
 
 
-def _dropped(actions: Iterable[Action], ends: Iterable[Terminate]) -> list[Action]:
-    """Combine the ends with the actions on all other workers: an ending worker's bring-up stops."""
-    gone = _ended(ends)
-    return [a for a in actions if getattr(a, "worker_id", None) not in gone] + list(ends)
+def _replaced(actions: Iterable[Action], ends: Iterable[Terminate]) -> list[Action]:
+    """Replace all other actions on the workers that end: a worker's bring-up stops when the worker ends."""
+    ending = _ended(ends)
+    return [a for a in actions if getattr(a, "worker_id", None) not in ending] + list(ends)
 
 
 def _bounded(actions: Iterable[Action], snapshot: Snapshot) -> Iterable[Action]:
@@ -110,7 +112,7 @@ def _bounded(actions: Iterable[Action], snapshot: Snapshot) -> Iterable[Action]:
         Then follows the one with the oldest answer.
         """
         answer = snapshot.pod_answers.get(action.worker_id) if isinstance(action, AskPod) else None
-        if answer is None or (answer.calls_in_vain is None and answer.has_network):
+        if answer is None or (answer.calls_unanswered is None and answer.has_network):
             return isinstance(action, Wait), 0.0 if answer is None else -1.0
         return False, answer.at.timestamp()
 

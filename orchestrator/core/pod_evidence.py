@@ -59,9 +59,9 @@ def is_absent(worker: Worker, snapshot: Snapshot, age_s: float, after: datetime)
 
 
 def may_run(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> bool:
-    """Whether the pod may still run: a single list without it, or with it as ended, is not enough.
+    """Whether the pod may still run. A single list that lacks it, or shows it as ended, does not prove the opposite.
 
-    Its logs are declared lost when two lists agree for a while, or when no connection to its address succeeds.
+    The logs of a pod that cannot run are declared lost.
     """
     if pod is not None and pod.status not in DEAD:
         return pod.status is PodStatus.RUNNING

@@ -1,4 +1,4 @@
-"""Facts from successive complete pod lists. Absence needs two lists and an age; an orphan needs an age.
+"""What successive complete pod lists show. A pod counts as absent after two lists and an age, as orphan after an age.
 
 A single list is not enough: RunPod's lists lag behind creates by seconds, and a pod can be missing from one list.
 """
@@ -72,7 +72,7 @@ def fold(
 
 
 def created_by(worker: Worker) -> datetime:
-    """Return when its pod had been created, at the latest. The intent may have waited for minutes before.
+    """Return the latest time at which its pod can have been created. The intent may have waited for minutes before.
 
     A worker that ends without an SSH address may have ended right after the create call. If the call got no clear
     answer, bring-up has already looked for the pod.

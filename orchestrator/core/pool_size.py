@@ -13,13 +13,13 @@ class Size:
     demand: Demand
     ready: list[Worker]
     spawning: list[Worker]
-    going: list[Worker]  # terminating, or ended in this tick
+    ending: list[Worker]  # terminating, or ended in this tick
     busy: int
     running: int  # running tasks that count as demand: those of workers that stay
     wanted: int  # before MAX_ACTIVE_GPUS
     target: int
-    awaited: str | None = None  # what waits for a first worker of the present release
-    replacement: Worker | None = None  # this worker, while it spawns
+    awaited: str | None = None  # why a first worker of the present release is needed, if it is (rollout.py)
+    replacement: Worker | None = None  # that worker, while it spawns
     cluster: ClusterNeed | None = None  # of a cluster pool, while it has a live cluster
     unwanted: tuple[Worker, ...] = ()  # of a cluster pool: workers that its cluster does not keep
     refused: Blocked | None = None  # of a cluster pool: why not all of the missing workers can be paid
@@ -36,5 +36,5 @@ class Size:
 
     @property
     def asked(self) -> int:
-        """Return the number of wanted spawns."""
+        """Return how many spawns the pool wants now: the missing workers, or one for the present release."""
         return max(self.missing, 1 if self.awaited and self.replacement is None else 0)

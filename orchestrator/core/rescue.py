@@ -11,9 +11,8 @@ from orchestrator.core.silence import Silences
 def plan(snapshot: Snapshot, policy: Policy) -> list[Rescue]:
     """Return a rescue of expired leases. Only leases count that the agent could have renewed for a whole lease time.
 
-    While a busy worker calls and gets no answer, nothing is rescued: its tasks go on. Its calls may reach the gateway,
-    which has no connection to the database, or not even the gateway. The tasks of a worker that ends are rescued with
-    it.
+    While a busy worker calls and gets no answer, nothing is rescued, because its tasks continue. Either its calls do
+    not reach the gateway, or the gateway has no connection to the database. The end of a worker rescues its own tasks.
     """
     observed_since = snapshot.window.back(policy.heartbeat_timeout_s, snapshot.now)
     if not snapshot.expired_leases or observed_since is None:

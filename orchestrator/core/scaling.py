@@ -34,8 +34,8 @@ SPAWNS_PER_TICK = 100  # bounds the plan; plan.ROWS_PER_TICK bounds the executio
 BOOTS = 20  # of the last promoted workers: their median is the usual boot
 
 
-def size(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozenset[str]) -> Size:
-    """Calculate the size of a pool. The workers `leaving` end in this tick."""
+def size_of(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozenset[str]) -> Size:
+    """Calculate the size of a pool. The workers `leaving` end in this tick, so they do not count."""
     if pool.kind is PoolKind.CLUSTER:
         return cluster_scaling.size(pool, snapshot, policy, leaving=leaving)
     demand = next((d for d in snapshot.demand if d.pool == pool.name), Demand(pool.name, 0, 0, {}, None))
@@ -46,26 +46,26 @@ def size(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozenset[s
     unfit = sum(1 for w in here if w.state in READY and not w.is_fit)
     spawning = [w for w in here if w.state is State.SPAWNING]
     busy = sum(1 for w in ready if w.tasks_running)
-    going = [w for w in snapshot.workers if w.pool == pool.name and (w.state is State.TERMINATING or w.id in leaving)]
-    running = max(0, demand.running - sum(w.tasks_running for w in going))
+    ending = [w for w in snapshot.workers if w.pool == pool.name and (w.state is State.TERMINATING or w.id in leaving)]
+    running = max(0, demand.running - sum(w.tasks_running for w in ending))
     wanted = max(ceil((demand.claimable + running) / pool.tasks_per_gpu), busy + pool.keep_idle, pool.min_active)
-    awaited = rollout.awaited(pool, policy, [*here, *going], demand)
+    awaited = rollout.awaited(pool, policy, [*here, *ending], demand)
     replacement = next((w for w in spawning if awaited and w.release == policy.release(pool)), None)
     target = max(0, min(wanted, pool.max_active - unfit))  # ending workers have pods until they are terminated
-    return Size(demand, ready, spawning, going, busy, running, wanted, target, awaited, replacement)
+    return Size(demand, ready, spawning, ending, busy, running, wanted, target, awaited, replacement)
 
 
-def allowed(pool: Pool, mine: Size, snapshot: Snapshot, policy: Policy) -> int:
-    """Return how many wanted spawns a pause, an outage of the store and the breaker allow."""
-    if mine.asked <= 0 or mine.refused or snapshot.pause_of(pool.name) or snapshot.store_outage:
+def allowed(pool: Pool, size: Size, snapshot: Snapshot, policy: Policy) -> int:
+    """Return how many of the wanted spawns a pause, an outage of the object store and the breaker allow."""
+    if size.asked <= 0 or size.refused or snapshot.pause_of(pool.name) or snapshot.store_outage:
         return 0
-    limit = breaker.spawn_limit(pool, snapshot, policy, len(mine.spawning))
-    return min(mine.asked, SPAWNS_PER_TICK, limit.spawns if limit else SPAWNS_PER_TICK)
+    limit = breaker.spawn_limit(pool, snapshot, policy, len(size.spawning))
+    return min(size.asked, SPAWNS_PER_TICK, limit.spawns if limit else SPAWNS_PER_TICK)
 
 
 def plan(
     pool: Pool,
-    mine: Size,
+    size: Size,
     snapshot: Snapshot,
     policy: Policy,
     selector: OfferSelector,
@@ -78,69 +78,69 @@ def plan(
     `offers` is the pool's share of the offers in this tick. Ending workers in `lost` complete no more tasks.
     """
     if pool.kind is PoolKind.CLUSTER:
-        return _of_cluster(pool, mine, snapshot, policy, selector, offers)
-    demand, target, going = mine.demand, mine.target, mine.going
+        return _of_cluster(pool, size, snapshot, policy, selector, offers)
+    demand, target = size.demand, size.target
     rule = (
-        f"min(max(ceil(({demand.claimable} ready + {mine.running} running) / {pool.tasks_per_gpu}), "
-        f"{mine.busy} busy + {pool.keep_idle} kept idle, {pool.min_active} min), {pool.max_active} max) = {target}"
+        f"min(max(ceil(({demand.claimable} ready + {size.running} running) / {pool.tasks_per_gpu}), "
+        f"{size.busy} busy + {pool.keep_idle} kept idle, {pool.min_active} min), {pool.max_active} max) = {target}"
     )
-    if mine.awaited:
-        rule += f"; 1 more, {mine.awaited}"
-    reasons = _blocked(pool, mine, snapshot)
+    if size.awaited:
+        rule += f"; 1 more, {size.awaited}"
+    reasons = _blocked(pool, size, snapshot)
     actions: list[Action] = []
-    if mine.asked > 0:
-        spawns = _spawns(pool, mine, snapshot, policy, selector, offers, reasons)
-        if mine.awaited is None or mine.replacement or (spawns and mine.live < pool.max_active):
-            why = None if mine.missing > 0 else mine.awaited
+    if size.asked > 0:
+        spawns = _spawns(pool, size, snapshot, policy, selector, offers, reasons)
+        if size.awaited is None or size.replacement or (spawns and size.live < pool.max_active):
+            why = None if size.missing > 0 else size.awaited
             actions += [replace(spawn, reason=why) for spawn in spawns] if why else spawns
-        elif spawns or _only_money(pool, mine, snapshot, policy, selector):
-            actions += rollout.place(pool, snapshot, policy, mine.ready, mine.awaited)
-    if mine.missing < 0 and not any(isinstance(action, Terminate) for action in actions):
+        elif spawns or _only_money(pool, size, snapshot, policy, selector):
+            actions += rollout.place(pool, snapshot, policy, size.ready, size.awaited)
+    if size.missing < 0 and not any(isinstance(action, Terminate) for action in actions):
         # The tasks of lost workers will be queued again soon, so idle workers stay for them.
-        again = ceil(sum(w.tasks_running for w in going if w.id in lost) / pool.tasks_per_gpu)
-        others = [w for w in mine.spawning if w is not mine.replacement]  # its start was not part of the target
-        actions += _terminations(pool, snapshot, policy, mine.ready, others, min(target + again, pool.max_active))
+        kept = ceil(sum(w.tasks_running for w in size.ending if w.id in lost) / pool.tasks_per_gpu)
+        others = [w for w in size.spawning if w is not size.replacement]  # its start was not part of the target
+        actions += _terminations(pool, snapshot, policy, size.ready, others, min(target + kept, pool.max_active))
     inputs: dict[str, object] = {
         "claimable": demand.claimable,
-        "running": mine.running,
+        "running": size.running,
         "blocked": dict(sorted(demand.blocked.items())),
-        "ready": len(mine.ready),
-        "busy": mine.busy,
-        "spawning": len(mine.spawning),
-        "terminating": len(going),
-        "wanted": mine.wanted,
+        "ready": len(size.ready),
+        "busy": size.busy,
+        "spawning": len(size.spawning),
+        "terminating": len(size.ending),
+        "wanted": size.wanted,
         "tasks_per_gpu": pool.tasks_per_gpu,
         "keep_idle": pool.keep_idle,
         "min_active": pool.min_active,
         "max_active": pool.max_active,
-    } | ({"awaited": mine.awaited} if mine.awaited else {})
+    } | ({"awaited": size.awaited} if size.awaited else {})
     return actions, PoolDecision(pool.name, rule, target, inputs, tuple(reasons))
 
 
 def _of_cluster(
-    pool: Pool, mine: Size, snapshot: Snapshot, policy: Policy, selector: OfferSelector, offers: Sequence[Offer]
+    pool: Pool, size: Size, snapshot: Snapshot, policy: Policy, selector: OfferSelector, offers: Sequence[Offer]
 ) -> tuple[list[Action], PoolDecision]:
-    ends, decision = cluster_scaling.plan(pool, mine, snapshot)
+    ends, decision = cluster_scaling.plan(pool, size, snapshot)
     reasons = list(decision.blocked)
-    spawns = _spawns(pool, mine, snapshot, policy, selector, offers, reasons) if mine.asked > 0 else []
+    spawns = _spawns(pool, size, snapshot, policy, selector, offers, reasons) if size.asked > 0 else []
     return [*spawns, *ends], replace(decision, blocked=tuple(reasons))
 
 
-def _blocked(pool: Pool, mine: Size, snapshot: Snapshot) -> list[Blocked]:
+def _blocked(pool: Pool, size: Size, snapshot: Snapshot) -> list[Blocked]:
     """Return the blocked reasons of the limit, a pause, and an outage of the store."""
     reasons = []
-    if mine.wanted > mine.target:
+    if size.wanted > size.target:
         reasons.append(
-            Blocked(BlockedReason.MAX_ACTIVE, mine.wanted - mine.target, WORKERS, {"limit": pool.max_active})
+            Blocked(BlockedReason.MAX_ACTIVE, size.wanted - size.target, WORKERS, {"limit": pool.max_active})
         )
-    pause, blocked = snapshot.pause_of(pool.name), mine.demand.blocked
+    pause, blocked = snapshot.pause_of(pool.name), size.demand.blocked
     if pause and blocked.get("paused"):
         reasons.append(_paused(pause, blocked["paused"], TASKS))
     if blocked.get("concurrency"):
         reasons.append(Blocked(BlockedReason.CONCURRENCY, blocked["concurrency"], TASKS))
     if snapshot.store_outage and blocked["store"]:
         reasons.append(store_outage.reason(snapshot.store_outage, blocked["store"], TASKS))
-    recorded = [w for w in mine.spawning if w.stage is Stage.INTENT and w.id not in snapshot.in_flight]
+    recorded = [w for w in size.spawning if w.stage is Stage.INTENT and w.id not in snapshot.in_flight]
     intents = sum(1 for w in recorded if not w.metadata.asked_for)
     if pause and intents:
         reasons.append(_paused(pause, intents, INTENTS))
@@ -161,7 +161,7 @@ def unserved(
     plans = []
     for name in names:
         pool = replace(policy.pools[0], name=name, min_active=0, max_active=0, keep_idle=0)
-        actions, decision = plan(pool, size(pool, snapshot, policy, leaving=leaving), snapshot, policy, selector)
+        actions, decision = plan(pool, size_of(pool, snapshot, policy, leaving=leaving), snapshot, policy, selector)
         blocked = (Blocked(BlockedReason.POOL_UNKNOWN, tasks[name], TASKS, {"pool": name}),) if tasks.get(name) else ()
         plans.append((actions, replace(decision, rule=f"no pool {name!r} is configured: 0", blocked=blocked)))
     return plans
@@ -175,7 +175,7 @@ def worker_id(fleet_id: str, pool: str, now: datetime, index: int) -> str:
 
 def _spawns(
     pool: Pool,
-    mine: Size,
+    size: Size,
     snapshot: Snapshot,
     policy: Policy,
     selector: OfferSelector,
@@ -184,35 +184,35 @@ def _spawns(
 ) -> list[Spawn]:
     pause = snapshot.pause_of(pool.name)
     if pause:
-        reasons.append(_paused(pause, mine.asked, SPAWNS))
+        reasons.append(_paused(pause, size.asked, SPAWNS))
         return []
     if snapshot.store_outage:
-        reasons.append(store_outage.reason(snapshot.store_outage, mine.asked, SPAWNS))
+        reasons.append(store_outage.reason(snapshot.store_outage, size.asked, SPAWNS))
         return []
-    if mine.refused is not None:  # the decision has this reason already
+    if size.refused is not None:  # the decision has this reason already
         return []
-    limit = breaker.spawn_limit(pool, snapshot, policy, len(mine.spawning))
-    if limit and limit.spawns < mine.asked:
-        reasons.append(replace(limit.reason, count=mine.asked - limit.spawns))
+    limit = breaker.spawn_limit(pool, snapshot, policy, len(size.spawning))
+    if limit and limit.spawns < size.asked:
+        reasons.append(replace(limit.reason, count=size.asked - limit.spawns))
     reasons += selector.passed_over(pool)
-    if len(offers) < allowed(pool, mine, snapshot, policy):
-        reasons.append(replace(selector.obstacle(pool), count=mine.asked - len(offers)))
+    if len(offers) < allowed(pool, size, snapshot, policy):
+        reasons.append(replace(selector.obstacle(pool), count=size.asked - len(offers)))
     return [
         Spawn(
             worker_id(policy.fleet_id, pool.name, snapshot.now, index),
             pool.name,
             offer,
-            f"{mine.asked} below target",
+            f"{size.asked} below target",
             selector.room.price(pool, offer),
-            mine.cluster.id if mine.cluster else None,
+            size.cluster.id if size.cluster else None,
         )
         for index, offer in enumerate(offers)
     ]
 
 
-def _only_money(pool: Pool, mine: Size, snapshot: Snapshot, policy: Policy, selector: OfferSelector) -> bool:
+def _only_money(pool: Pool, size: Size, snapshot: Snapshot, policy: Policy, selector: OfferSelector) -> bool:
     """Whether only the budget blocks a spawn."""
-    return allowed(pool, mine, snapshot, policy) > 0 and selector.obstacle(pool).kind.row.who == BUDGET
+    return allowed(pool, size, snapshot, policy) > 0 and selector.obstacle(pool).kind.row.who == BUDGET
 
 
 def _terminations(
@@ -262,7 +262,7 @@ def _usual_boot_s(pool: Pool, snapshot: Snapshot) -> float | None:
 
 
 def _is_worth_finishing(worker: Worker, age_s: float, boot_s: float) -> bool:
-    """Whether finishing a boot costs less than another whole boot when work comes back.
+    """Whether it is cheaper to finish this boot than to start another worker when new tasks arrive.
 
     A boot that takes longer than usual is expected to need half of its age more. Without a pod, nothing is paid yet, so
     finishing has no advantage.

@@ -10,9 +10,9 @@ from orchestrator.core.pod_evidence import is_absent, is_ours, may_run
 from orchestrator.core.pod_tracking import LISTING_LAG_S, created_by
 from orchestrator.core.states import Stage, State, WaitingOn
 
-LISTED_S = 4.0  # after a delete, a list may lag for so long; later, the row gets a remark
+LISTED_S = 4.0  # seconds for which a list may lag behind a delete; after that, the row gets a remark
 UNDECLARED_S = 600.0  # after this, a flush that cannot even declare the logs lost no longer delays the delete
-# after so many failed connections and seconds, the end does not wait for the pod
+# After so many failed connections and so many seconds, the pod counts as unreachable, and its logs as lost.
 UNREACHED_TRIES, UNREACHED_S = 3, 15.0
 # absence after our delete: two lists and this age, or the usual age if a list has been wrong about the pod
 DELETED_AGE_S = 2.0
@@ -61,7 +61,7 @@ def _deleting(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
         if sent and snapshot.now < worker.next_attempt_at:
             return _still_listed(worker, snapshot, policy)
         return Delete(worker.id, pod.id, "still listed after the delete" if sent else "its work is done")
-    # then the row was copied from another database
+    # A row that names a foreign pod was copied from another database.
     is_foreign = any(pod.id == worker.pod_id for pod in snapshot.foreign_pods)
     if worker.pod_id is not None and not sent and not is_foreign and (not unlisted or is_ours(worker, snapshot)):
         because = "RunPod's pod list is unavailable" if unlisted else "RunPod does not list it"

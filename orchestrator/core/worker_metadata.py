@@ -53,10 +53,10 @@ class WorkerMetadata:
 
 
 def metadata(**changes: Any) -> dict[str, Any]:
-    """Return what to merge into the column. A key that nobody reads is a bug."""
+    """Return what to merge into the column. Raises TypeError for a key that no code reads."""
     unknown = changes.keys() - {one.name for one in fields(WorkerMetadata)} - READ_BY_SQL
     if unknown:
-        raise TypeError(f"nobody reads {', '.join(sorted(unknown))}")
+        raise TypeError(f"no code reads {', '.join(sorted(unknown))}")
     return changes
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from orchestrator.core.plurals import counted
-from orchestrator.diagnostics.conditions import HIGH, Condition, ConditionKind, Impact
+from orchestrator.diagnostics.condition_kinds import HIGH, ConditionKind, Impact
+from orchestrator.diagnostics.conditions import Condition
 from orchestrator.observability.redaction import plain, redact
 
 AFTER_S = {str(kind): kind.row.after_s for kind in ConditionKind}
@@ -66,7 +67,7 @@ class Alert:
 
     @classmethod
     def of(cls, found: Condition, now: datetime) -> "Alert":
-        """What is known of a condition that is seen for the first time."""
+        """Return the alert of a condition that is seen for the first time."""
         urgent = found.severity == HIGH
         return cls(
             str(found.kind), _clean(found.subject, 200), found.severity, _clean(found.text), _clean(found.evidence),
@@ -98,7 +99,7 @@ class Checked:
 def checked(
     found: Iterable[Condition], known: Iterable[Alert], policy: AlertPolicy, now: datetime, *, sent_1h: int
 ) -> Checked:
-    """Compare what is found with what is known."""
+    """Compare the conditions found now with the known alerts."""
     alerts = _merged(found, known, now)
     quiet = policy.quiet is not None and policy.quiet.include(now)
     room, kept, late = max(0, policy.max_per_hour - sent_1h), [], []
@@ -123,7 +124,8 @@ def checked(
 def _merged(found: Iterable[Condition], known: Iterable[Alert], now: datetime) -> list[Alert]:
     """Update what is known.
 
-    Of conditions with the same kind and subject, the first one is told: a sick machine often has several findings.
+    Of conditions with the same kind and subject, the first one is reported: a faulty machine often has several
+    findings.
     """
     alerts, seen = {(one.kind, one.subject): one for one in known}, set[tuple[str, str]]()
     for condition in found:
@@ -141,13 +143,13 @@ def _merged(found: Iterable[Condition], known: Iterable[Alert], now: datetime) -
 
 
 def _counts(one: Condition, now: datetime) -> bool:
-    """Whether it began as long ago as its rule asks."""
+    """Whether the condition has lasted for as long as its rule requires."""
     waits_s = one.kind.row.waits_s
     return not waits_s or (one.since is not None and (now - one.since).total_seconds() >= waits_s)
 
 
 def _due(one: Alert, now: datetime) -> str | None:
-    """Which message is due for it."""
+    """Return the message that is due for the alert, if there is one."""
     absent_s = (now - one.seen_at).total_seconds()
     if one.opened_at is not None:
         return "resolved" if absent_s >= CLEAR_S else None

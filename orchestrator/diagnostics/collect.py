@@ -1,8 +1,8 @@
 """Collects the facts of the report, each part with its own deadline. A part that fails names its error.
 
-The others go on.
+A failed part stops no other part.
 
-Collecting changes nothing. Parts are plain JSON; rules.py judges them.
+Collecting changes nothing. Parts are plain JSON; rules.py finds conditions in them.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What an error of the database means for an operator: text and fix of the condition `database_down`."""
+"""The meaning of an error of the database for an operator: text and fix of the condition `database_down`."""
 
 import re
 

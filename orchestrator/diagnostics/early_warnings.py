@@ -53,7 +53,7 @@ def irregularities(row: Row, now: datetime, *, busy: bool) -> list[str]:
     beat_s = min(BUSY_BEAT_S, float(row["heartbeat_s"])) if busy else float(row["heartbeat_s"])
     missed, odd = int(silent_s / beat_s), []
     if missed >= MISSED_HEARTBEATS:
-        odd.append(f"its heartbeat: silent for {silent_s:.0f} s ({missed} beats missed)")
+        odd.append(f"its heartbeat: silent for {silent_s:.0f} s ({missed} heartbeats missed)")
     if row["waiting_on"] in (WaitingOn.PROVIDER, WaitingOn.OPERATOR):
         odd.append(row["waiting_for"])
     if late := WorkerMetadata.of(row["metadata"]).logs_late:

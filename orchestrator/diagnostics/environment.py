@@ -17,7 +17,7 @@ IMPORTANT = (
 AWS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "S3_ENDPOINT_URL", "S3_BUCKET", "S3_PREFIX")
 SECRET = ("KEY", "SECRET", "TOKEN", "PASSWORD", "DATABASE_URL")
 SHOWN = ("RUNPOD_SSH_PUBLIC_KEY", "AWS_ACCESS_KEY_ID")  # named like secrets, but harmless
-NEVER = ("RUNPOD_SSH_PRIVATE_KEY",)  # never shown, whatever the options
+NEVER = ("RUNPOD_SSH_PRIVATE_KEY",)  # no option shows these
 
 
 def environment(

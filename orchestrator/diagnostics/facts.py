@@ -1,6 +1,6 @@
-"""The facts that rules judge: one typed record of a fleet at one moment. fact_sources.py makes it.
+"""The facts in which rules find conditions: one typed record of a fleet at one moment. fact_sources.py makes it.
 
-What could not be had, or was not asked, is None or empty, and no rule guesses it.
+A fact that was unavailable, or was not requested, is None or empty. No rule guesses it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ class WorkerFacts:
 
     @property
     def is_unheard(self) -> bool:
-        """Whether it stays although it is silent: its agent calls in vain, or the orchestrator has no network."""
+        """Whether it stays although it is silent: its agent gets no answer, or the orchestrator has no network."""
         return self.waiting_on == WaitingOn.OPERATOR and (self.is_ready or self.stage == Stage.DRAINING)
 
 

@@ -1,4 +1,4 @@
-"""Why a worker's bring-up does not go on, from the worker's row alone: what `list` shows, as `explain` does."""
+"""Why a worker's bring-up makes no progress, from the worker's row alone. `list` and `explain` show the same cause."""
 
 from collections.abc import Mapping
 from dataclasses import replace

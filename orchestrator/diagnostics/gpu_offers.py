@@ -8,7 +8,7 @@ from orchestrator.core.model import Offer, Pool
 LEVELS = ("HIGH", "MEDIUM", "LOW", "NONE")
 UNKNOWN = "unknown"
 
-# GPU type -> (cloud, data centre) -> stock level. An empty data centre stands for the whole cloud.
+# GPU type -> (cloud, data centre) -> stock level. An empty data centre means the whole cloud.
 Stock = Mapping[str, Mapping[tuple[str, str], str]]
 
 

@@ -10,7 +10,8 @@ from orchestrator.core.failures import UNTRIED
 from orchestrator.core.model import EndedBringUp
 from orchestrator.core.plurals import counted
 from orchestrator.diagnostics import causes
-from orchestrator.diagnostics.conditions import Condition, ConditionKind, Impact
+from orchestrator.diagnostics.condition_kinds import ConditionKind, Impact
+from orchestrator.diagnostics.conditions import Condition
 from orchestrator.diagnostics.evidence import evidence_text
 from orchestrator.diagnostics.facts import RECENT_S, Facts, PoolFacts, minutes
 
@@ -31,7 +32,7 @@ BLOCKED: Mapping[Reason, ConditionKind] = {
 }
 LIMITS = frozenset(
     {ConditionKind.PAUSED, ConditionKind.BUDGET_SPENT}
-)  # set on purpose: no impact while the pool's workers go on
+)  # set on purpose: no impact while the pool's workers continue
 WAITS = {
     "capacity": ConditionKind.SOLD_OUT,
     "budget": ConditionKind.BUDGET_SPENT,
@@ -75,7 +76,7 @@ def _blocked(facts: Facts, pool: PoolFacts) -> Iterator[Condition]:
 
 
 def _is_settling(facts: Facts, pool: PoolFacts, reason: Blocked, kind: ConditionKind) -> bool:
-    """Return whether the reason is too new to be told. One that no recorded decision names is new."""
+    """Return whether the reason is too new to be shown. A reason that no recorded decision names is new."""
     if pool.since is None or kind not in SETTLES_S:
         return False
     since = pool.since.get(reason.kind)

@@ -1,4 +1,4 @@
-"""What is wrong with a fleet: `conditions(facts)`, a pure function. conditions.py has the texts.
+"""What is wrong with a fleet: `conditions(facts)`, a pure function. condition_kinds.py has the texts.
 
 Conditions that come from what agents report of their machines belong into worker_rules.py, as one more rule there.
 """
@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 
 from orchestrator.core.places import are_far
 from orchestrator.diagnostics import causes, database_errors, pool_rules, task_rules, worker_rules
-from orchestrator.diagnostics.conditions import Condition, ConditionKind, Impact, in_order
+from orchestrator.diagnostics.condition_kinds import ConditionKind, Impact
+from orchestrator.diagnostics.conditions import Condition, in_order
 from orchestrator.diagnostics.facts import Facts
 from orchestrator.errors import REACHED
 
 SLOW_S = 2.0  # a report of the database, or a request to S3
 FAILING_S = 10.0  # a tick that fails once may be an accident
-DEAR = 2.0  # times a usual day
+EXPENSIVE = 2.0  # times a usual day
 DEAR_USD = 1.0  # below it nothing is an anomaly
 LAZY_SHARE = 0.1  # of a worker's money that bought work …
 LAZY_USD = 1.0  # … once it has cost this much
@@ -28,7 +29,7 @@ Rule = Callable[[Facts], Iterator[Condition]]
 
 
 def conditions(facts: Facts) -> list[Condition]:
-    """Everything that is wrong, what affects work or money first."""
+    """Return the conditions of a fleet. Those that affect work or money come first."""
     found = in_order(one for rule in ALL for one in rule(facts))
     return in_order([*found, *pool_rules.backlog(facts, found)])
 
@@ -144,7 +145,7 @@ def _drift(facts: Facts) -> Iterator[Condition]:
 
 def _cost(facts: Facts) -> Iterator[Condition]:
     spent, usual = facts.last_day_usd, facts.usual_day_usd
-    if usual is not None and spent > DEAR_USD and spent > DEAR * usual:
+    if usual is not None and spent > DEAR_USD and spent > EXPENSIVE * usual:
         yield Condition(ConditionKind.DEAR_DAY, detail={"usd": spent, "usual_usd": usual})
     for worker in facts.workers:
         share = worker.busy_share

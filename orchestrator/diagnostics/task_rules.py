@@ -9,7 +9,8 @@ from orchestrator.core.exit_causes import FAILURES, ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import EndedBringUp
 from orchestrator.diagnostics import causes, heartbeat_loss
-from orchestrator.diagnostics.conditions import Condition, ConditionKind, Impact
+from orchestrator.diagnostics.condition_kinds import ConditionKind, Impact
+from orchestrator.diagnostics.conditions import Condition
 from orchestrator.diagnostics.facts import Facts, Row
 
 LOST_S, SHOWN_S = 120.0, 900.0  # since a task was lost: urgent, unless it is done by now; worth a line
@@ -31,7 +32,7 @@ def _tasks(facts: Facts) -> Iterator[Condition]:
         counts = {why: sum(one.get(why, 0) for one in held) for why in ("dependencies", "concurrency", "scheduled")}
         due = min((pool.next_due_at for pool in facts.pools if pool.next_due_at), default=None)
         evidence = ", ".join(f"{n} by {why}" for why, n in counts.items() if n or why != "concurrency")
-        if counts["scheduled"]:  # then their dependants go on too
+        if counts["scheduled"]:  # then their dependants continue too
             evidence += f"; the next is due {due:%Y-%m-%d %H:%M:%S} UTC" if due else ""
             yield Condition(
                 ConditionKind.RETRIES_WAIT, detail={"count": counts["scheduled"]}, evidence=evidence, until=due

@@ -7,39 +7,19 @@ from typing import Any
 
 from orchestrator.core import decision_text
 from orchestrator.core.blocked import Blocked, from_json, line
-from orchestrator.core.meanings import CAPACITY, NOBODY, OPERATOR, ORCHESTRATOR, PROVIDER, RETRY, WORKER
+from orchestrator.core.meanings import CAPACITY, NOBODY, OPERATOR, ORCHESTRATOR, PROVIDER, RETRY, START_LEADER, WORKER
 from orchestrator.core.model import Policy
 from orchestrator.core.plurals import counted
 from orchestrator.diagnostics import causes
-from orchestrator.diagnostics.conditions import ConditionKind
+from orchestrator.diagnostics.condition_kinds import ConditionKind
 from orchestrator.diagnostics.scaling import explained_reason
+from orchestrator.diagnostics.task_attempts import TaskAttempt, attempt_of
 from orchestrator.diagnostics.task_limits import limits
 
 Row = Mapping[str, Any]
-LEAD = "python -m orchestrator run"
-REQUEUE = "python -m orchestrator migrate --requeue-held, to queue it again now if nobody works on it"
+REQUEUE = "python -m orchestrator migrate --requeue-held, to queue it again now if no program works on it"
 FEW = 3  # attempts that are enough to call a duration usual
 NAMED = 3  # dependencies that are named; the others are counted
-
-
-@dataclass(frozen=True, slots=True)
-class TaskAttempt:
-    """One claim of the task."""
-
-    number: int
-    worker_id: str
-    worker: str  # the worker's state, or how it ended
-    started_at: str
-    ended_at: str | None
-    outcome: str  # "running" for the open attempt
-    code: str | None
-    exit_class: str | None
-    point: str | None  # Claiming, Processing or Completion
-    message: str | None
-    means: str | None
-    log: str | None  # the part of the handler's log: `bytes 120–4096 of handler`
-    usd: float | None  # its share of the cost of its claim, as `cost` has it; None: the price is not known
-    fix: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +60,7 @@ class _Why:
 def explained(found: Row, policy: Policy | None = None) -> TaskExplanation:
     """Explain a task from the answer of fleet_task_explain()."""
     task = found["task"]
-    attempts = list(map(_attempt, found["attempts"]))
+    attempts = list(map(attempt_of, found["attempts"]))
     known = [attempt.usd for attempt in attempts if attempt.usd is not None]
     why = {"Queued": _queued, "In Progress": _running, "Complete": _complete}.get(task["status"], _ended)(found, policy)
     return TaskExplanation(
@@ -119,7 +99,7 @@ def _queued(found: Row, policy: Policy | None) -> _Why:
         return held
     unmet = [d for d in found["dependencies"] if d["status"] != "Complete"]
     if task["blocked"] and unmet:
-        known = [d for d in unmet if d["id"]]  # the others are hidden from who asks
+        known = [d for d in unmet if d["id"]]  # the ids of the others are hidden from this caller
         parts = [_dependency(d) for d in known[:NAMED]]
         parts += [f"and {len(known) - NAMED} more"] if len(known) > NAMED else []
         if hidden := len(unmet) - len(known):
@@ -127,7 +107,7 @@ def _queued(found: Row, policy: Policy | None) -> _Why:
         what = f"{len(unmet)} of {len(found['dependencies'])} dependencies: {'; '.join(parts)}"
         if any(d["status"] is None for d in unmet):
             fix = "python -m orchestrator tasks cancel <task>; submit it again without the deleted tasks"
-            then = "it fails after an hour, unless somebody inserts what does not exist"
+            then = "it fails after an hour, unless the missing tasks are inserted"
             return _Why(OPERATOR, what, then, fix)
         fix = f"python -m orchestrator explain {known[0]['id'] if known else '<task>'}"
         return _Why(WORKER, what, "it can be claimed once all of them are Complete; it fails if one fails", fix)
@@ -206,7 +186,7 @@ def _unserved(found: Row) -> _Why:
     """Explain a ready task for which there is no worker, and none will start."""
     decision = found["decision"] or {}
     if found["leader"] is None:
-        return _Why(ORCHESTRATOR, "an orchestrator: none leads", "nothing", LEAD)
+        return _Why(ORCHESTRATOR, "an orchestrator: none leads", "nothing", START_LEADER)
     pool, every = found["task"]["pool"], found["paused"].get("*")
     if pause := every or found["paused"].get(pool):
         what = f"an operator: spawning is paused{'' if every else f' in pool {pool}'}, {pause['reason']}"
@@ -219,7 +199,7 @@ def _unserved(found: Row) -> _Why:
     if decision and decision["target"] == 0:
         what = f"a worker; the last decision did not count this task yet: {decision_text.row_sentence(decision)}"
         return _Why(OPERATOR, what, "the next tick counts it", "python -m orchestrator explain scaling")
-    return _Why(CAPACITY if decision else ORCHESTRATOR, "a worker: none yet", "the next tick starts one", LEAD)
+    return _Why(CAPACITY if decision else ORCHESTRATOR, "a worker: none yet", "the next tick starts one", START_LEADER)
 
 
 def _running(found: Row, _: Policy | None) -> _Why:
@@ -254,7 +234,7 @@ def _taken(task: Row, *, declared: bool) -> _Why:
     """Explain a task that a plain statement set In Progress, in a pool where a user's program may run it."""
     if not declared:
         what = "the program that set it In Progress: no lease, and no leader has declared which pools have programs"
-        return _Why(OPERATOR, what, "the next leader declares them within a tick", LEAD)
+        return _Why(OPERATOR, what, "the next leader declares them within a tick", START_LEADER)
     what = f"the program of pool {task['pool']} (WORKER_START_COMMAND), which took it as {task['worker_id']}"
     return _Why(WORKER, what, "nothing: the orchestrator does not take tasks from such a program", REQUEUE)
 
@@ -285,31 +265,3 @@ def _dependency(row: Row) -> str:
         return f"{row['id']} (does not exist)"
     on = f" on {row['worker_id']}" if row["status"] == "In Progress" else ""
     return f"{row['task_type']} {row['id']} is {row['status']}{on}"
-
-
-def _attempt(row: Row) -> TaskAttempt:
-    cause = causes.of(row["failure_code"]) if row["failure_code"] else None
-    ending = " ".join(row[name] for name in ("worker_exit_cause", "worker_failure_code") if row[name])
-    return TaskAttempt(
-        number=row["attempt"],
-        worker_id=row["worker_id"],
-        worker=ending or row["worker_status"] or "unknown",
-        started_at=row["started_at"],
-        ended_at=row["ended_at"],
-        outcome=row["outcome"] or "running",
-        code=row["failure_code"],
-        exit_class=row["exit_class"],
-        point=row["failed_at_point"],
-        message=row["message"],
-        means=cause.means if cause else None,
-        log=_log_range(row),
-        usd=None if row["usd"] is None else float(row["usd"]),
-        fix=cause.about(worker=row["worker_id"], task=row["task_id"]).fix if cause else None,
-    )
-
-
-def _log_range(row: Row) -> str | None:
-    first, last = row["log_first"], row["log_last"]
-    if (first is None and last is None) or first == last:
-        return None
-    return f"bytes {first or 0}–{'…' if last is None else last} of handler"

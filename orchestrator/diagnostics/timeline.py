@@ -31,7 +31,7 @@ class Entry:
     note: str
 
     def seconds(self, now: datetime) -> float:
-        """Return how long it took, or has taken so far."""
+        """Return the seconds that the entry took, or has taken so far."""
         return max(0.0, ((self.until or now) - self.at).total_seconds())
 
 

@@ -11,7 +11,8 @@ from orchestrator.core.plurals import counted
 from orchestrator.core.stages import STAGE_SPECS
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.diagnostics import causes
-from orchestrator.diagnostics.conditions import Condition, ConditionKind, Impact
+from orchestrator.diagnostics.condition_kinds import ConditionKind, Impact
+from orchestrator.diagnostics.conditions import Condition
 from orchestrator.diagnostics.early_warnings import BUSY_BEAT_S, MISSED_HEARTBEATS
 from orchestrator.diagnostics.facts import CONNECTED, RECENT_S, Facts, WorkerFacts, minutes
 
@@ -107,7 +108,7 @@ def _slow(facts: Facts) -> Iterator[Condition]:
 
 
 def _unheard(facts: Facts) -> Iterator[Condition]:
-    """Silent workers that may be well: most workers are silent, and their agents call in vain."""
+    """Silent workers that may be well: most workers are silent, and their agents get no answer."""
     groups: defaultdict[str, list[WorkerFacts]] = defaultdict(list)
     for worker in facts.workers:
         if worker.is_unheard:
@@ -134,7 +135,7 @@ def _ready(facts: Facts) -> Iterator[Condition]:
         seen = f"SSH: {worker.connection}" if worker.connection else ""
         if worker.connection == CONNECTED and worker.agent in {"ended", "killed"}:
             yield Condition(ConditionKind.PROCESS_ENDED, worker.id, detail, f"logs {worker.id} says why", impact)
-        elif worker.cluster is None and not worker.is_unheard and (late or _is_quiet(worker, facts)):
+        elif worker.cluster is None and not worker.is_unheard and (late or _misses_heartbeats(worker, facts)):
             silent_s = facts.ago_s(worker.last_heartbeat_at)
             detail["silent"] = minutes(silent_s) if late else f"{silent_s:.0f} s"
             impact = impact if late else Impact.NONE
@@ -193,8 +194,8 @@ def _others(worker: WorkerFacts, facts: Facts) -> bool:
     return any(one.pool == worker.pool and one.is_ready and not one.unfit for one in facts.workers if one != worker)
 
 
-def _is_quiet(worker: WorkerFacts, facts: Facts) -> bool:
-    """Whether heartbeats are missing, for less time than an operator is asked to act on."""
+def _misses_heartbeats(worker: WorkerFacts, facts: Facts) -> bool:
+    """Whether heartbeats are missing, but not for so long that an operator must act."""
     if not worker.heartbeat_s:
         return False
     beat_s = min(BUSY_BEAT_S, float(worker.heartbeat_s)) if worker.tasks_running else float(worker.heartbeat_s)
@@ -210,9 +211,9 @@ def _ssh(facts: Facts) -> Iterator[Condition]:
         cause = causes.of("AUTH_FAILED", next((row["cause"] for row in standing if row["cause"]), None))
         evidence = _attempts(denied, facts) + (f"; now: {', '.join(refused)}" if refused else "")
         detail: dict[str, Any] = {"means": cause.means, "fix": cause.fix} if cause else {"means": "", "fix": DOCTOR}
-        lately = {row["pool"] for row in standing if facts.ago_s(datetime.fromisoformat(row["last_at"])) < RECENT_S}
-        lately |= {worker.pool for worker in facts.workers if worker.id in refused}
-        impact = Impact.WAIT if any(map(facts.lacks_workers, lately)) else Impact.NONE
+        affected = {row["pool"] for row in standing if facts.ago_s(datetime.fromisoformat(row["last_at"])) < RECENT_S}
+        affected |= {worker.pool for worker in facts.workers if worker.id in refused}
+        impact = Impact.WAIT if any(map(facts.lacks_workers, affected)) else Impact.NONE
         yield Condition(ConditionKind.AUTH_FAILS, detail=detail, evidence=evidence, impact=impact)
     elif denied:
         yield Condition(ConditionKind.AUTH_RESOLVED, evidence=_attempts(denied, facts))

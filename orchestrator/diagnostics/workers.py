@@ -12,23 +12,23 @@ from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.findings import GuardFinding, findings_of
 from orchestrator.core.fitness import DISK_FULL_S
-from orchestrator.core.meanings import LOGS, MORE
+from orchestrator.core.meanings import LOGS, MORE, NOBODY, START_LEADER
 from orchestrator.core.model import Policy
 from orchestrator.core.plurals import counted
-from orchestrator.core.stages import PAUSES_S, STAGE_SPECS
+from orchestrator.core.stages import STAGE_SPECS
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.core.worker_metadata import WorkerMetadata
 from orchestrator.diagnostics import causes, heartbeat_loss
-from orchestrator.diagnostics.conditions import ConditionKind
+from orchestrator.diagnostics.condition_kinds import ConditionKind
 from orchestrator.diagnostics.early_warnings import irregularities, silent_leader, stalled, unfit
 from orchestrator.diagnostics.evidence import evidence_line
+from orchestrator.diagnostics.stage_attempts import current_failure, possible_attempts, subcause_of
 from orchestrator.ports import HostKeyChanged
 
 Row = Mapping[str, Any]
 NO_LEADER = "nothing: no orchestrator leads"
-LEAD = "python -m orchestrator run"
 # What a stage waits for while it has no failure.
-WANTED: Mapping[str, str] = {
+WANTED: Mapping[Stage, str] = {
     Stage.INTENT: "the request for its pod",
     Stage.POD_CREATED: "an answer to the create call",
     Stage.POD_RUNNING: "the pod to be RUNNING with a runtime",
@@ -37,19 +37,16 @@ WANTED: Mapping[str, str] = {
     Stage.SSH_AUTH: "the pod to accept our SSH key",
     Stage.EXEC: "a command to run on the pod",
     Stage.IDENTITY: "the pod to show its id",
-    "platform": "the pod's disk, limits and clock to be good enough",
-    "gpu_inventory": "the GPUs to be those that were rented",
-    "gpu_health": "the GPUs to be healthy",
-    "gpu_fabric": "the NVLinks between the GPUs to be up",
+    Stage.PLATFORM: "the pod's disk, limits and clock to be good enough",
+    Stage.GPU_INVENTORY: "the GPUs to be those that were rented",
+    Stage.GPU_HEALTH: "the GPUs to be healthy",
+    Stage.GPU_FABRIC: "the NVLinks between the GPUs to be up",
     Stage.DEPLOY: "the code on the pod, verified by its hash",
     Stage.PROCESS: "its process to run",
     Stage.HEARTBEAT: "its first heartbeat",
 }
-# Stages with one attempt until the deadline. All other stages are tried again after each of PAUSES_S.
-TRIED_ONCE = frozenset({Stage.INTENT, Stage.POD_RUNNING, Stage.SSH_DETAILS, Stage.TCP})
 UNEXPLAINED = "not explained yet"  # the text for a code that causes.py does not know
 HOST_KEY_CHANGED = HostKeyChanged.__name__  # a row's text about late logs begins with it if another machine answers
-WITHOUT_END = frozenset({Stage.POD_CREATED, Stage.DELETING})  # stages without a limit of tries
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +59,7 @@ class WorkerExplanation:
     state_since: str
     attempt: int | None  # of the stage
     attempts_possible: int | None  # before the deadline; None: no number bounds it
-    who: str  # the party that must act; "nobody" once the worker has ended
+    who: str  # the party that must act; NOBODY once the worker has ended
     what: str
     code: str | None
     subcause: str | None
@@ -106,7 +103,7 @@ def explained(found: Row, policy: Policy | None = None) -> WorkerExplanation:
     now = datetime.fromisoformat(found["now"])
     wait = _WAITS[state](row, found, policy, now)
     if found["leader"] is None and state is not State.TERMINATED:
-        wait.who, wait.then, wait.fix = WaitingOn.ORCHESTRATOR.value, NO_LEADER, LEAD
+        wait.who, wait.then, wait.fix = WaitingOn.ORCHESTRATOR.value, NO_LEADER, START_LEADER
     elif silence := silent_leader(found["leader"], now):
         wait.then = f"{wait.then}; {silence}"
     of_stage = [a for a in found["attempts"] if a["stage"] == row["stage"]]
@@ -117,7 +114,7 @@ def explained(found: Row, policy: Policy | None = None) -> WorkerExplanation:
         stage=row["stage"],
         state_since=row["state_since"],
         attempt=len(of_stage) or None,
-        attempts_possible=_possible(row, len(of_stage), now),
+        attempts_possible=possible_attempts(row, len(of_stage), now),
         who=wait.who,
         what=wait.what,
         code=wait.code,
@@ -141,7 +138,7 @@ def explained(found: Row, policy: Policy | None = None) -> WorkerExplanation:
 
 
 def _spawning(row: Row, found: Row, _: Policy | None, now: datetime) -> _Wait:
-    code, subcause, since = _trouble(row, found["attempts"])
+    code, subcause, since = current_failure(row, found["attempts"])
     cause = causes.of(code, subcause) if code else None
     stage_spec = STAGE_SPECS.get(Stage(row["stage"]))
     overdue = f"{stage_spec.overdue}: terminate, respawn" if stage_spec else "terminate, respawn"
@@ -203,7 +200,7 @@ def _unfit(wait: _Wait, row: Row, policy: Policy | None) -> None:
     if held := row.get("held_back"):
         wait.what = f"a second opinion: it claims no more, {why}"
         wait.then = (
-            "worker_sick if another worker completes such a task, release_bad if others fail alike; "
+            "worker_sick if another worker completes such a task, release_bad if such tasks fail on others too; "
             "otherwise it is replaced by then"
         )
         wait.since = held["since"]
@@ -224,7 +221,7 @@ def _blocked(wait: _Wait, finding: GuardFinding) -> None:
 
 
 def _with_irregularities(wait: _Wait, row: Row, now: datetime, *, busy: bool) -> _Wait:
-    """Put what is odd about a ready worker before what is ordinary. Its evidence is its last heartbeat."""
+    """Put the irregularities of a ready worker before what it waits for. Its evidence is its last heartbeat."""
     wait.what = "; ".join([*irregularities(row, now, busy=busy), wait.what])
     if row["waiting_on"] == WaitingOn.PROVIDER:
         wait.who = WaitingOn.PROVIDER.value
@@ -233,7 +230,9 @@ def _with_irregularities(wait: _Wait, row: Row, now: datetime, *, busy: bool) ->
         wait.then, wait.deadline = "if that lasts for DEADMAN_TIMEOUT_SEC, it ends (heartbeat_lost)", row["deadline_at"]
     if (WorkerMetadata.of(row["metadata"]).logs_late or "").startswith(HOST_KEY_CHANGED):
         wait.code = FailureCode.HOST_KEY_CHANGED.value
-        wait.then = f"nothing is sent there; the worker goes on while it beats, its logs are lost; {wait.then}"
+        wait.then = (
+            f"nothing is sent there; the worker continues while its heartbeats arrive, its logs are lost; {wait.then}"
+        )
     if wait.code is None and row["last_heartbeat"]:
         wait.evidence = f"last heartbeat {row['last_heartbeat']}"
     return wait
@@ -249,13 +248,13 @@ def _terminating(row: Row, found: Row, _: Policy | None, __: datetime) -> _Wait:
     wait = _Wait(row["waiting_on"], what, then, MORE)
     wait.since, wait.deadline = row["stage_since"], row["deadline_at"]
     _end(wait, row, found)
-    if row["waiting_on"] == WaitingOn.OPERATOR and row["stage"] == Stage.DRAINING:  # its agent calls in vain
+    if row["waiting_on"] == WaitingOn.OPERATOR and row["stage"] == Stage.DRAINING:  # its agent gets no answer
         wait.what, wait.fix = f"{row['waiting_for']}; {what}", ConditionKind.GATEWAY_UNREACHED.row.fix
     return wait
 
 
 def _terminated(row: Row, found: Row, _: Policy | None, __: datetime) -> _Wait:
-    wait = _Wait("nobody", "it has ended", "nothing", MORE)
+    wait = _Wait(NOBODY, "it has ended", "nothing", MORE)
     wait.since = row["terminated_at"]
     _end(wait, row, found)
     return wait
@@ -285,7 +284,7 @@ def _end(wait: _Wait, row: Row, found: Row) -> None:
         wait.evidence = heartbeat_loss.evidence_line(look) or reason
         cause = causes.silence(wait.subcause)
     elif wait.code:
-        wait.subcause = _subcause(wait.code, found["attempts"])
+        wait.subcause = subcause_of(wait.code, found["attempts"])
         wait.evidence = reason if begun and begun["from_state"] != State.SPAWNING else None
         cause = causes.of(wait.code, wait.subcause)
     if wait.code:
@@ -297,47 +296,6 @@ def _end(wait: _Wait, row: Row, found: Row) -> None:
         wait.fix = best.fix
         if row["status"] == State.TERMINATED:
             wait.then = best.then
-
-
-def _trouble(row: Row, attempts: Sequence[Row]) -> tuple[str | None, str | None, str | None]:
-    """Return (code, sub-cause, since when) of the failure that holds up the bring-up now."""
-    if row["failure_code"]:
-        first = next((a for a in attempts if a["failure_code"] == row["failure_code"]), None)
-        code = row["failure_code"]
-        return code, _subcause(code, attempts), (first["ended_at"] if first else None) or row["stage_since"]
-    here = {row["stage"], Stage.POD_CREATED.value if row["stage"] == Stage.INTENT else row["stage"]}
-    since = None
-    code = None
-    for attempt in reversed(attempts):  # the newest failures in a row; an open attempt does not end the row
-        if attempt["outcome"] == "ok" or (code and attempt["failure_code"] not in {code, None}):
-            break
-        if attempt["failure_code"] and attempt["stage"] in here:
-            code, since = attempt["failure_code"], attempt["ended_at"] or attempt["started_at"]
-    return code, _subcause(code, attempts), since
-
-
-def _subcause(code: str | None, attempts: Sequence[Row]) -> str | None:
-    for attempt in reversed(attempts):
-        if code and attempt["failure_code"] == code:
-            cause = (attempt["evidence"] or {}).get("cause")
-            return str(cause).upper() if cause else None
-    return None
-
-
-def _possible(row: Row, made: int, now: datetime) -> int | None:
-    """Return how many attempts at the stage are possible until its deadline, including those already made."""
-    stage = Stage(row["stage"]) if row["stage"] else None
-    if stage not in STAGE_SPECS or stage in WITHOUT_END or row["status"] != State.SPAWNING:
-        return None
-    possible = max(made, 1)
-    if stage in TRIED_ONCE:
-        return possible
-    left_s = (datetime.fromisoformat(row["deadline_at"]) - now).total_seconds()
-    while True:
-        left_s -= PAUSES_S[min(possible, len(PAUSES_S)) - 1]
-        if left_s <= 0:
-            return possible
-        possible += 1
 
 
 def _clause(sentence: str) -> str:

@@ -18,7 +18,8 @@ import structlog
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.actions import Plan
 from orchestrator.core.model import Snapshot
-from orchestrator.diagnostics.conditions import Condition, ConditionKind
+from orchestrator.diagnostics.condition_kinds import ConditionKind
+from orchestrator.diagnostics.conditions import Condition
 from orchestrator.diagnostics.fact_sources import of_tick
 from orchestrator.diagnostics.facts import NOT_ASKED, Asked, Facts, Outage
 from orchestrator.diagnostics.rules import conditions
@@ -74,7 +75,7 @@ class LeaderConditions:
         self._failing_s: float | None = None  # since when ticks fail
 
     async def ask(self) -> None:
-        """Query what no tick reads. An outage raises no error."""
+        """Query the facts that no tick reads. An outage raises no error."""
         balance_usd, troubles = await asyncio.gather(self._ask_balance(), self._ask_troubles())
         self._asked_s = now_s = self._clock()
         if balance_usd is not None:
@@ -100,7 +101,7 @@ class LeaderConditions:
         """Show the conditions of the last tick that did not fail, and that ticks fail."""
         now_s = self._clock()
         self._failing_s = self._failing_s or now_s
-        # As long as nothing is known of the fleet, it counts as one that costs money.
+        # While nothing is known of the fleet, assume that it has a worker, which costs money.
         facts = self._facts or Facts(datetime.now(UTC), is_led=True, live=1)
         since = facts.now - timedelta(seconds=now_s - self._failing_s)
         self._show(replace(facts, tick_failed=Outage(why, since)))

@@ -1,8 +1,9 @@
 """The leader's side of the outbox: it sends the messages that are due, a few at once to each host.
 
-A message stays a row until its receiver has taken it. If the leader dies while it sends, the next one sends again, with
-the same id, so a receiver may get it twice. A host that does not answer rests for a while, so it costs neither time nor
-places of the others. Messages about tasks and about alerts have an outbox each, so that neither waits for the other.
+A message stays a row until its receiver has accepted it. If the leader crashes while it sends, the next one sends again
+with the same id, so a receiver may get a message twice. A host that does not answer is not called for a while, so it
+costs neither time nor places of the others. Messages about tasks and about alerts have an outbox each, so that neither
+waits for the other.
 """
 
 import asyncio

@@ -27,7 +27,7 @@ class AskRows(Protocol):
 
 
 class PodRequests:
-    """The open requests of a fleet's pods."""
+    """Answers the open requests of a fleet's pods."""
 
     def __init__(
         self, store: AskRows, blobs: Blobs, sealed: Callable[[str, str], Sequence[str]] = lambda *_: ()

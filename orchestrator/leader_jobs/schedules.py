@@ -1,7 +1,7 @@
 """Schedules: the due times of recurring tasks, and the leader's step that serves them.
 
-A due time is served once: the database writes its row in `schedule_runs` and submits the task in one transaction, as
-long as nobody else has served it. A due time that is more than LATE_S old when a leader sees it was missed.
+A due time is served once: the database writes its row in `schedule_runs` and submits the task in one transaction,
+unless it was served before. A due time that is more than LATE_S old when a leader sees it was missed.
 
 Cron expressions follow Debian's cron at the changes of daylight saving time: a time that is skipped is due at the next
 valid minute, and a time that occurs twice is due once.
@@ -103,7 +103,7 @@ def next_step(schedule: Mapping[str, Any], now: datetime) -> ScheduleStep:
 
 
 class Schedules:
-    """The leader's side."""
+    """Serves the due times of all schedules."""
 
     def __init__(self, store: ScheduleStore) -> None:
         self._store = store

@@ -1,7 +1,7 @@
 """The leader's side of tracing: it makes spans from the rows of attempts that have ended, and exports them.
 
 Nothing waits for a trace: claims and completions only write their rows. A new leader begins ten minutes earlier; the
-spans that it makes twice have the same ids. What ended while nobody led for longer has no spans.
+spans that it makes twice have the same ids. Attempts that ended in a longer time without a leader have no spans.
 """
 
 from collections.abc import Mapping, Sequence

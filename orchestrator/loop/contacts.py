@@ -1,4 +1,4 @@
-"""Remembers between snapshots what this process knows about the contact to its workers, besides their heartbeats."""
+"""Remembers between snapshots how this process last heard of its workers, besides their heartbeats."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -8,7 +8,7 @@ from datetime import datetime
 from orchestrator.core.model import PodAnswer, Worker
 from orchestrator.core.silence import NotedAnswer
 
-IN_A_ROW_S = 60.0  # a try to reach a pod that is later than that does not belong to the one before
+IN_A_ROW_S = 60.0  # tries to reach a pod with a longer pause between them do not count as one outage
 SILENT_HEARTBEATS = 2  # heartbeats without which a worker is silent
 Moment = Callable[[float], datetime]  # from the loop's clock to the database's
 
@@ -19,17 +19,17 @@ class _PodAnswer:
 
     at_s: float
     address: tuple[str | None, int | None]
-    calls_in_vain: bool | None
+    calls_unanswered: bool | None
     unreached_since_s: float | None
     has_network: bool
 
     def on(self, moment: Moment) -> PodAnswer:
         unreached_s = 0.0 if self.unreached_since_s is None else self.at_s - self.unreached_since_s
-        return PodAnswer(moment(self.at_s), self.address, self.calls_in_vain, unreached_s, self.has_network)
+        return PodAnswer(moment(self.at_s), self.address, self.calls_unanswered, unreached_s, self.has_network)
 
 
 class Contacts:
-    """The memory of one orchestrator. Times are on the loop's clock."""
+    """Unanswered calls of workers, and answers of silent workers' pods. Times are on the loop's clock."""
 
     def __init__(self) -> None:
         self._unanswered_s: dict[str, float] = {}  # worker id -> when
@@ -41,17 +41,17 @@ class Contacts:
         """Note a worker whose call the gateway could not answer: the worker is alive."""
         self._unanswered_s[worker_id] = asyncio.get_running_loop().time()
 
-    def note_pod_answer(self, worker: Worker, calls_in_vain: bool | None, *, has_network: bool) -> NotedAnswer:
+    def note_pod_answer(self, worker: Worker, calls_unanswered: bool | None, *, has_network: bool) -> NotedAnswer:
         """Note what the pod of a silent worker answered: see `PodAnswer`."""
         now_s, address = asyncio.get_running_loop().time(), (worker.ssh_host, worker.ssh_port)
         before, since_s = self._pod_answers.get(worker.id), now_s
         if before and before.unreached_since_s is not None and now_s - before.at_s < IN_A_ROW_S:
             is_alike = (before.address, before.has_network) == (address, has_network)
             since_s = before.unreached_since_s if is_alike else now_s
-        unreached_since_s = since_s if calls_in_vain is None else None
-        self._pod_answers[worker.id] = _PodAnswer(now_s, address, calls_in_vain, unreached_since_s, has_network)
-        may_be_well = not has_network if calls_in_vain is None else calls_in_vain
-        return NotedAnswer(before is None or before.calls_in_vain != calls_in_vain, may_be_well)
+        unreached_since_s = since_s if calls_unanswered is None else None
+        self._pod_answers[worker.id] = _PodAnswer(now_s, address, calls_unanswered, unreached_since_s, has_network)
+        may_be_well = not has_network if calls_unanswered is None else calls_unanswered
+        return NotedAnswer(before is None or before.calls_unanswered != calls_unanswered, may_be_well)
 
     def forget_answers(self) -> None:
         """Forget what pods answered, because another process may have led."""

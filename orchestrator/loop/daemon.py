@@ -8,9 +8,8 @@ SETTLE_S), releases the lease, and leaves the pods running.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import structlog
@@ -20,8 +19,9 @@ from orchestrator.core.actions import Plan
 from orchestrator.core.model import Policy, Snapshot
 from orchestrator.core.plan import plan
 from orchestrator.loop.execute import Executor
+from orchestrator.loop.hooks import NO_HOOKS, Hooks
 from orchestrator.loop.housekeeping import Housekeeping
-from orchestrator.loop.jobs import ONE_AT_A_TIME, JobTimers, LeaderJob
+from orchestrator.loop.jobs import ONE_AT_A_TIME, JobTimers
 from orchestrator.loop.leadership import Leadership
 from orchestrator.loop.observe import Observer
 from orchestrator.loop.runtime import Runtime
@@ -39,33 +39,12 @@ TICK_PAUSE_FACTOR = 3.0  # times the last tick's duration: the loop uses at most
 RETENTION_CHECK_S = 60.0  # between two checks whether retention is due; the database stores when it last ran
 RETENTION_FIRST_S = 10.0  # after the begin of leadership, so that a process that is replaced often runs it too
 COUNT_EVERY_S = 10.0  # how often finished tasks are counted; Prometheus asks every 15 s or more
-CATALOG_EVERY_S = 60.0  # how often the hourly provider data is checked
+CATALOG_EVERY_S = 60.0  # how often it is checked whether prices and volumes must be read again
 PROBE_CHECK_S = 2.0  # how often the need for a probe of the object store is checked
 TICK_NOTE_S = 300.0  # for how long a failed tick stays noted in the database
 SETTLE_S = 0.6  # a standby leads at most 1 s after SIGTERM; the next leader finds what was cut off
 CLOSE_S = 0.2  # for the listening connection to close
 log = structlog.get_logger()
-
-
-async def _nothing(_leads: bool) -> None:
-    """The default hook: a leader opens nothing more."""
-
-
-def _ignore(_first: object, _second: object) -> None:
-    """The default hook: no other listener."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hooks:
-    """Callbacks of the process at the loop's events."""
-
-    on_notify: Callable[[str, str], object] = _ignore  # a notification of the database: channel, payload
-    on_lead: Callable[[bool], Awaitable[None]] = _nothing  # this process begins or ends to lead
-    on_plan: Callable[[Snapshot, Plan], object] = _ignore  # the snapshot and plan of a tick
-    on_tick_failed: Callable[[str], object] = lambda _why: None
-    probe_store: Callable[[], Awaitable[None]] | None = None  # probes the object store
-    on_retention: Callable[[], Awaitable[None]] | None = None  # once an hour, after old rows were deleted
-    jobs: Sequence[LeaderJob] = ()
 
 
 class Daemon:
@@ -79,7 +58,7 @@ class Daemon:
         *,
         catalog: Catalog,
         shipper: Shipper,
-        hooks: Hooks = Hooks(),
+        hooks: Hooks = NO_HOOKS,
         planner: Callable[[Snapshot, Policy], Plan] = plan,
     ) -> None:
         """Connect the wake-ups of the observer and the executor to the tick."""
@@ -202,8 +181,6 @@ class Daemon:
                 self._hooks.on_notify(channel, payload)
                 self.wake()
 
-    # --- lead
-
     async def _lead_and_wake(self) -> None:
         before = self._leadership.term
         await self._lead()
@@ -244,8 +221,6 @@ class Daemon:
         if listening is not None:
             listening.cancel()
         return listening
-
-    # --- tick
 
     async def _tick_if_leader(self) -> None:
         self._health.ticked(time.monotonic())
@@ -292,8 +267,6 @@ class Daemon:
         self._next_tick_from = now + timedelta(seconds=min(self._tick.took_s * TICK_PAUSE_FACTOR, TRANSITION_S))
         next_at = max(now + timedelta(seconds=delay_s), self._next_tick_from)
         self._scheduler.modify_job("tick", next_run_time=next_at)
-
-    # --- logs and rows
 
     def _term(self) -> int | None:
         """Return the term in which work may begin; None while this process does not lead, or ends."""

@@ -29,12 +29,12 @@ class DecisionRecorder:
         self._before: tuple[frozenset[str], frozenset[str]] | None = None  # ready and terminating at the last tick
         self._logged_at_s = -LOG_EVERY_S
 
-    async def record(self, term: int, snapshot: Snapshot, made: Plan) -> None:
+    async def record(self, term: int, snapshot: Snapshot, plan: Plan) -> None:
         """Write a decision row for each pool with actions, or with a changed target or blocked reason."""
         pool_of = {worker.id: worker.pool for worker in snapshot.workers}
         changes = [(a.pool if isinstance(a, Spawn) else pool_of.get(a.worker_id), a)
-                   for a in made.actions if isinstance(a, Spawn | Terminate)]  # fmt: skip
-        for decision in made.decisions:
+                   for a in plan.actions if isinstance(a, Spawn | Terminate)]  # fmt: skip
+        for decision in plan.decisions:
             await self._record(term, decision, [action for pool, action in changes if pool == decision.pool])
 
     async def _record(self, term: int, decision: PoolDecision, changes: Sequence[Spawn | Terminate]) -> None:
@@ -53,13 +53,13 @@ class DecisionRecorder:
         log.info("decision_recorded", message=message, actions=described, blocked=reasons)
         log.debug("decision_computed", message=f"{decision.pool}: {decision.rule}")
 
-    def sum_up(self, snapshot: Snapshot, made: Plan, *, tick_s: float, observe_s: float) -> None:
+    def sum_up(self, snapshot: Snapshot, plan: Plan, *, tick_s: float, observe_s: float) -> None:
         """Log the cycle summary."""
         ready = frozenset(w.id for w in snapshot.workers if w.state in READY)
         failing = frozenset(w.id for w in snapshot.workers if w.state is State.TERMINATING and w.exit_cause in ABRUPT)
         # the first snapshot of a process shows no change
         before, self._before = self._before or (ready, failing), (ready, failing)
-        kinds = Counter(type(a) for a in made.actions)
+        kinds = Counter(type(a) for a in plan.actions)
         states = Counter(w.state for w in snapshot.workers)
         did = {
             "workers_promoted": len(ready - before[0]),

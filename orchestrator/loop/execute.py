@@ -92,8 +92,8 @@ class Executor:
         """Return the worker and pod ids whose action pauses after a crash."""
         now_s = asyncio.get_running_loop().time()
         self._crashes = {key: one for key, one in self._crashes.items() if one.until_s + MAX_PAUSE_S > now_s}
-        resting = (key for key, one in self._crashes.items() if one.until_s > now_s)
-        return frozenset(subject for subject, name in resting if (name == act.ContinueBringUp.__name__) == bringups)
+        paused = (key for key, one in self._crashes.items() if one.until_s > now_s)
+        return frozenset(subject for subject, name in paused if (name == act.ContinueBringUp.__name__) == bringups)
 
     async def start(self, term: int, snapshot: Snapshot, actions: tuple[act.Action, ...]) -> None:
         """Write the rows of all actions, then begin the calls to the outside world. Return when the rows are written.

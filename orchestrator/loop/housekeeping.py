@@ -12,7 +12,7 @@ log = structlog.get_logger()
 
 
 class Housekeeping:
-    """Counts for the metrics, and retention."""
+    """Counts finished tasks for the metrics, and deletes old rows."""
 
     def __init__(self, runtime: Runtime, on_retention: Callable[[], Awaitable[None]] | None) -> None:
         """`on_retention` is called after old rows were deleted."""

@@ -35,7 +35,7 @@ class JobTimers:
         self._running: set[str] = set()
 
     def add(self) -> None:
-        """Add them to the scheduler."""
+        """Add the timers to the scheduler."""
         for job in self._jobs:
             run = partial(self._run_once, job)
             self._scheduler.add_job(run, "interval", seconds=job.every_s, id=job.name, **ONE_AT_A_TIME)

@@ -36,7 +36,7 @@ log = LazyLogger()
 
 
 class Observer:
-    """The memory between observations."""
+    """Takes snapshots, and remembers between them what a single snapshot cannot show."""
 
     def __init__(
         self,
@@ -77,13 +77,13 @@ class Observer:
         """Note a worker whose call the gateway could not answer: the worker is alive."""
         self._contacts.note_unanswered(worker_id)
 
-    def note_pod_answer(self, worker: Worker, calls_in_vain: bool | None, others_are_heard: bool) -> NotedAnswer:
+    def note_pod_answer(self, worker: Worker, calls_unanswered: bool | None, others_are_heard: bool) -> NotedAnswer:
         """Note what the pod of a silent worker answered: see `PodAnswer`."""
         has_network = others_are_heard or self._no_answer() is None
-        return self._contacts.note_pod_answer(worker, calls_in_vain, has_network=has_network)
+        return self._contacts.note_pod_answer(worker, calls_unanswered, has_network=has_network)
 
     def _no_answer(self) -> str | None:
-        """Return that the provider does not answer, and why; None if it does."""
+        """Return why the provider counts as unavailable; None if it answers."""
         return self._late_list() or (str(self.cloud_error) if isinstance(self.cloud_error, Unavailable) else None)
 
     @property
@@ -212,7 +212,8 @@ class Observer:
         if self._clocks is not None:
             passed_s = (now - self._clocks[0]).total_seconds()
             if passed_s - (answered_s - self._clocks[1]) > self._slow_call_s:
-                log.warning("clocks_jumped", message=f"{passed_s:.0f} s of the database's clock were none of ours")
+                why = f"{passed_s:.0f} s passed on the database's clock, and fewer on this machine's"
+                log.warning("clocks_jumped", message=why)
                 self.forget()
                 self._gaps.clear()
                 self._began_s = None

@@ -51,19 +51,19 @@ class Tick:
         health.stepped()
         observe_s = time.monotonic() - began_s
         self._publish(snapshot)
-        made = self._planner(snapshot, self._policy)
-        waits = ((v.retry_at - snapshot.now).total_seconds() for v in made.decisions if v.retry_at)
+        plan = self._planner(snapshot, self._policy)
+        waits = ((v.retry_at - snapshot.now).total_seconds() for v in plan.decisions if v.retry_at)
         self.retry_s = min(waits, default=None)
         if not self._is_stopping():
             await self._hold_claims(term, snapshot)
-            await self._decisions.record(term, snapshot, made)
+            await self._decisions.record(term, snapshot, plan)
             health.stepped()
-            await self._executor.start(term, snapshot, made.actions)
+            await self._executor.start(term, snapshot, plan.actions)
         self.took_s = time.monotonic() - began_s
-        self._decisions.sum_up(snapshot, made, tick_s=self.took_s, observe_s=observe_s)
-        self._runtime.metrics.note_tick(snapshot, made, self._policy, self.took_s)
-        self._on_plan(snapshot, made)
-        return made
+        self._decisions.sum_up(snapshot, plan, tick_s=self.took_s, observe_s=observe_s)
+        self._runtime.metrics.note_tick(snapshot, plan, self._policy, self.took_s)
+        self._on_plan(snapshot, plan)
+        return plan
 
     async def _declare(self, term: int) -> None:
         """Write the configuration that the database's functions need, once in a term."""

@@ -1,8 +1,8 @@
 """Ends a process that hangs, so that its platform starts another one.
 
 A platform restarts a process that ends, and none restarts one that hangs: it would keep the lease, or its place as the
-standby, and decide nothing. A thread of its own watches two things: that the event loop answers, and that ticks go on.
-A tick that fails is a tick that ended, so an outage of the database or of RunPod is no reason to end.
+standby, and decide nothing. A thread of its own watches two things: that the event loop answers, and that ticks make
+progress. A tick that fails is a tick that ended, so an outage of the database or of RunPod is no reason to end.
 
 The thread counts its own rounds, not seconds. A stopped process (SIGSTOP, a suspended machine) makes no rounds, and a
 process without CPU time makes few: neither hangs. A C call that never releases the interpreter's lock would stop this

@@ -95,7 +95,7 @@ def looked_at(version: str, *, directory: Traversable | None = None) -> Migratio
     """Return the report on a schema that cannot be changed here. SchemaMismatch if it is older than the files."""
     files = sql_files(directory)
     if files.version.standing(version) == "older":
-        there = version if SchemaVersion.parse(version) or version.isdigit() else "none that it tells of"
+        there = version if SchemaVersion.parse(version) or version.isdigit() else "none that it names"
         raise SchemaMismatch(f"its version is {there}, this program's is {files.version}")
     note = "nothing can be made over SUPABASE_URL's API: the schema there was only looked at, and will do"
     return MigrationReport((), (note, *_of_a_newer(version, files)), version)

@@ -16,7 +16,7 @@ MIGRATOR_WAIT_S = 600  # seconds to wait for another migrator, which may be buil
 MIGRATOR_POLL_S = 0.2
 LOCK_TIMEOUT_S = 3  # seconds for a table lock: other users of the table wait behind this one for as long
 LOCK_TRIES = 20
-LOCK_PAUSE_S = 1.0  # seconds between two tries, so that waiting users of the table can go on
+LOCK_PAUSE_S = 1.0  # seconds between two tries, so that waiting users of the table can continue
 INDEX_TIMEOUT_S = 3600  # CREATE INDEX CONCURRENTLY waits for old transactions, and no other statement waits for it
 CONNECT_TIMEOUT_S = 15
 

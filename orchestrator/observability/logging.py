@@ -64,7 +64,7 @@ def configure(level: str = "INFO", secrets: Iterable[str] = (), stream: TextIO |
     logging.getLogger("apscheduler.scheduler").setLevel(logging.ERROR)
     logging.getLogger("apscheduler.executors.default").addFilter(_is_no_cut)
     logging.captureWarnings(True)
-    _log_what_nobody_caught()
+    _log_uncaught_errors()
 
 
 def _is_no_cut(record: logging.LogRecord) -> bool:
@@ -79,7 +79,7 @@ class _Out(logging.StreamHandler[TextIO]):
         sys.stderr.write(f"logging_failed: {kind.__name__ if kind else '?'} in a record of {record.name}\n")
 
 
-def _log_what_nobody_caught() -> None:
+def _log_uncaught_errors() -> None:
     def caught(where: str, error: BaseException | None) -> None:
         log.error("exception_uncaught", where=where, exc_info=error)
 

@@ -31,7 +31,7 @@ PLAIN = (bool, int, float, type(None))
 # The separator of texts that are searched together. No pattern may replace it.
 SEPARATOR = "\0"
 BLOCK_BYTES = 8  # of a text, compared with the beginnings of secrets at once
-WHOLE_BLOCK_BYTES = 2 * BLOCK_BYTES - 1  # a text of this length holds an aligned block wherever it begins
+WHOLE_BLOCK_BYTES = 2 * BLOCK_BYTES - 1  # a text of this length contains an aligned block at any offset
 
 # Something that must be there, what is looked for then, and what stays of it; capital or small letters are one. Each
 # pattern takes linear time: it starts only where a run of its characters starts, and never gives back what it took.
@@ -44,7 +44,7 @@ SHAPES = tuple(
             HIDDEN,
         ),
         ("eyj", r"(?<![\w-])((?>[\w-]*?(?=eyJ)))[\w-]{11,}+\.eyJ[\w-]{8,}+\.[\w-]{16,}", rf"\1{HIDDEN}"),
-        # A token that begins with {"alg": in base64 once more, at its three places within a group of three bytes.
+        # A token that begins with {"alg": in base64 of base64, at its three places within a group of three bytes.
         ("", r"(?-i:ZXlKaGJHY2lPa|V5SmhiR2NpT2l|leUpoYkdjaU9p)[\w+/=-]{16,}", HIDDEN),
         ("://", r"(?<=://)([^\s/:@\"'\0]{0,64}):[^\s/@\"'\0]{1,256}@", rf"\1:{HIDDEN}@"),
         ("mz-", r"(X-Amz-(?:Signature|Credential|Security-Token)(?:=|%3D))[\w%./+-]+", rf"\1{HIDDEN}"),
@@ -158,7 +158,7 @@ redact = _shared.redact
 
 
 def encodings(secret: str) -> Iterator[str]:
-    """The secret as it stands in text, JSON, URLs, a repr and base64, wherever in a longer text it began."""
+    """Return the forms of a secret in text, JSON, URLs, a repr and base64, at each offset in a longer text."""
     yield secret
     yield from (json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False))
     yield repr(secret)[1:-1]
@@ -221,7 +221,7 @@ class _Plain(logging.Formatter):
 
 
 def _blocks(needles: Iterable[str]) -> dict[int, tuple[str, ...]]:
-    """Each block that an occurrence of a needle may show first, wherever in a text the needle begins."""
+    """Return each block that an occurrence of a needle may show first, at each offset in a text."""
     found: dict[int, tuple[str, ...]] = {}
     for needle in needles:
         start = needle.encode()[:WHOLE_BLOCK_BYTES]

@@ -77,8 +77,8 @@ async def lives(session: Session, agent: agent_commands.LaunchedAgent, nonce: st
     return agent_commands.is_alive(done.stdout, agent, nonce)
 
 
-async def calls_in_vain(session: Session, nonce: str, *, timeout_s: float) -> bool:
-    """Whether the launch's agent has lately recorded a heartbeat without an answer."""
+async def calls_unanswered(session: Session, nonce: str, *, timeout_s: float) -> bool:
+    """Whether the launch's agent recorded a heartbeat without an answer within UNANSWERED_S."""
     done = await run(session, agent_commands.unanswered_command(nonce), timeout_s=timeout_s)
     return agent_commands.is_unanswered(done.stdout)
 

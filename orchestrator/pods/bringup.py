@@ -1,10 +1,10 @@
 """Bring-up: the stages of one worker from a created pod to promotion, with a stage check each. Each attempt is a row.
 
-Level-triggered: a bring-up begins at pod_running, whatever stage the row shows, and repeats the cheap stages. So it
-continues after a restart of the orchestrator. An agent that runs already under the row's nonce is found, not started
-twice.
+Level-triggered: a bring-up always begins at pod_running, even if the row shows a later stage, and repeats the cheap
+stages. So it continues after a restart of the orchestrator. An agent that runs already under the row's nonce is found,
+not started twice.
 
-    move(stage, deadline) -> open the attempt -> I/O under the deadline -> close the attempt, whatever happened
+    move(stage, deadline) -> open the attempt -> I/O under the deadline -> close the attempt, also after an error
 
 A failed check ends the worker with its code. Without an answer (a lost connection, an unknown exit status), the result
 is unknown: the attempt is closed as lost, and the bring-up begins again, until the deadline of the lost stage.
@@ -51,7 +51,7 @@ class BringUpLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The secrets for a worker."""
+    """Functions that make the secrets for a worker."""
 
     token_for: Callable[[Worker, str], str]  # worker, jti
     nonce_for: Callable[[str], str]  # worker id -> the nonce that shows the pod's identity at first contact
@@ -95,16 +95,16 @@ class BringUp:
                     clock.lost(lost.stage)
                     await asyncio.sleep(max(0.0, min(pause_s, clock.left_s(None))))
             await self._promote(context, time.monotonic() - began)
-        except StageFailed as no:
-            await self._give_up(context, no)
+        except StageFailed as failure:
+            await self._give_up(context, failure)
 
     async def _run_stages(self, context: BringupContext, clock: "_Clock") -> None:
         for stage_spec, check in self._stages.stage_checks(context.worker):
             try:
                 await self._stage(context, clock, stage_spec, check)
-            except StageFailed as no:
+            except StageFailed as failure:
                 spent = context.worker.metadata.image_pull_extended or clock.left_s(None) <= 0
-                if no.code is not FailureCode.IMAGE_PULL_SLOW or spent:
+                if failure.code is not FailureCode.IMAGE_PULL_SLOW or spent:
                     raise
                 # once: the pull is slow, but makes progress
                 context.facts = {"metadata": metadata(image_pull_extended=True)}
@@ -141,10 +141,12 @@ class BringUp:
         except asyncio.CancelledError:
             result = StageAttempt("cancelled")
             raise
-        except StageFailed as no:
-            late = isinstance(no.__cause__, TimeoutError)
-            kind = type(no.__cause__ or no).__name__
-            result = StageAttempt("timeout" if late else "failed", no.code, kind, {"error": str(no), **no.evidence})
+        except StageFailed as failure:
+            late = isinstance(failure.__cause__, TimeoutError)
+            kind = type(failure.__cause__ or failure).__name__
+            result = StageAttempt(
+                "timeout" if late else "failed", failure.code, kind, {"error": str(failure), **failure.evidence}
+            )
             raise
         except PortError as error:
             kind, evidence = type(error).__name__, {"error": str(error)[:500], **context.evidence}
@@ -164,26 +166,26 @@ class BringUp:
             took_s=round(took_s, 3),
         )
 
-    async def _give_up(self, context: BringupContext, no: StageFailed) -> None:
+    async def _give_up(self, context: BringupContext, failure: StageFailed) -> None:
         fields = {
             "exit_cause": ExitCause.SPAWN_FAILED,
-            "failure_code": no.code,
+            "failure_code": failure.code,
             "waiting_on": WaitingOn.ORCHESTRATOR,
             "waiting_for": "its logs and its pod's end",
             "deadline_s": STAGE_SPECS[Stage.DEPLOY].deadline_s,
             "next_attempt_s": 0,
         }
-        reason = f"{no.code}: {no}"[:500]
+        reason = f"{failure.code}: {failure}"[:500]
         try:
             ended = await self._move(
                 context, stage=Stage.DRAINING, to_state=State.TERMINATING, reason=reason, fields=context.facts | fields
             )
         except LostRace:
             return  # it is already ending, for another reason
-        await remember(self._store, context.term, ended, no.code, {"why": str(no)[:500]})
-        facts = {"worker": context.worker.id, "code": no.code, "reason": reason, **_brief(no.evidence)}
+        await remember(self._store, context.term, ended, failure.code, {"why": str(failure)[:500]})
+        facts = {"worker": context.worker.id, "code": failure.code, "reason": reason, **_brief(failure.evidence)}
         log.warning(
-            "worker_terminating", message=f"{log_phrases.of_failure(no.code, 'worker ends')}: {reason}", **facts
+            "worker_terminating", message=f"{log_phrases.of_failure(failure.code, 'worker ends')}: {reason}", **facts
         )
 
     async def _move(
@@ -210,10 +212,10 @@ class BringUp:
 
 
 class _Clock:
-    """The remaining time: of the stage, of the whole bring-up, and of a lost stage."""
+    """The remaining time of the present stage, of the whole bring-up, and of a stage whose connection was lost."""
 
     def __init__(self, cap_s: float) -> None:
-        self._cap_s = cap_s
+        self._cap_s = cap_s  # for the whole bring-up
         self._born: float | None = None  # the row's creation, on this process's monotonic clock
         self._until: dict[Stage, float] = {}  # the deadline of each entered stage
         self._lost: tuple[Stage, float] | None = None  # the lost stage, and the end of its retries
@@ -252,7 +254,7 @@ class _Clock:
 
 
 async def _no_log(pod_id: str) -> str:
-    raise Unavailable(f"nobody can read the log of pod {pod_id} here")
+    raise Unavailable(f"the log of pod {pod_id} cannot be read here")
 
 
 async def _timed(

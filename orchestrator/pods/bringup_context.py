@@ -13,7 +13,7 @@ from orchestrator.pods import agent_commands
 from orchestrator.ports import PortError
 
 Evidence = dict[str, Any]
-SIGHTS = ("shown", "pod_log")  # parts of the evidence whose changes are recorded at once
+AT_ONCE = ("shown", "pod_log")  # parts of the evidence whose changes are recorded at once
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class BringupContext:
 
     async def suspects(self, code: FailureCode | None, evidence: Evidence) -> None:
         """Keep the code for a passed deadline, and record it if the code or the evidence has changed."""
-        is_news = code != self.suspect or any(evidence.get(name) != self.evidence.get(name) for name in SIGHTS)
+        is_news = code != self.suspect or any(evidence.get(name) != self.evidence.get(name) for name in AT_ONCE)
         self.suspect, self.evidence = code, evidence
         if is_news and self.note is not None:
             # this is only a remark; errors of the write that closes the attempt are raised

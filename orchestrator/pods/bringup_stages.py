@@ -35,9 +35,8 @@ from orchestrator.ports import (
 )
 
 BANNER_TIMEOUT_S = 10.0
-FIRST_BANNER_S = (
-    3.0  # connection attempts are short until a port has accepted once, so that its silence is recorded early
-)
+# Connection attempts are short until a port has accepted once, so that its silence is recorded early.
+FIRST_BANNER_S = 3.0
 LAST_TRY_SHARE = 0.9  # of the stage's remaining time: a try ends before the deadline, so that its result counts
 PROCESS_CHECK_S = 10.0  # seconds between checks of the process while no heartbeat has arrived
 WITHOUT_SMI = "AMD "  # GPU types that nvidia-smi does not show
@@ -45,7 +44,7 @@ PUSHES = 2  # tries to send a file before its stage fails
 
 
 class BringupStages:
-    """The stages' I/O."""
+    """Checks each stage over SSH, from the first connection to the first heartbeat."""
 
     def __init__(
         self,
@@ -60,12 +59,12 @@ class BringupStages:
     ) -> None:
         self._nonce_for = nonce_for
         self._ssh_pool, self._shell, self._bundle = ssh_pool, shell, bundle
-        self._boot, self._checks = boot, MachineStages(ssh_pool, config)
+        self._boot, self._machine = boot, MachineStages(ssh_pool, config)
         self._workers, self._config, self._token_for = workers, config, token_for
 
     def stage_checks(self, worker: Worker) -> tuple[tuple[StageSpec, StageCheck], ...]:
         """Return the stages in order, without those that do not apply to the worker."""
-        checks, smi = self._checks, worker.gpu_count > 0 and not (worker.gpu_type or "").startswith(WITHOUT_SMI)
+        machine, smi = self._machine, worker.gpu_count > 0 and not (worker.gpu_type or "").startswith(WITHOUT_SMI)
         steps = (
             (Stage.POD_RUNNING, self._boot.pod_running, True),
             (Stage.SSH_DETAILS, self._boot.ssh_details, True),
@@ -73,15 +72,15 @@ class BringupStages:
             (Stage.SSH_AUTH, self.ssh_auth, True),
             (Stage.EXEC, self.exec, True),
             (Stage.IDENTITY, self.identity, True),
-            (Stage.PLATFORM, checks.platform, True),
-            (Stage.GPU_INVENTORY, checks.gpu_inventory, smi),
-            (Stage.GPU_HEALTH, checks.gpu_health, smi),
-            (Stage.GPU_FABRIC, checks.gpu_fabric, smi and worker.gpu_count > 1),
+            (Stage.PLATFORM, machine.platform, True),
+            (Stage.GPU_INVENTORY, machine.gpu_inventory, smi),
+            (Stage.GPU_HEALTH, machine.gpu_health, smi),
+            (Stage.GPU_FABRIC, machine.gpu_fabric, smi and worker.gpu_count > 1),
             (Stage.DEPLOY, self.deploy, True),
             (Stage.PROCESS, self.process, True),
             (Stage.HEARTBEAT, self.heartbeat, True),
         )
-        return tuple((STAGE_SPECS[stage], proof) for stage, proof, needed in steps if needed)
+        return tuple((STAGE_SPECS[stage], check) for stage, check, needed in steps if needed)
 
     async def tcp(self, context: BringupContext) -> Evidence:
         """Check that an SSH server answers at the address."""
@@ -92,8 +91,8 @@ class BringupStages:
             if host is None or port is None:
                 raise StageFailed(FailureCode.SSH_DETAILS_MISSING, "the row has no address")
             try:
-                nobody_yet = context.suspect in {None, FailureCode.TCP_REFUSED}
-                patience_s = FIRST_BANNER_S if nobody_yet else BANNER_TIMEOUT_S
+                never_accepted = context.suspect in {None, FailureCode.TCP_REFUSED}
+                patience_s = FIRST_BANNER_S if never_accepted else BANNER_TIMEOUT_S
                 timeout_s = min(patience_s, LAST_TRY_SHARE * max(until - clock(), 0.0))
                 banner = await self._shell.banner(host, port, timeout_s=timeout_s)
             except (ConnectionRefused, NotSsh, Unavailable) as error:
@@ -107,8 +106,8 @@ class BringupStages:
                 return {"tries": attempt, "address": f"{host}:{port}", "banner": banner[:100]}
             # A booting pod refuses connections, so the next try comes soon: fifty pods that boot together must not all
             # wait for a long pause. After a wrong or slow answer, the pauses grow.
-            nobody = context.suspect is FailureCode.TCP_REFUSED
-            await asyncio.sleep(PAUSES_S[0] if nobody else next(backing_off))
+            is_refused = context.suspect is FailureCode.TCP_REFUSED
+            await asyncio.sleep(PAUSES_S[0] if is_refused else next(backing_off))
         raise AssertionError("the loop never ends")
 
     async def ssh_auth(self, context: BringupContext) -> Evidence:

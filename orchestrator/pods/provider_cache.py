@@ -15,7 +15,7 @@ log = LazyLogger()
 
 
 class Catalog:
-    """The last answers."""
+    """The last prices and volumes that RunPod has shown."""
 
     def __init__(self, cloud: Cloud | None, policy: Policy) -> None:
         """Without a cloud, the cache stays empty."""
@@ -64,7 +64,7 @@ class Catalog:
 
     async def _look(self, name: str) -> tuple[str, str]:
         if self._cloud is None:
-            raise Unavailable("nobody can be asked for a volume")
+            raise Unavailable("there is no provider to ask for a volume")
         try:
             found = await self._cloud.volume_id(name)
         except BadSpec as error:

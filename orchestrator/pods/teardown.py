@@ -1,4 +1,4 @@
-"""Teardown: drain, flush, delete. In each step, the row says what it waits for, for whom, and until when.
+"""Teardown: drain, flush, delete. In each step, the row names who must act, what the worker waits for, and until when.
 
 A step is level-triggered: if it is cut off, a later tick begins it again.
 """
@@ -181,9 +181,7 @@ class Teardown:
         return Unavailable(f"the last log bytes: {why}")
 
     async def _keep_snapshot(self, term: int, action: act.Flush, worker: Worker) -> None:
-        """Take the final snapshot. The first one that reached the pod is kept.
-
-        After the agent's stop, there is less to read.
+        """Take the final snapshot. Keep the first one that reached the pod: after the agent's stop, less can be read.
 
         Each try begins with a snapshot, so that an unreachable pod is distinguished from an unavailable bucket.
         """

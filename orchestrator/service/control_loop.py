@@ -17,8 +17,9 @@ from orchestrator.core.actions import Plan
 from orchestrator.core.model import Policy, Snapshot
 from orchestrator.core.plan import plan
 from orchestrator.leader_jobs.clusters import TICK_S, Clusters
-from orchestrator.loop.daemon import Daemon, Hooks
+from orchestrator.loop.daemon import Daemon
 from orchestrator.loop.execute import Executor, PodOperations
+from orchestrator.loop.hooks import Hooks
 from orchestrator.loop.jobs import LeaderJob
 from orchestrator.loop.observe import FIRST_PATIENCE_S, Observer
 from orchestrator.loop.runtime import Runtime
@@ -26,13 +27,13 @@ from orchestrator.loop.store_watch import StoreWatch
 from orchestrator.observability.health import DEAD_AFTER_S, Health
 from orchestrator.observability.metrics import Metrics
 from orchestrator.outputs import abort_old_uploads, store_probe
+from orchestrator.pods.ask_pod import ask_pod
 from orchestrator.pods.bringup import BringUp, Credentials, LaunchConfig
 from orchestrator.pods.bundle import Bundle, build_bundle
 from orchestrator.pods.create import PodCreator
 from orchestrator.pods.final_snapshot import take as take_snapshot
 from orchestrator.pods.latest import Latest
 from orchestrator.pods.provider_cache import Catalog
-from orchestrator.pods.silence import ask as ask_pod
 from orchestrator.pods.teardown import Teardown
 from orchestrator.ports import Blobs, Db
 from orchestrator.service.adapters import Adapters, open_adapters

@@ -89,7 +89,7 @@ async def once(settings: Settings) -> Plan | None:
 async def lead_for(
     settings: Settings, job: MaintenanceJob, is_done: Callable[[], Awaitable[bool]], *, timeout_s: float
 ) -> None:
-    """Lead for one maintenance job, if nobody else leads, until it is done or `timeout_s` is over.
+    """Lead for one maintenance job, if there is no other leader, until it is done or `timeout_s` is over.
 
     Then release the lease.
     """

@@ -9,7 +9,7 @@ import threading
 from contextlib import suppress
 from types import FrameType
 
-EXIT_WITHIN_S = 2.5  # after a signal, whatever hangs: the next leader finds the rest, as after a crash
+EXIT_WITHIN_S = 2.5  # after a signal, also if a part hangs: the next leader finds the rest, as after a crash
 CUT_SHORT = b'{"event": "orchestrator_cut_short", "level": "warning", "message": "something held up the end"}\n'
 # allocations between two collections of the youngest generation, then collections for each older one
 GC_THRESHOLDS = (50_000, 20, 20)
@@ -49,6 +49,8 @@ def raise_limits() -> None:
     again and again, which takes half of the process's time at this size.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # macOS refuses what its kernel allows no process, whatever the limit says
+    with suppress(
+        ValueError, OSError
+    ):  # macOS refuses more than its kernel allows a process, although the limit is higher
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     gc.set_threshold(*GC_THRESHOLDS)

@@ -44,10 +44,10 @@ def build_app(
     sealed: Callable[[str, str], Sequence[str]] = lambda *_: (),
     api: Api | None = None,
 ) -> Starlette:
-    """The application; the daemon updates `health` (on `time.monotonic`) and `wakeups` from this event loop.
+    """Return the application. The daemon updates `health` (on `time.monotonic`) and `wakeups` from this event loop.
 
-    `on_unanswered` and `sealed`: see `Gateway`. Without a token, nobody may read the metrics or more of
-    the health than its status; without `db` there is no gateway: pods
+    `on_unanswered` and `sealed`: see `Gateway`. Without a token, the metrics are closed, and
+    the health shows only its status; without `db` there is no gateway: pods
     call Supabase.
     """
 

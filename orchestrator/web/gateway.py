@@ -233,7 +233,7 @@ class Gateway:
 
 
 def _upload(output: Any) -> dict[str, Any] | None:
-    """What a worker may say of an output: when it uploaded. What is there, the bucket says."""
+    """Return what a worker may report of an output: when it uploaded. The content is checked in the bucket."""
     return {"upload": output["upload"]} if isinstance(output, dict) and "upload" in output else None
 
 

@@ -61,7 +61,7 @@ class LongPolls:
             if wait_s > 0:  # at 0 the database takes an answer without tasks for the last one under this number
                 arguments = {**arguments, "p_wait_s": json.dumps(max(0.0, left_s))}
             answer = await self._call(claims, protocol.CLAIM, arguments)
-            # spawning, or of a cluster: it may not claim now, and hears when it may
+            # spawning, or of a cluster: it may not claim now, and is woken when it may
             pool, not_yet = answer.get("pool"), answer.get("state") == State.SPAWNING or bool(answer.get("reserved"))
             done = bool(answer.get("tasks")) or answer.get("wanted") != protocol.RUN or bool(answer.get("spent"))
             if woken and done:

@@ -23,7 +23,7 @@ from worker import protocol
 MAX_BODY_BYTES = 1 << 20  # of a result; what a pod says of itself is far smaller
 BODY_TIMEOUT_S = 30.0
 TOO_SLOW = 408  # HTTP status: the request itself did not arrive in time
-MAX_NODES = 20_000  # values and keys of one body: 50 ms of work at most, whatever they are
+MAX_NODES = 20_000  # values and keys of one body: their parsing takes 50 ms at most
 CHEAP_BYTES = 16 << 10  # a body up to this size costs less than asking the database whether its token is still valid
 MAX_NUMBER_CHARS = 1_000  # of one number; an RSA modulus of 2,048 bits has 617 digits
 LONG_NUMBER_CHARS = 25  # a number of more is a long one; Python writes a float with 24 at most

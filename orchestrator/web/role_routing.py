@@ -14,19 +14,19 @@ TURN_S = 10.0  # that a call of the API waits for its turn
 
 
 class RoleRoutedDb:
-    """A WorkerDb over two of them, one on this event loop and one on the process's main one."""
+    """A WorkerDb that uses one of two: the gateway's on this event loop, or the process's on the main one."""
 
     def __init__(self, own: WorkerDb, shared: WorkerDb, main: asyncio.AbstractEventLoop, leads: Callable[[], bool]):
         self._own, self._shared, self._main, self._leads = own, shared, main, leads
 
     async def call_as_worker(self, claims: Mapping[str, Any], function: str, args: Mapping[str, Any]) -> Any:
-        """As the WorkerDb's own."""
+        """See ports.WorkerDb."""
         if self._leads():
             return await self._own.call_as_worker(claims, function, args)
         return await self._on_main(self._shared.call_as_worker(claims, function, args))
 
     async def heartbeats(self, batch: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """As the WorkerDb's own."""
+        """See ports.WorkerDb."""
         if self._leads():
             return await self._own.heartbeats(batch)
         answers: Mapping[str, Any] = await self._on_main(self._shared.heartbeats(batch))
@@ -47,7 +47,7 @@ class RoleRoutedCalls:
         self._gate = asyncio.Semaphore(API_CALLS)
 
     async def call(self, function: str, /, **args: Any) -> Any:
-        """As the Db's own. Raises Unavailable if it got no turn in time: then the call was not made."""
+        """See ports.Db. Raises Unavailable if it got no turn in time: then the call was not made."""
         try:
             async with asyncio.timeout(TURN_S):
                 await self._gate.acquire()

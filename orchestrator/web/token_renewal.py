@@ -1,7 +1,7 @@
-"""Renewal of worker tokens: each token lives for hours, and the worker requests the next one in time.
+"""Renewal of worker tokens: each token is valid for hours, and the worker requests the next one in time.
 
 A renewal keeps the `jti`. So one update of the worker's row revokes all its tokens, a renewal changes no row, and a
-lost answer does no harm, because the earlier token stays valid until it expires.
+lost answer has no effect, because the earlier token stays valid until it expires.
 
 The answer is encrypted for the worker (worker/renewal.py): over PostgREST it waits in a row of `worker_asks`, and the
 database must hold no usable secret. The key is derived from the signing key, so every replica knows it. An answer is
@@ -33,11 +33,13 @@ class Renewals:
 
     keys: tuple[Key, ...]
     deadman_s: float
-    own_program: bool = False  # a program of the user's own may keep its token in memory: it lives as long as any pod
+    own_program: bool = (
+        False  # a user's own program may keep its token in memory, so the token is valid for as long as any pod may run
+    )
 
     @property
     def life_s(self) -> float:
-        """Of a new token."""
+        """Return the lifetime of a new token, in seconds."""
         return PROGRAM_LIFE_S if self.own_program else max(LIFE_S, DEADMAN_TIMES * self.deadman_s)
 
     def token(self, worker_id: str, jti: str, now: float) -> str:

@@ -31,7 +31,7 @@ class WakeupHub:
 
     @property
     def waiting(self) -> int:
-        """How many wait now."""
+        """Return how many callers wait now."""
         return self._waiting
 
     @property
@@ -40,11 +40,11 @@ class WakeupHub:
         return self._closed
 
     def mark(self) -> int:
-        """The number of the last wake-up of all; take it before looking for tasks."""
+        """Return the number of the last wake-up. Read it before the query for tasks, and pass it to `wait`."""
         return self._number
 
     def on_notification(self, channel: str, payload: str) -> None:
-        """A notification of the database, whatever its channel; see migrations/functions/ for what is sent when."""
+        """Take a notification of the database on any channel. The SQL functions say when each is sent."""
         if channel == TASKS_CHANNEL:
             self.notify(payload)
         elif channel == FLEET_CHANNEL:
@@ -53,13 +53,13 @@ class WakeupHub:
             self.notify_all()  # "connected": what was sent before is lost
 
     def notify(self, pool: str) -> None:
-        """There may be tasks in a pool."""
+        """Wake waiters of a pool: there may be tasks in it."""
         self._note(("pool", pool))
         self._note(("pool", ANY))
         self.hand_on(pool)
 
     def notify_worker(self, worker_id: str) -> None:
-        """Something about one worker has changed: it may claim now, or is wanted to drain or stop."""
+        """Wake one worker: it may claim now, or must drain or stop."""
         self._note(("worker", worker_id))
         self._wake(("worker", worker_id), MAX_WAITERS)
 
@@ -79,7 +79,7 @@ class WakeupHub:
     async def wait(
         self, pool: str | None, timeout_s: float, *, worker_id: str | None = None, mark: int | None = None
     ) -> bool:
-        """True when woken, False when the time is up; `mark` makes it return at once for wake-ups since then."""
+        """Wait. Return True when woken, at once if there was a wake-up after `mark`; False when the time is over."""
         names = [(kind, name) for kind, name in (("pool", pool), ("worker", worker_id)) if name is not None]
         if mark is not None and any(self._last.get(name, self._forgotten) > mark for name in names):
             return True

@@ -19,7 +19,7 @@ class BudgetSpent(Unavailable):
 
 
 class ByteBudget:
-    """A token bucket that holds the bytes of one hour. It lives in memory: a new leader begins with a full one."""
+    """A token bucket that holds the bytes of one hour. It is in memory only: a new leader begins with a full one."""
 
     def __init__(self) -> None:
         self._left, self._at_s = float(LOG_BYTES_PER_HOUR), time.monotonic()

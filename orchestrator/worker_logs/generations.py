@@ -1,4 +1,4 @@
-"""Generations of a log: a file that shrank or was replaced on the pod goes on under another name in the ledger.
+"""Generations of a log: a file that shrank or was replaced on the pod continues under another name in the ledger.
 
 The ledger identifies a stream by its launch, and two pieces never overlap. If a file begins again, its offsets begin at
 zero, so it needs another name: generation 2 of the launch `abc` is `abc.0002`. No nonce contains a dot.

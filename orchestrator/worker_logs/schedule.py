@@ -106,7 +106,7 @@ class LogSchedule:
     async def _record_changed_host(self, term: int, worker: Worker, text: str) -> None:
         """Record a failed ssh_auth attempt: another machine answers at the worker's address.
 
-        The worker may still live.
+        The worker may still run.
         """
         log.warning("host_key_changed", worker=worker.id, error=text)
         refused = StageAttempt("failed", FailureCode.HOST_KEY_CHANGED, HostKeyChanged.__name__, {"error": text[:300]})

@@ -7,7 +7,7 @@ FABRIC_SINCE = 9.0  # compute capability
 
 @dataclass(frozen=True, slots=True)
 class GpuType:
-    """One GPU type and the machine it sits in."""
+    """One GPU type and its machine."""
 
     id: str
     display_name: str

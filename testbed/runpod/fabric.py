@@ -1,8 +1,8 @@
-"""The global network: a private address for each pod that asked for one, names for them, and a line that can be cut.
+"""The global network: a private address and a name for each pod that asked for one. Pods can be cut off from it.
 
 Pods share this machine, so that an address is one of 127.0.1.x, and every process of every pod could reach it. A cut
 between two pods is a library that is loaded into their processes (LD_PRELOAD): its connect() refuses the addresses that
-the pod's file `cut` lists. It needs a C compiler, and no rights. Connections that stand when a line is cut go on.
+the pod's file `cut` lists. It needs a C compiler, and no rights. Open connections stay when pods are cut off.
 """
 
 import contextlib
@@ -123,7 +123,7 @@ class Fabric:
             pod.fabric_ip = None
 
     def environment(self, pod: PodRecord) -> dict[str, str]:
-        """What the pod's processes need so that their line can be cut."""
+        """Return the environment with which the pod's processes can be cut off."""
         return {"LD_PRELOAD": str(self.library)} if pod.fabric_ip and self.library.exists() else {}
 
     def cut(self, pod: PodRecord, others: Iterable[PodRecord]) -> bool:

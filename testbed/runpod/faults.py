@@ -100,7 +100,7 @@ KINDS: Mapping[str, FaultKind] = {
     **{kind: FaultKind(Moment.POD, "create") for kind in MACHINE_FAULTS},
     "disk_fills": FaultKind(Moment.POD, "create"),  # `seconds` after RUNNING; the pod's python3 sees it too
     "agent_dies": FaultKind(Moment.POD, "create"),  # as soon as it was started
-    "agent_cut_off": FaultKind(Moment.POD, "create"),  # it lives, and what it calls does not answer
+    "agent_cut_off": FaultKind(Moment.POD, "create"),  # it runs, and its calls get no answer
     "slow_pull": FaultKind(Moment.POD, "create"),  # the log shows the image coming for `seconds`
     "clock_skew": FaultKind(Moment.POD, "create"),  # `date` on the pod is off by `seconds`
     "ssh_refused": FaultKind(Moment.POD, "create"),

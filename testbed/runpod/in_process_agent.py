@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from worker import protocol
 
 ASK_S, ASK_REST = 2.5, 10.0  # as the real agent has them: worker/heartbeat.py
-CALL_S = 10.0  # of one call, apart from a claim's own wait
+CALL_S = 10.0  # of one call, without a claim's own wait
 RETRY_S = 1.0
 OK = 200
 FINAL = (protocol.UNKNOWN_WORKER, protocol.BAD_TOKEN)
@@ -141,7 +141,7 @@ class LightAgent:
     async def _beat(self) -> None:
         every_s, beaten, ask_s = float(self._config["heartbeat_s"]), time.monotonic(), ASK_S
         health: dict[str, Any] | None = {}  # null once it was acknowledged: a light pod is always well
-        with contextlib.suppress(_Ended):  # the next claim hears it too
+        with contextlib.suppress(_Ended):  # the answer to the next claim says it too
             while True:
                 await asyncio.sleep(max(0.0, min(ask_s, beaten + every_s - time.monotonic())))
                 if self._held or time.monotonic() - beaten >= every_s:

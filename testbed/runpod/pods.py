@@ -210,7 +210,7 @@ class PodHost:
         if sshd is not None:
             sshd.close()
         self._to_kill.add(str(pod.home.parent))
-        async with self._sweeping:  # one sweep takes all that gathered while the one before was running
+        async with self._sweeping:  # one pass kills all pods that were stopped during the previous pass
             targets, self._to_kill = self._to_kill, set()
             if targets:
                 await asyncio.to_thread(watchdog.kill, watchdog.one_of(targets))

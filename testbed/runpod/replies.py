@@ -1,4 +1,4 @@
-"""Correct and faulty answers, and the HTTP protocol that can cut its own connection."""
+"""Correct and faulty answers, and an HTTP protocol that can cut its own connection."""
 
 import asyncio
 import json

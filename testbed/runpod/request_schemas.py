@@ -48,7 +48,7 @@ class NetworkMount(_Body):
 
 
 class PersistentMount(_Body):
-    """A disk that lives as long as the pod."""
+    """A disk that exists as long as the pod."""
 
     size: int = Field(ge=10)
     path: Annotated[str, Field(pattern=r"^/")]

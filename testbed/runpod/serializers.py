@@ -1,4 +1,4 @@
-"""What the API says of the truth: RunPod's JSON for pods, offers and volumes."""
+"""The JSON of RunPod's API for pods, offers and volumes, made from the true state."""
 
 import base64
 import binascii

@@ -47,7 +47,7 @@ class Mode(StrEnum):
 
 
 class _Silent(asyncio.Protocol):
-    """Accept a connection and never say a word."""
+    """Accept a connection and send nothing."""
 
     def __init__(self, open_ones: set[asyncio.BaseTransport]) -> None:
         self._open_ones = open_ones
@@ -232,14 +232,14 @@ class PodSshd:
             self._reserved = _bound(self.port)
 
     def freeze(self) -> None:
-        """Fall silent, on standing connections too, as a stopped machine does: the kernel still takes what is sent."""
+        """Answer nothing more, also on open connections, like a stopped machine: the kernel still accepts data."""
         for connection in self.connections:
             transport = connection._transport  # noqa: SLF001 - asyncssh offers no way to stop reading
             if transport is not None:
                 transport.pause_reading()
 
     def cut(self) -> None:
-        """Cut every standing connection."""
+        """Cut every open connection."""
         for connection in list(self.connections):
             connection.abort()
         for transport in self._silent:

@@ -1,4 +1,4 @@
-"""The hidden truth: which pods exist, what holds a GPU, what has been billed. What the API says of it is views.py's."""
+"""The true state: which pods exist, which hold a GPU, and the bill. serializers.py makes the API's JSON of it."""
 
 import random
 import secrets
@@ -215,7 +215,7 @@ class World:
         pod.ended_at = pod.ended_at or time.time()
 
     def ledger(self) -> dict[str, Any]:
-        """The truth about every pod that ever was."""
+        """Return the true state of every pod that ever existed."""
         now = time.time()
         rows = [
             {

@@ -1,6 +1,6 @@
-"""Find and kill every process of emulated pods; run as a program, do so when the emulator has died.
+"""Finds and kills every process of emulated pods. As a program, it does so when the emulator has ended.
 
-A pod's processes bear EMULATED_POD=<directory of the pod> in their environment. One that cleared its environment is
+A pod's processes have EMULATED_POD=<directory of the pod> in their environment. One that cleared its environment is
 found as a descendant of one that did not, or, once orphaned, by its working directory; never a process with a
 terminal, which would be a person looking at the pod's files.
 """

@@ -27,7 +27,7 @@ def die_with_parent(death_signal: signal.Signals) -> Callable[[], None] | None:
 
     def ask_for_the_signal() -> None:
         libc.prctl(PR_SET_PDEATHSIG, death_signal)
-        if os.getppid() != parent:  # it died before we asked
+        if os.getppid() != parent:  # the parent ended before this call
             os._exit(1)
 
     return ask_for_the_signal

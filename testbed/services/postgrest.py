@@ -1,7 +1,7 @@
 """A real PostgREST on loopback with what hosted Supabase has in front of it.
 
 That is a path prefix (`/rest/v1`), a check of the `apikey` header, and a mapping of the keys that are no JWTs
-(`sb_publishable_…`, `sb_secret_…`) to the roles they stand for. The server ends with the thread that started it.
+(`sb_publishable_…`, `sb_secret_…`) to their roles. The server ends with the thread that started it.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ class EmbeddedPostgrest:
         self._jwks = tuple(jwks)
         self.publishable_key = f"sb_publishable_{secrets.token_urlsafe(16)}"
         self.secret_key = f"sb_secret_{secrets.token_urlsafe(16)}"
-        self._keys: dict[str, str] = {}  # what is accepted as apikey -> the JWT that it stands for
+        self._keys: dict[str, str] = {}  # an accepted apikey -> its JWT
         self.anon_key = self.issue("anon")
         self.service_role_key = self.issue("service_role")
         self._keys |= {self.publishable_key: self.anon_key, self.secret_key: self.service_role_key}

@@ -1,4 +1,4 @@
-"""Child processes that end with their parent, and whose last words can be quoted."""
+"""Child processes that end with their parent, and the end of whose output can be quoted."""
 
 import asyncio
 import contextlib

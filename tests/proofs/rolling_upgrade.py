@@ -2,7 +2,7 @@
 
 The schema migrates first, as the pre-deploy command does. Then the earlier orchestrator leads with its own agents on
 the pods; this version joins and takes over when the earlier one is stopped; the earlier one joins again, and takes over
-when this version is stopped. Agents reach whoever serves through one address, as behind a platform's load balancer.
+when this version is stopped. Agents use one address for all orchestrators, as behind a platform's load balancer.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ def checkout(directory: Path, commit: str = EARLIER) -> Path:
 
 
 async def run(directory: Path, seed: int, *, commit: str = EARLIER) -> dict[str, Any]:
-    """There and back; the summary, with `ok` and what was `wrong`."""
+    """Upgrade and roll back. Return the summary, with `ok` and what was `wrong`."""
     earlier, submitted = checkout(directory / "earlier", commit), 0
     async with Stack(directory, seed=seed, boot_s=(1, 2)) as stack:
         ports = (free_port(), free_port())
@@ -87,7 +87,7 @@ class _Crew:
         self.took_s: list[float] = []
 
     async def join(self, version: str, place: int) -> Child:
-        """One more process, ready."""
+        """Start one more process, and wait until it is ready."""
         root = self._earlier if version == "earlier" else ROOT
         port = self._ports[place]
         child = await self._stack.begin_orchestrator({"PORT": str(port)}, root=root)
@@ -95,7 +95,7 @@ class _Crew:
         return child
 
     async def hand_over(self, leaves: Child, stays: Child) -> None:
-        """Stop one as a deploy does; the other leads soon."""
+        """Stop one process as a deploy does, and wait until the other one leads."""
         began_s = time.monotonic()
         if await leaves.stop() != 0:
             raise ChildFailed(f"it ended with {leaves.process.returncode}{leaves.output_tail()}")
@@ -106,13 +106,13 @@ class _Crew:
         self.took_s.append(round(time.monotonic() - began_s, 2))
 
     def wrong(self) -> list[str]:
-        """What stands in the logs and must not."""
+        """Return the lines of the logs that must not be there."""
         said = (self._stack.directory / "orchestrator.log").read_text(encoding="utf-8", errors="replace")
         return [line for line in said.splitlines() if any(word in line for word in REFUSED)][:5]
 
 
 async def _work(stack: Stack) -> int:
-    """More tasks than the fleet can do at once, and time to be in the middle of them."""
+    """Submit more tasks than the fleet can run at once, and wait until many of them run."""
     made = await submit(stack, [{"task_type": "work", "params": {}} for _ in range(TASKS)])
     await asyncio.sleep(BUSY_S)
     return len(made)

@@ -1,7 +1,8 @@
-"""`./run soak shutdown`: end the orchestrator again and again under load, politely and not, and count what came of it.
+"""`./run soak shutdown`: end the orchestrator under load, often, by SIGTERM and SIGKILL, and count the effects.
 
-Light pods, so that the load fits beside it; everything else is real. Workers come and go all the time, because they
-are idle for a second only. Each round starts the process anew and ends it at a random moment, its start included.
+Pods are light, so that the load fits on the machine; everything else is real. Workers start and end all the time,
+because the idle timeout is one second. Each round starts the process again, and ends it at a random moment, also during
+its start.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from testbed.audit import count, faults
 from testbed.services.processes import Child
 from testbed.stack import Servers, Stack
 
-EXIT_LIMIT_S = 3.0  # from SIGTERM to the end, whatever it was doing
+EXIT_LIMIT_S = 3.0  # from SIGTERM to the end, in any state
 UNREADY = 6  # one in so many is ended before it is ready
 LONGEST_S = 1.0  # from ready to the signal
 TASKS = 3  # a round
@@ -43,7 +44,7 @@ Sql = AsyncConnection[dict[str, Any]]
 
 @dataclass(slots=True)
 class Ends:
-    """How the rounds ended."""
+    """The ends of all rounds."""
 
     limit_s: float  # from SIGTERM to the end of the process, at most
     term_s: list[float] = field(default_factory=list)  # from SIGTERM to the end of the process
@@ -59,7 +60,7 @@ async def run(
     servers: Servers | None = None,
     limit_s: float = EXIT_LIMIT_S,
 ) -> dict[str, Any]:
-    """So many rounds of each kind, mixed; the summary, with `ok` and what was `wrong`. `servers`: migrated ones."""
+    """Run so many rounds of each kind, mixed. Return the summary, with `ok` and what was `wrong`."""
     dice, ends, submitted = random.Random(seed), Ends(limit_s), 0
     kinds = [signal.SIGTERM] * terms + [signal.SIGKILL] * kills
     dice.shuffle(kinds)
@@ -92,7 +93,9 @@ async def _round(stack: Stack, sql: Sql, kind: signal.Signals, dice: random.Rand
     await asyncio.sleep(dice.uniform(0.0, LONGEST_S))
     if kind is signal.SIGKILL:
         await child.kill()
-        await sql.execute(OVER)  # as if the platform had taken its time: the next process leads at once
+        await sql.execute(
+            OVER
+        )  # the lease has expired, as after a slow restart by the platform: the next process leads at once
         ends.kills += 1
         return
     took_s, status = await _stop(child)
@@ -112,7 +115,7 @@ async def _stop(child: Child) -> tuple[float, int]:
 
 
 async def _rest(stack: Stack, sql: Sql) -> None:
-    """Until every task has ended and every pod is gone, or the time is up: what is left then is counted."""
+    """Wait until every task has ended and every pod is gone, or the time is over. What is left is counted then."""
     deadline = time.monotonic() + QUIET_S
     while time.monotonic() < deadline:
         alive = (await stack.control("GET", "ledger"))["alive"]

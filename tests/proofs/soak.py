@@ -1,4 +1,4 @@
-"""`./run soak demo`: the demo again and again, each time with another seed, until one goes wrong.
+"""`./run soak demo`: the demo again and again, each time with another seed, until one fails.
 
 `./run soak shutdown`: the orchestrator ended again and again. `./run soak docker_image`: the Dockerfile's steps.
 `./run soak rolling_upgrade`: an earlier version and this one on one database. `./run soak chaos`: real processes,
@@ -34,7 +34,7 @@ def main() -> None:
 @click.option("--tasks", default=60, show_default=True, type=click.IntRange(min=2), help="Tasks in each round.")
 @click.option("--seed", default=1, show_default=True, help="Of the first round; it grows by one.")
 def demo(rounds: int, tasks: int, seed: int) -> None:
-    """Repeat the demo; one JSON object per round on stdout, exit 1 at the first that is not well."""
+    """Repeat the demo. Print one JSON object per round; exit 1 at the first failure."""
     for number in range(seed, seed + rounds):
         directory: Path = ROOT / ".demo-soak"
         with only_demo(directory):
@@ -73,10 +73,12 @@ def versions_(seed: int) -> None:
 
 
 @main.command(name="chaos")
-@click.option("--minutes", default=16.0, show_default=True, type=click.FloatRange(min=0.1), help="Of harms.")
-@click.option("--tasks", default=10_000, show_default=True, type=click.IntRange(min=1), help="Spread over them.")
-@click.option("--seed", default=1, show_default=True, help="Of the harms, the tasks and the provider's dice.")
-@click.option("--every", "every_s", default=2.0, show_default=True, help="Seconds between two harms, on average.")
+@click.option("--minutes", default=16.0, show_default=True, type=click.FloatRange(min=0.1), help="With faults.")
+@click.option(
+    "--tasks", default=10_000, show_default=True, type=click.IntRange(min=1), help="Submitted during these minutes."
+)
+@click.option("--seed", default=1, show_default=True, help="Of the faults, the tasks and the provider.")
+@click.option("--every", "every_s", default=2.0, show_default=True, help="Seconds between two faults, on average.")
 @click.option("--pods", default=200, show_default=True, help="Light ones, which a restarted orchestrator finds.")
 @click.option(
     "--directory", type=click.Path(file_okay=False, path_type=Path), default=ROOT / ".demo-soak", help="Emptied first."
@@ -91,7 +93,10 @@ def chaos_(minutes: float, tasks: int, seed: int, every_s: float, pods: int, dir
             summary["ok"] = not summary["wrong"]
         (directory / "chaos.json").write_text(json.dumps(summary, indent=1))
     show(summary, sys.stderr)
-    print(json.dumps({name: value for name, value in summary.items() if name not in {"blows", "deaths"}}), flush=True)
+    print(
+        json.dumps({name: value for name, value in summary.items() if name not in {"injections", "lost_workers"}}),
+        flush=True,
+    )
     sys.exit(0 if summary["ok"] else 1)
 
 

@@ -28,7 +28,7 @@ class CapturedOutput(Output):
         self.content = json.loads(document_text(content))
 
     def say(self, text: str, style: str = "") -> None:
-        """Nobody reads messages."""
+        """Drop the message: an assistant gets only the document."""
 
 
 class CommandRunner:

@@ -47,7 +47,7 @@ def _subject(ctx: click.Context, param: click.Parameter, value: str) -> str:
     show_default=True,
     help="The subject of each line; `type` is the task type.",
 )
-@click.option("--all", "everything", is_flag=True, help=f"Every line, not only the {ROWS} dearest.")
+@click.option("--all", "everything", is_flag=True, help=f"Every line, not only the {ROWS} most expensive.")
 @json_option
 @click.pass_obj
 @runs
@@ -78,7 +78,7 @@ async def cost(output: Output, since: str, by: str, everything: bool) -> None:
     if found:
         output.show(listed)
     if len(found) > ROWS and not everything:
-        output.say(f"the {ROWS} dearest of {len(found)}; --all shows the rest")
+        output.say(f"the {ROWS} most expensive of {len(found)}; --all shows the rest")
     if charged is None:
         output.say(f"RunPod's bill: {why}")
         return

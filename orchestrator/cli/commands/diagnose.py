@@ -101,7 +101,7 @@ def shown(report: Mapping[str, Any], *, narrow: bool) -> Iterator[RenderableType
 
 
 def headline(report: Mapping[str, Any]) -> Text:
-    """One line that says how things are."""
+    """Return one line with the state of the fleet."""
     urgent = sum(advice["priority"] == "HIGH" for advice in report["recommendations"])
     rest = len(report["recommendations"]) - urgent
     also = f", {counted(rest, 'warning')}" if rest else ""
@@ -111,7 +111,7 @@ def headline(report: Mapping[str, Any]) -> Text:
 
 
 def advised(report: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """List the actions, the urgent ones first. Of many that are alike, the first are shown and the others counted."""
+    """List the actions, the urgent ones first. Of many similar ones, the first are shown and the others counted."""
     now = datetime.fromisoformat(report["timestamp"])
     alike: Counter[tuple[str, str, str]] = Counter()
     left = Counter(map(_likeness, report["recommendations"]))

@@ -36,7 +36,7 @@ async def gpus(output: Output, everything: bool, gpu: str | None) -> None:
     """Show GPU types with price, stock and data centres, those of the configured pools first.
 
     The price is that of one GPU. A pool takes its types in its own order (#1, #2, …); `next` is the first one in stock.
-    `explain scaling` shows what RunPod has refused lately.
+    `explain scaling` shows what RunPod has refused.
     """
     settings = settings_for("cloud")
     with output.waiting("asking RunPod for its catalogue"):
@@ -86,7 +86,7 @@ async def _catalogue(settings: "Settings") -> "tuple[dict[str, float], Stock]":
     cloud = wiring.open_cloud(settings)
     try:
         async with asyncio.timeout(TIMEOUT_S), account(settings.runpod_api_base_url, key.get_secret_value()) as client:
-            prices = await cloud.prices()  # first: it tells a rejected key from a provider that does not answer
+            prices = await cloud.prices()  # first: it distinguishes a rejected key from a provider that does not answer
             stock = await provider.stock(client, CLOUDS)
     except TimeoutError:
         raise Failure(NO_PROVIDER, why=f"no answer within {TIMEOUT_S:.0f} s") from None

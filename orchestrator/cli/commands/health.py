@@ -33,7 +33,7 @@ AT_RUNPOD: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 @click.pass_obj
 @runs
 async def health(output: Output) -> int:
-    """How the system is: verdict, what to do, the numbers; pods are not logged in to. Exit 1 if something is urgent."""
+    """Show the state of the system, what to do, and the numbers, without SSH to pods. Exit 1 if something is urgent."""
     report = await gathered(output, deep=False)
     found = dict(_numbers(report))
     if output.json:

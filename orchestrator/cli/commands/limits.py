@@ -53,7 +53,7 @@ async def listed(output: Output) -> None:
 @click.pass_obj
 @runs
 async def put(output: Output, key: str | None, task_type: str | None, most: int) -> None:
-    """Let at most MOST tasks of a key or a type run at once. 0 stops them; running ones go on."""
+    """Let at most MOST tasks of a key or a type run at once. 0 stops them; running tasks continue."""
     scope, name = _named(key, task_type)
     async with opened_sharing() as store:
         await store.set_limit(scope, name, most)

@@ -33,7 +33,7 @@ MAX_PORT = 65_535
 async def mcp(output: Output, address: str | None) -> int:
     """Serve the fleet's facts and actions to AI assistants, by the Model Context Protocol.
 
-    Without --http it speaks on stdin and stdout, and reads only, unless it is given a token with the scope operate.
+    Without --http it uses stdin and stdout, and only reads, unless it is given a token with the scope operate.
     Over HTTP, each caller sends a token of the API: Authorization: Bearer <token>. docs/mcp.md has both.
 
     An action asks for a confirmation first, which the assistant must repeat.

@@ -110,7 +110,7 @@ async def execute(output: Output, worker: str, command: Sequence[str], timeout_s
         finally:
             await session.close()
     except PortError as error:
-        if isinstance(error.__cause__, BrokenPipeError):  # whoever read our output, like `head`, has enough
+        if isinstance(error.__cause__, BrokenPipeError):  # the reader of our output, such as `head`, has ended
             raise error.__cause__ from None
         fix = f"python -m orchestrator verify {target.id} --now"
         raise Failure(NO_SSH, why=f"{type(error).__name__}: {one_line(str(error), 400)}", fix=fix) from None

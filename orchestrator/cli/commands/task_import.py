@@ -1,4 +1,4 @@
-"""`tasks import`: many tasks from a file of JSON lines. A bad line harms only itself; a repetition submits the rest."""
+"""`tasks import`: many tasks from a file of JSON lines. A bad line stops no other; a repetition submits the rest."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -50,9 +50,9 @@ class _Imported:
 async def import_tasks(output: Output, file: str, task_type: str | None, key: str | None) -> int:
     """Submit the tasks of FILE (- is stdin): one JSON object per line, with the fields of task_submit().
 
-    A bad line is named and harms only itself; exit 1 if there is one. The id of a task follows from the key and the
-    line, so a repetition after an interruption or a correction submits only what is missing. Lines may have an `id` of
-    their own.
+    A bad line is named, and the others are submitted; exit 1 if there is one. The id of a task follows from the key and
+    the line, so a repetition after an interruption or a correction submits only what is missing. Lines may have an `id`
+    of their own.
     """
     imported = _Imported()
     with _opened(file) as (source, size):

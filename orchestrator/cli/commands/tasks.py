@@ -21,7 +21,7 @@ from orchestrator.errors import NO_TASK, Failure
 from orchestrator.observability.redaction import plain
 
 OURS = ("uncounted", "blocked")  # shown only if they are set
-INTERNAL = ("queue_gate", "queue_turn")  # the order of the queue; they mean nothing to a person
+INTERNAL = ("queue_gate", "queue_turn")  # the order of the queue, which is of no use to a person
 
 
 @click.group()

@@ -1,4 +1,4 @@
-"""`tenants`: who shares the queue, and with which weights (docs/fairness.md)."""
+"""`tenants`: the tenants that share the queue, and their weights (docs/fairness.md)."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,7 +18,7 @@ MAX_WEIGHT = 1_000
 
 @asynccontextmanager
 async def opened_sharing() -> "AsyncIterator[SharingStore]":
-    """The rows that say how tasks share the fleet."""
+    """Open the rows that define how tasks share the fleet."""
     settings = settings_for("database")
     from orchestrator import wiring
 

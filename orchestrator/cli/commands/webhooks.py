@@ -1,4 +1,4 @@
-"""`webhooks`: who is told about the end of tasks, and what could not be delivered."""
+"""`webhooks`: the addresses that get messages about the end of tasks, and what could not be delivered."""
 
 import time
 import uuid

@@ -7,6 +7,7 @@ from orchestrator import wiring
 from orchestrator.adapters.functions import FUNCTIONS
 from orchestrator.config.settings import Settings
 from orchestrator.config.validation import lacks, require
+from orchestrator.core.meanings import START_LEADER
 from orchestrator.core.plurals import counted
 from orchestrator.diagnostics.doctor.findings import Section
 from orchestrator.errors import MIGRATE
@@ -88,7 +89,7 @@ async def leader(settings: Settings, section: Section) -> None:
         return
     if not found:
         why = f"nobody holds the lease of fleet {settings.fleet_id}, so nothing is decided"
-        section.warn("no orchestrator leads", why, "python -m orchestrator run")
+        section.warn("no orchestrator leads", why, START_LEADER)
         return
     since = datetime.fromisoformat(found["since"]).astimezone(UTC)
     led = f"{found['holder']} since {since:%Y-%m-%d %H:%M:%SZ}, term {found['term']}"

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.config.errors import SettingProblem, SettingsError
-from orchestrator.diagnostics.conditions import HIGH, Condition
+from orchestrator.diagnostics.condition_kinds import HIGH
+from orchestrator.diagnostics.conditions import Condition
 from orchestrator.observability.redaction import redact
 from orchestrator.ports import PortError
 

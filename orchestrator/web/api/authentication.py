@@ -1,8 +1,8 @@
-"""Who calls: a Bearer token, from the environment or from a row.
+"""The authentication of callers: a Bearer token, from the environment or from a row.
 
 A token from the environment is compared by its SHA-256, in constant time. A row is found by the SHA-256 of the token:
-how long that takes shows nothing about other tokens, because nobody can choose the beginning of a hash. The answer of
-the database counts for CACHE_S, so a revoked token is refused after that time at the latest.
+how long that takes shows nothing about other tokens, because no caller can choose the beginning of a hash. The answer
+of the database counts for CACHE_S, so a revoked token is refused after that time at the latest.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from orchestrator.web.token_buckets import ANONYMOUS_REQUESTS, Buckets
 CACHE_S = 5.0
 MAX_TOKEN_CHARS = 512
 MAX_REMEMBERED = 2_000  # hashes
-KNOWN_S = 3_600.0  # a token that was valid within this time is looked up whatever its address does
+KNOWN_S = 3_600.0  # a token that was valid within this time is looked up, also from an address that sends unknown ones
 NOBODY_HASH = "0" * 64  # of no token: the question is whether there are any
 
 
 class TokenRows(Protocol):
-    """What the database knows of tokens."""
+    """The tokens in the database."""
 
     async def use_token(self, token_hash: str) -> Mapping[str, Any]: ...
 

@@ -86,7 +86,7 @@ async def resume(api: Api, call: ApiCall) -> Response:
 
 
 async def costs(api: Api, call: ApiCall) -> Response:
-    """What the fleet cost."""
+    """Return the cost of the fleet."""
     if call.holder.pools is not None:
         raise Problem(403, NOT_ALLOWED, "a token that is restricted to pools sees no costs")
     since, until = call.query.since or datetime.now(UTC) - timedelta(days=1), call.query.until

@@ -1,4 +1,4 @@
-"""The log of a task's attempt: a part of it, or all of it as it is written."""
+"""The log of a task's attempt: a part of it, or a stream of all of it while it is written."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping

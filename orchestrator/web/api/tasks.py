@@ -109,7 +109,7 @@ async def wait(api: Api, call: ApiCall) -> Response:
 
 
 async def _changed_or_gone(api: Api, call: ApiCall, state: TaskState, timeout_s: float) -> TaskState:
-    """The next state. Raises ClientDisconnect if nobody waits for it any more, and Problem if the task is gone."""
+    """The next state. Raises ClientDisconnect if the caller has gone, and Problem if the task is gone."""
     changing = asyncio.ensure_future(api.watch.changed(state["id"], state, timeout_s))
     gone = asyncio.ensure_future(_disconnected(call.request))
     try:
@@ -149,7 +149,7 @@ async def _submitted(api: Api, call: ApiCall, tasks: list[TaskInput]) -> tuple[s
             row["traceparent"] = NOT_VISIBLE.sub("?", trace[:MAX_TRACE_CHARS])
     answer = await api.rows.submit(holder, rows, key=key, sha256=digest)
     if answer["outcome"] == "key_reused":
-        raise Problem(422, KEY_REUSED, "within 24 hours, one key stands for one submission")
+        raise Problem(422, KEY_REUSED, "within 24 hours, one key identifies one submission")
     return answer["outcome"], answer["tasks"]
 
 

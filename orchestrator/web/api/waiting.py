@@ -1,4 +1,4 @@
-"""Waiting for tasks: one query every half second for all tasks that anybody waits for, and none if nobody waits."""
+"""Waiting for tasks: one query every half second for all tasks for which a caller waits, and none without callers."""
 
 import asyncio
 import hashlib
@@ -52,7 +52,7 @@ class TaskWatch:
 
     @property
     def closed(self) -> bool:
-        """Whether the server is stopping: nobody waits any more."""
+        """Whether the server is stopping, so that no caller waits any longer."""
         return self._wakeups.closed
 
     @contextmanager

@@ -141,7 +141,7 @@ async def create_database(server: EmbeddedPostgres, name: str) -> str:
 
 
 async def drop_database(server: EmbeddedPostgres, name: str) -> None:
-    """Remove it, whoever is still connected."""
+    """Remove it, also with open connections."""
     await _as_owner(server, sql.SQL("drop database {} with (force)"), name)
 
 

@@ -62,7 +62,7 @@ async def test_each_action_is_noted_once(fleet: Fleet) -> None:
         await act(fleet, "worker.promote", agent.id)
 
 
-async def test_what_cannot_be_noted_is_not_done(fleet: Fleet, hand: Hand) -> None:
+async def test_an_action_that_cannot_be_audited_is_not_done(fleet: Fleet, hand: Hand) -> None:
     """Here because nobody is named."""
     agent = await fleet.agent()
     with pytest.raises(BadArgument):

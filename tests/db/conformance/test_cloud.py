@@ -223,7 +223,7 @@ async def test_a_list_that_cannot_be_read_is_never_an_empty_one(
     ],
     ids=lambda one: type(one).__name__,
 )
-def test_an_answer_that_is_none_says_what_became_of_it(error: requests.RequestException, said: str) -> None:
+def test_a_call_without_an_answer_says_what_happened(error: requests.RequestException, said: str) -> None:
     """In words and with the error's kind; not with its text, which may hold an address or a header."""
     assert str(port_error(error, "list pods")) == f"list pods: {said} ({type(error).__name__})"
 
@@ -235,7 +235,7 @@ async def test_a_read_is_tried_again(api: Api, cloud: RunPodCloud, kind: str) ->
     assert await cloud.list_pods() == ()
 
 
-async def test_a_status_that_nobody_knew_hides_no_pod(api: Api, cloud: RunPodCloud) -> None:
+async def test_an_unknown_status_hides_no_pod(api: Api, cloud: RunPodCloud) -> None:
     """Neither it nor any other could be ended, as long as it lasts; it is there, and not taken for dead or alive."""
     await _list_one(api, {"status": "DANCING"}, {"ORCHESTRATOR_FLEET_ID": FLEET})
     (pod,) = await cloud.list_pods()
@@ -375,7 +375,7 @@ async def test_a_new_pod_may_be_missing_from_the_list_for_a_while(api: Api, clou
     assert await until(cloud.list_pods, "the pod is listed")
 
 
-async def test_a_delete_that_lies_leaves_the_pod_listed(api: Api, cloud: RunPodCloud) -> None:
+async def test_a_delete_without_effect_leaves_the_pod_listed(api: Api, cloud: RunPodCloud) -> None:
     """Only the list proves absence."""
     pod = await cloud.create_pod(spec())
     await inject(api, "delete_lies", times=1)
@@ -385,7 +385,7 @@ async def test_a_delete_that_lies_leaves_the_pod_listed(api: Api, cloud: RunPodC
     assert await cloud.list_pods() == ()
 
 
-async def test_a_delete_is_tried_again_and_a_lost_answer_does_no_harm(api: Api, cloud: RunPodCloud) -> None:
+async def test_a_delete_is_tried_again_and_a_lost_answer_has_no_effect(api: Api, cloud: RunPodCloud) -> None:
     """DELETE is idempotent: the second try finds nothing, which is said."""
     pods = [await cloud.create_pod(spec(name)) for name in ("gpu-1", "gpu-2")]
     await inject(api, "unavailable", operation="delete", times=1)
@@ -421,7 +421,7 @@ async def test_flicker_and_a_frozen_first_read_are_unknown_not_dead(api: Api, cl
 
 
 async def test_an_exited_pod_shows_no_address(api: Api, cloud: RunPodCloud) -> None:
-    """The ports that the API still shows may belong to a stranger by now."""
+    """The ports that the API still shows may belong to an outsider by now."""
     pod = await cloud.create_pod(spec())
     await api.ssh_port(pod.id)
     await api.emulator.control("POST", f"/pods/{pod.id}/kill", {"how": "exit"})
@@ -439,7 +439,7 @@ async def test_a_volume_is_found_by_its_name_or_refused(api: Api, cloud: RunPodC
         await cloud.volume_id("models")
 
 
-async def test_many_calls_go_on_at_once(api: Api, cloud: RunPodCloud) -> None:
+async def test_many_calls_run_at_once(api: Api, cloud: RunPodCloud) -> None:
     """Eight creates that take some seconds each take well under their sum."""
     api.emulator.core.create_s = 3.0
     started = time.monotonic()

@@ -53,7 +53,7 @@ async def test_only_the_requested_hours_are_returned(account: Api) -> None:
     assert await cloud(account).billing(hours(-50), hours(-40)) == ()
 
 
-async def test_a_period_that_is_none_is_refused(account: Api) -> None:
+async def test_an_invalid_period_is_refused(account: Api) -> None:
     """The API says 400, and an unknown size of bucket too."""
     await account.call(
         "GET", "/v2/billing/pods?startTime=2026-11-21T12:00:00Z&endTime=2026-11-20T00:00:00Z", status=400

@@ -47,7 +47,7 @@ async def test_slow_creates_delay_neither_a_list_nor_a_delete(api: Api) -> None:
     await ended(*creating, *creates)
 
 
-async def test_a_create_for_which_no_call_is_left_is_certainly_not_made(api: Api) -> None:
+async def test_a_create_without_a_free_call_is_known_not_to_be_sent(api: Api) -> None:
     """The list still goes out: what is left of the window is for it."""
     await api.emulator.control("POST", "/settings", {"per_minute": 20})
     cloud = RunPodCloud(api.emulator.api_key, base_url=api.emulator.url, call_timeout_s=2)
@@ -71,7 +71,7 @@ async def test_a_create_for_which_no_call_is_left_is_certainly_not_made(api: Api
     ],
     ids=["volume", "prices", "bill", "log"],
 )
-async def test_what_can_wait_leaves_calls_for_pods(api: Api, ask: Callable[[RunPodCloud], Awaitable[Any]]) -> None:
+async def test_calls_that_can_wait_leave_calls_for_pods(api: Api, ask: Callable[[RunPodCloud], Awaitable[Any]]) -> None:
     """With a third of the window left it waits, and lists and creates go out."""
     await api.emulator.control("POST", "/settings", {"per_minute": 30})
     cloud = RunPodCloud(api.emulator.api_key, base_url=api.emulator.url, call_timeout_s=2)
@@ -93,7 +93,7 @@ async def test_a_create_that_finds_no_connection_is_certainly_not_made() -> None
             await cloud.create_pod(spec())
 
 
-async def test_nothing_goes_out_before_retry_after_is_over(api: Api) -> None:
+async def test_no_call_is_sent_before_retry_after_is_over(api: Api) -> None:
     """Whatever it is for: another call would only be refused too."""
     fault = {"kind": "rate_limited", "operation": "list", "times": 1, "retry_after_s": 60}
     await api.emulator.control("POST", "/faults", fault)

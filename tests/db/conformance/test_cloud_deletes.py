@@ -46,7 +46,7 @@ async def test_an_orphan_whose_delete_is_refused_is_left_alone_for_a_while(
         await db.close()
 
 
-async def test_an_action_that_crashes_is_not_begun_at_each_tick(tmp_path: Path) -> None:
+async def test_an_action_that_crashes_is_not_repeated_at_each_tick(tmp_path: Path) -> None:
     """Its worker is left alone for a while; each crash in a row doubles the pause."""
     begun = []
 

@@ -1,4 +1,4 @@
-"""Records as RunPod's published document allows them, and stranger ones: each harms nobody but its own pod."""
+"""Records that RunPod's published document allows, and odd ones: each affects only its own pod."""
 
 import asyncio
 import json
@@ -57,7 +57,7 @@ async def account() -> AsyncIterator[Account]:
     made.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     serving = asyncio.create_task(server._serve([listening]))  # without taking the process's signals
     yield made
-    server.should_exit = server.force_exit = True  # whoever is still connected is not waited for
+    server.should_exit = server.force_exit = True  # without a wait for open connections
     await serving
 
 
@@ -148,7 +148,7 @@ async def test_a_record_of_ours_that_is_damaged_stays_ours_and_can_be_deleted(
     assert account.deleted == ["p0"] * SEEDS
 
 
-async def test_a_foreign_record_harms_nothing_however_odd_it_is(account: Account, cloud: RunPodCloud) -> None:
+async def test_an_odd_foreign_record_has_no_effect(account: Account, cloud: RunPodCloud) -> None:
     """Of others' pods nothing but the id is needed; one without an id cannot be ours."""
     for seed in range(SEEDS):
         records = Records(seed)
@@ -162,7 +162,7 @@ async def test_a_foreign_record_harms_nothing_however_odd_it_is(account: Account
 @pytest.mark.parametrize(
     "env", [None, 7, [], {**OURS, "ORCHESTRATOR_FLEET_ID": 7}, {**OURS, "ORCHESTRATOR_WORKER_ID": ""}]
 )
-async def test_a_pod_whose_owner_cannot_be_read_is_there_and_nobodys(
+async def test_a_pod_whose_owner_cannot_be_read_exists_and_is_left_alone(
     account: Account, cloud: RunPodCloud, env: Any
 ) -> None:
     """It is neither adopted nor deleted as an orphan, and no row of its name counts as gone."""
@@ -187,7 +187,7 @@ async def test_a_pod_whose_owner_cannot_be_read_is_there_and_nobodys(
     ],
     ids=lambda one: repr(one)[:50],
 )
-async def test_a_list_that_may_lack_a_pod_is_no_list(account: Account, reply: Any) -> None:
+async def test_a_list_that_may_lack_a_pod_is_refused(account: Account, reply: Any) -> None:
     """What proves identity and completeness is required."""
     account.reply = reply
     with pytest.raises(ports.Unavailable):
@@ -271,7 +271,7 @@ async def test_a_pod_that_has_exited_is_not_free(account: Account, cloud: RunPod
 async def test_catalogue_volumes_and_bill_are_read_as_the_document_words_them(
     account: Account, cloud: RunPodCloud
 ) -> None:
-    """Whatever the document allows; what is odd harms nothing but its own entry."""
+    """It accepts all that the document allows. An odd entry affects no other."""
     for seed in range(SEEDS):
         records = Records(seed)
         account.reply = {"gpus": [records.make("GpuType"), {"id": "G", "price": {"secure": 0.4, "community": 0}}, 7]}

@@ -286,7 +286,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("statement", HOSTILE)
-async def test_a_row_that_a_user_wrote_harms_its_own_cluster_only(
+async def test_a_row_that_a_user_wrote_affects_its_own_cluster_only(
     fleet: Fleet, cluster: Cluster, hand: AsyncConnection[DictRow], statement: str
 ) -> None:
     """The next ticks have their snapshot, and another cluster goes on."""

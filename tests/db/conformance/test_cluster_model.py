@@ -191,7 +191,7 @@ def plain(report: ClusterReport, ids: Mapping[tuple[str, Any], int]) -> list[Any
 
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_the_model_of_the_clusters_has_not_drifted(fleet: Fleet, seed: int) -> None:
-    """Random calls of the leader and of operators, also illegal ones, end alike; and so do the rows."""
+    """Random calls of the leader and of operators, also illegal ones, have the same result, and leave the same rows."""
     walk = Walk(fleet, seed)
     await walk.add_workers()
     for number in range(STEPS):

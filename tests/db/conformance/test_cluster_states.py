@@ -1,4 +1,4 @@
-"""The states of clusters, members, operations and node tasks: those of the core, whoever writes them."""
+"""The states of clusters, members, operations and node tasks are those of the core, for every writer."""
 
 import itertools
 from collections.abc import Mapping

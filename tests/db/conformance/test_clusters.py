@@ -371,7 +371,7 @@ async def test_the_cost_of_a_cluster_is_that_of_its_workers(fleet: Fleet, cluste
 async def test_no_users_statement_breaks_a_cluster(
     fleet: Fleet, cluster: Cluster, hand: AsyncConnection[DictRow]
 ) -> None:
-    """What the tables refuse; and what they allow does no harm to the fleet."""
+    """The tables refuse these rows. Other rows do not affect the fleet."""
     await cluster.running()
     for statement in (
         "update cluster_apps set nodes = 65",

@@ -79,7 +79,9 @@ async def refusing(code: str, text: str, database: str = "orchestrator") -> Asyn
 
 
 @pytest.mark.parametrize(("code", "text"), FULL, ids=[text[:24] for _, text in FULL])
-async def test_a_full_pooler_is_no_wrong_password(code: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_pooler_is_not_reported_as_a_wrong_password(
+    code: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The service's calls and a command's first look name the limit, with what to do about it."""
     monkeypatch.setattr("orchestrator.adapters.postgres.POOL_SHARE", 0.1)  # the rest is for the look at the cause
     async with refusing(code, text) as (_, url):

@@ -54,7 +54,7 @@ async def past(fleet: Fleet, hand: AsyncConnection[DictRow]) -> Agent:
     return agent
 
 
-async def test_each_view_tells_what_there_is(past: Agent, hand: AsyncConnection[DictRow]) -> None:
+async def test_each_view_shows_its_rows(past: Agent, hand: AsyncConnection[DictRow]) -> None:
     """Under the columns that a dashboard asks for."""
 
     async def rows(view: str, **where: str) -> list[DictRow]:

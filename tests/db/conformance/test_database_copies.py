@@ -45,7 +45,7 @@ def pods(api: Api) -> set[str]:
     return {pod.id for pod in api.emulator.core.world.live()}
 
 
-async def test_nobody_leads_in_a_copy_and_health_names_the_reason(original: str, copy: str, api: Api) -> None:
+async def test_a_copied_database_has_no_leader_and_health_names_the_reason(original: str, copy: str, api: Api) -> None:
     """The pods of the original stay, and its orchestrator goes on."""
     (pod,) = pods(api)
     async with orchestrator(copy, api) as (loop, store):

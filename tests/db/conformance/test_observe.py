@@ -34,7 +34,7 @@ from tests.unit.core.build import policy
 TIMEOUT_S = 0.2  # of heartbeats
 
 
-async def test_who_knocked_in_vain_is_known_to_live(fleet: Fleet, db: PostgresDb) -> None:
+async def test_a_worker_whose_call_got_no_answer_counts_as_alive(fleet: Fleet, db: PostgresDb) -> None:
     """With the time of the database's clock; who has gone meanwhile is forgotten."""
     await fleet.lead()
     await fleet.spawn("gpu-1")
@@ -75,8 +75,8 @@ class Ahead:
         return await self._db.call(function, **args, p_now=self._fleet.now)
 
 
-async def test_a_machine_that_was_suspended_takes_nobody_for_dead(fleet: Fleet, db: Db) -> None:
-    """Its monotonic clock stood still with it, and its agents called in vain: whoever lives is heard in a moment."""
+async def test_after_a_suspension_no_worker_counts_as_lost(fleet: Fleet, db: Db) -> None:
+    """Its monotonic clock stood still too, and its agents got no answer: running agents send a heartbeat soon."""
     await fleet.lead()
     await fleet.submit()
     agent = await fleet.agent()

@@ -38,7 +38,7 @@ def observer(api: Api, fleet: Fleet) -> Observer:
 
 
 async def hang(api: Api) -> None:
-    """Whoever asks for the list waits."""
+    """A call for the list waits."""
     await api.emulator.control("POST", "/faults", {"kind": "hang_before_commit", "operation": "list"})
 
 
@@ -65,7 +65,7 @@ async def test_a_first_list_that_hangs_holds_up_neither_a_tick_nor_a_rescue(
     observer.gap()  # hangs up
 
 
-async def test_a_later_list_that_hangs_is_told_of_and_not_waited_for(
+async def test_a_hanging_list_is_reported_and_not_awaited(
     api: Api, observer: Observer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pods of the last list stand; each pool's decision says for how long there has been none since."""

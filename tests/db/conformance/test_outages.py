@@ -25,7 +25,7 @@ async def held(fleet: Fleet, reason: str | None = "S3 does not answer", **change
     return await fleet.fleet("store_away", **(given | changes))
 
 
-async def test_nobody_claims_while_the_store_is_away(fleet: Fleet) -> None:
+async def test_no_task_is_claimed_while_the_store_is_away(fleet: Fleet) -> None:
     """Not by any of the two ways to claim; running tasks are completed, and once it is back there is work."""
     await fleet.submit(count=3)
     agent, other = await fleet.agent(), await fleet.agent()
@@ -39,7 +39,7 @@ async def test_nobody_claims_while_the_store_is_away(fleet: Fleet) -> None:
     assert len(await other.claim()) == 1
 
 
-async def test_what_was_claimed_before_is_answered_again(fleet: Fleet) -> None:
+async def test_a_repeated_claim_gets_the_same_answer(fleet: Fleet) -> None:
     """A claim whose reply was lost gets its tasks, whatever the store does."""
     await fleet.submit()
     agent = await fleet.agent()
@@ -48,7 +48,7 @@ async def test_what_was_claimed_before_is_answered_again(fleet: Fleet) -> None:
     assert [one["id"] for one in await agent.claim(number=7)] == [task["id"]]
 
 
-async def test_a_leader_that_says_no_more_holds_nobody_up(fleet: Fleet) -> None:
+async def test_a_silent_leader_delays_no_other_process(fleet: Fleet) -> None:
     """What it said lapses."""
     await fleet.submit()
     agent = await fleet.agent()
@@ -81,7 +81,7 @@ async def test_an_outage_of_the_database_uses_up_no_attempt(fleet: Fleet) -> Non
     assert "was away" in row["error_message"]
 
 
-async def test_a_worker_that_is_silent_while_somebody_leads_has_lost_its_task(fleet: Fleet) -> None:
+async def test_a_worker_that_is_silent_while_a_process_leads_has_lost_its_task(fleet: Fleet) -> None:
     """Its attempt counts, although a redeployment fell into its silence."""
     (task_id,) = await fleet.submit(max_attempts=1)
     agent = await fleet.agent()
@@ -93,7 +93,7 @@ async def test_a_worker_that_is_silent_while_somebody_leads_has_lost_its_task(fl
     assert (await fleet.task(task_id))["status"] == "Failed"
 
 
-async def test_the_store_hold_goes_through_the_port(fleet: Fleet, store: SqlStore) -> None:
+async def test_the_store_hold_is_written_and_read_through_the_port(fleet: Fleet, store: SqlStore) -> None:
     """The leader's own words."""
     await fleet.submit()
     agent = await fleet.agent()

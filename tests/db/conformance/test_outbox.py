@@ -149,7 +149,7 @@ async def test_a_call_takes_no_more_than_its_limit(fleet: Fleet) -> None:
     assert len(await take(fleet, limit=2)) == 1
 
 
-async def test_nobody_sends_what_is_anothers(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+async def test_a_fleet_does_not_send_the_messages_of_another(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
     """Alerts belong to the leader of their fleet, and are none of the messages that `webhooks` lists and repeats."""
     store = WebhookStore(Clocked(fleet), FLEET)  # type: ignore[arg-type]
     await note(fleet, [], "a", "b")
@@ -171,7 +171,7 @@ async def test_nobody_sends_what_is_anothers(fleet: Fleet, hand: AsyncConnection
     assert [again["id"] for again in await take(fleet)] == [two["id"]]
 
 
-async def test_an_alert_that_nobody_could_send_for_days_is_tried_for_a_day(fleet: Fleet) -> None:
+async def test_an_alert_that_could_not_be_sent_for_days_is_tried_for_a_day(fleet: Fleet) -> None:
     """No orchestrator ran, for example. A message about a task is given up then."""
     await note(fleet, [], "a")
     fleet.wait(3 * DAY_S)

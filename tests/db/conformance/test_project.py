@@ -53,7 +53,7 @@ async def test_migrate_installs(project: EmbeddedPostgres) -> None:
         report = await migrate(project.url)
         assert (report.version, report.notes) == (last, ())  # nothing was there that anybody must be told of
         db = await SupabaseDb.open(postgrest.project_url, postgrest.secret_key)
-        assert await SqlStore(db, "default").check_functions() == last  # nobody had to tell it to read the schema anew
+        assert await SqlStore(db, "default").check_functions() == last  # it has read the schema again by itself
         await db.close()
     assert await member(project)
 

@@ -42,7 +42,7 @@ async def entered(hand: AsyncConnection[DictRow], params: str) -> str:
 
 
 @pytest.mark.parametrize("how", SPOILT)
-async def test_what_no_worker_could_read_is_refused_where_it_enters(
+async def test_a_task_that_no_worker_could_read_is_refused_at_its_insertion(
     fleet: Fleet, hand: AsyncConnection[DictRow], how: str
 ) -> None:
     """By a submission, an insert and an update, with the limit in the message; the queue is as it was."""
@@ -80,7 +80,7 @@ async def test_other_columns_that_a_claim_carries_are_bounded(hand: AsyncConnect
 
 
 @pytest.mark.parametrize("how", SPOILT)
-async def test_a_row_that_entered_another_way_fails_alone(
+async def test_an_unreadable_row_inserted_another_way_fails_alone(
     fleet: Fleet, hand: AsyncConnection[DictRow], how: str
 ) -> None:
     """It would be claimed first; those of its batch are claimed, and every reader of the queue goes on."""
@@ -113,7 +113,7 @@ TIMEOUTS = ("NaN", "Infinity", "-Infinity", "-5", "0", "2592001")
 
 
 @pytest.mark.parametrize("timeout_s", TIMEOUTS)
-async def test_a_timeout_that_is_no_time_is_refused_where_it_enters(
+async def test_an_invalid_timeout_is_refused_at_its_insertion(
     fleet: Fleet, hand: AsyncConnection[DictRow], timeout_s: str
 ) -> None:
     """By an insert and an update, as task_submit refuses it."""

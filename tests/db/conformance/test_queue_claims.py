@@ -39,7 +39,7 @@ async def test_a_claim_hands_over_all_that_an_agent_needs(fleet: Fleet) -> None:
     assert (row["status"], row["worker_id"], row["attempts"]) == ("In Progress", agent.id, 1)
 
 
-async def test_higher_priority_goes_first_then_age_then_the_order_of_the_batch(fleet: Fleet) -> None:
+async def test_claims_follow_priority_then_age_then_the_order_of_the_batch(fleet: Fleet) -> None:
     """Across batches and within one."""
     old = await fleet.submit(count=2)
     fleet.wait(1)
@@ -142,7 +142,7 @@ async def test_only_a_verified_worker_gets_tasks(fleet: Fleet, state: State, wan
 
 
 @pytest.mark.parametrize(("at_once", "wanted"), [(False, "drain"), (True, "stop")])
-async def test_a_worker_that_is_wanted_gone_gets_no_more(fleet: Fleet, at_once: bool, wanted: str) -> None:
+async def test_a_worker_that_must_end_gets_no_task(fleet: Fleet, at_once: bool, wanted: str) -> None:
     """From the statement of the request on."""
     await fleet.submit()
     agent = await fleet.agent()
@@ -167,7 +167,7 @@ async def test_another_launch_of_the_agent_is_fenced_everywhere(fleet: Fleet) ->
     assert [await old.complete(task), await old.fail(task), await old.release(task)] == ["fenced"] * 3
     assert (await old.call("grants", p_items=[]))["outcome"] == "fenced"
     new = Agent(fleet, old.id, "launch-2")
-    assert len(await new.claim(number=1)) == 1  # its claims are counted anew
+    assert len(await new.claim(number=1)) == 1  # its claims are counted from one again
 
 
 async def test_a_terminated_worker_is_unknown(fleet: Fleet) -> None:
@@ -250,7 +250,7 @@ async def large(direct: PostgresDb, hand: AsyncConnection[DictRow]) -> Fleet:
     return fleet
 
 
-async def test_a_task_that_no_claim_could_carry_fails_and_holds_up_nobody(
+async def test_a_task_too_large_for_a_claim_fails_and_delays_no_other(
     large: Fleet, hand: AsyncConnection[DictRow]
 ) -> None:
     """Every worker's claim would begin with it, and come to nothing."""

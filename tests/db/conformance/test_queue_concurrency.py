@@ -120,7 +120,7 @@ async def test_whatever_ends_a_task_lets_in_the_next_one(fleet: Fleet, hand: Han
     await consistent(hand)
 
 
-async def test_who_waits_for_a_task_is_told_at_once(direct: PostgresDb, fleet: Fleet) -> None:
+async def test_a_worker_waiting_for_a_task_is_notified_at_once(direct: PostgresDb, fleet: Fleet) -> None:
     """A key that is free again wakes a pool in which a worker has no task."""
     ear = Ear(direct)
     try:
@@ -380,7 +380,7 @@ async def test_a_bad_limit_is_refused(fleet: Fleet, scope: str, name: str, most:
         await limit(fleet, name, most, scope)
 
 
-async def test_an_open_transaction_holds_up_nobody_for_long(fleet: Fleet, hand: Hand) -> None:
+async def test_an_open_transaction_delays_no_process_for_long(fleet: Fleet, hand: Hand) -> None:
     """Who cannot lock a limit leaves a note, and the next snapshot lets the task in."""
     await fleet.submit(count=2, concurrency_key="k")
     agent = await fleet.agent()
@@ -394,9 +394,7 @@ async def test_an_open_transaction_holds_up_nobody_for_long(fleet: Fleet, hand: 
 
 
 @pytest.mark.parametrize("types", [False, True])
-async def test_a_waiting_task_that_somebody_has_locked_is_let_in_afterwards(
-    fleet: Fleet, hand: Hand, types: bool
-) -> None:
+async def test_a_waiting_task_that_was_locked_is_admitted_afterwards(fleet: Fleet, hand: Hand, types: bool) -> None:
     """It cannot be changed when its key becomes free; the next snapshot lets it in."""
     if types:
         await limit(fleet, "another", 1, "type")
@@ -490,7 +488,7 @@ async def _watch(url: str, fleet: Fleet, done: asyncio.Event, worst: list[str]) 
 
 
 async def test_a_silent_worker_that_may_be_well_keeps_the_place_of_its_task(fleet: Fleet) -> None:
-    """SSH has shown that its agent calls in vain. No other task gets its place, and its result counts."""
+    """SSH has shown that its agent gets no answer. No other task gets its place, and its result counts."""
     first, second = await fleet.submit(count=2, concurrency_key="k")
     cut, heard = await fleet.agent(), await fleet.agent()
     (held,) = await cut.claim(batch=1)

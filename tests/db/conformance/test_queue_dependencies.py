@@ -70,7 +70,7 @@ async def test_a_cancelled_dependency_fails_its_dependants_too(fleet: Fleet) -> 
     assert (await fleet.task(late))["status"] == "Failed"
 
 
-async def test_a_retry_revives_what_failed_only_because_of_it(fleet: Fleet) -> None:
+async def test_a_retry_also_requeues_tasks_that_failed_only_because_of_it(fleet: Fleet) -> None:
     """The whole chain, waiting again; what failed by itself stays."""
     a, b, c = await fleet.submit({"max_attempts": 1}, {"depends_on": ["#0"]}, {"depends_on": ["#1"]})
     agent = await fleet.agent()
@@ -173,7 +173,7 @@ async def test_a_dependency_deleted_after_it_completed_is_satisfied_and_hands_on
     assert (await fleet.task(second))["status"] == "Queued"
 
 
-async def test_the_result_of_a_deleted_task_is_kept_until_nobody_needs_it(
+async def test_the_result_of_a_deleted_task_is_kept_while_a_task_needs_it(
     fleet: Fleet, hand: AsyncConnection[DictRow]
 ) -> None:
     """Retention removes it then; the result of a task that nobody needs is not kept at all."""
@@ -206,7 +206,7 @@ async def test_a_dependency_deleted_before_it_completed_fails_its_dependants(
     assert first in rows[0]["error_message"]
 
 
-async def test_a_dependency_that_nobody_inserts_within_an_hour_fails_its_dependants(
+async def test_a_dependency_that_is_not_inserted_within_an_hour_fails_its_dependants(
     fleet: Fleet, hand: AsyncConnection[DictRow]
 ) -> None:
     """Until then it may still come."""
@@ -267,7 +267,7 @@ async def test_a_task_waits_again_when_a_user_takes_back_the_complete_task_that_
 
 @pytest.mark.parametrize("status", ["Failed", "Cancelled"])
 @pytest.mark.parametrize("way", ["an update", "a deletion"])
-async def test_a_user_who_fails_a_complete_task_fails_what_has_not_run_yet(
+async def test_a_user_who_fails_a_complete_task_fails_its_dependants_that_have_not_run(
     fleet: Fleet, hand: AsyncConnection[DictRow], way: str, status: str
 ) -> None:
     """Ready tasks too, and those that wait for them in turn."""
@@ -392,7 +392,7 @@ async def test_a_task_without_dependencies_that_waits_is_ready_after_the_retenti
 
 
 @pytest.mark.parametrize("how", ["update tasks set blocked = false", "update tasks set blocked = not blocked"])
-async def test_a_task_that_waits_goes_on_waiting_whatever_a_user_writes_to_blocked(
+async def test_a_waiting_task_keeps_waiting_whatever_a_user_writes_to_blocked(
     fleet: Fleet, hand: AsyncConnection[DictRow], how: str
 ) -> None:
     """It is not claimed before what it needs is complete."""

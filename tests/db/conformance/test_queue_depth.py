@@ -1,4 +1,4 @@
-"""What the planner hears of the queue's depth is what counting would say, whoever changed the queue and how."""
+"""The planner's queue depth equals a count of the rows, after any change of the queue."""
 
 from typing import Any
 
@@ -78,7 +78,7 @@ async def test_the_depth_is_what_counting_says_through_a_tasks_whole_life(
     assert fourth["id"] in ids
 
 
-async def test_what_is_changed_by_hand_counts_too_and_is_claimed(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+async def test_rows_changed_by_a_user_count_too_and_are_claimed(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
     """`tasks` is the truth: no row of it is lost to a claim, no ghost of one is counted."""
     agent = await fleet.agent()
     await fleet.submit(*({"priority": number % 8} for number in range(40)))
@@ -91,8 +91,8 @@ async def test_what_is_changed_by_hand_counts_too_and_is_claimed(fleet: Fleet, h
     assert await agrees(fleet, hand) == []
 
 
-async def test_a_count_that_went_wrong_is_mended(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
-    """Somebody loaded a dump with the triggers off; the hourly sweep counts anew."""
+async def test_a_wrong_count_is_repaired(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+    """A dump was loaded with the triggers off; the hourly retention counts again."""
     await hand.execute("alter table tasks disable trigger user")
     await hand.execute("insert into tasks (task_type, pool, max_attempts) values ('t', 'default', 3), ('t', 'b', 3)")
     await hand.execute("alter table tasks enable trigger user")

@@ -115,7 +115,7 @@ async def test_a_number_that_no_claim_can_follow_costs_its_own_task_alone(
     assert (await fleet.task(bad))["failure_code"] == "TASK_UNCLAIMABLE"
 
 
-async def test_what_guards_a_number_goes_when_no_worker_can_use_it(
+async def test_the_guard_of_a_number_is_removed_when_no_worker_can_use_it(
     fleet: Fleet, hand: AsyncConnection[DictRow]
 ) -> None:
     """With the hourly retention, and not before."""

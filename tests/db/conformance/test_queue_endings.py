@@ -1,4 +1,4 @@
-"""How a task ends: once, by whoever holds it; or it goes back to the queue."""
+"""The end of a task: once, by its holder; or it returns to the queue."""
 
 import asyncio
 import uuid
@@ -81,7 +81,7 @@ async def test_many_completions_of_an_older_launch_are_fenced(fleet: Fleet) -> N
      [{"task_id": NOBODYS, "attempt": 1, "output_location": "s3://b/o"}], [{"task_id": NOBODYS, "attempt": 1}] * 101,
      [{"task_id": NOBODYS, "attempt": 1, "result_data": "x" * 1_048_576}]],
 )  # fmt: skip
-async def test_results_that_cannot_be_told_apart_are_refused(fleet: Fleet, results: Any) -> None:
+async def test_malformed_results_are_refused(fleet: Fleet, results: Any) -> None:
     """Not a list of 1 to 100 entries that name task and attempt, too large, or with an output that nobody has seen."""
     agent = await fleet.agent()
     with pytest.raises(BadArgument, match="p_results"):
@@ -110,7 +110,7 @@ async def test_ended_tasks_bring_the_next_one(fleet: Fleet) -> None:
     assert len((await agent.complete_and_claim(result(following), number=4))["tasks"]) == 1
 
 
-async def test_who_may_not_claim_completes_all_the_same(fleet: Fleet) -> None:
+async def test_a_worker_that_may_not_claim_can_still_complete(fleet: Fleet) -> None:
     """A worker that drains hands in what it has and gets nothing; an older launch neither."""
     await fleet.submit(count=3)
     agent, older = await fleet.agent(), await fleet.agent()
@@ -201,7 +201,7 @@ async def test_a_stale_attempt_is_fenced(fleet: Fleet) -> None:
     assert await attempts(fleet, task_id) == [("lost", "LEASE_EXPIRED", "lost"), ("complete", None, None)]
 
 
-async def test_a_failure_goes_back_with_a_doubling_delay_until_the_last_attempt(fleet: Fleet) -> None:
+async def test_a_failed_task_is_queued_with_a_doubling_delay_until_its_last_attempt(fleet: Fleet) -> None:
     """30 s, then 60 s, each give or take a fifth; then Failed, with where and how."""
     (task_id,) = await fleet.submit()
     agent = await fleet.agent()
@@ -222,7 +222,7 @@ async def test_a_failure_goes_back_with_a_doubling_delay_until_the_last_attempt(
     assert [outcome for outcome, *_ in await attempts(fleet, task_id)] == ["failed"] * 3
 
 
-async def test_what_cannot_be_retried_fails_at_once(fleet: Fleet) -> None:
+async def test_a_failure_without_retry_ends_the_task_at_once(fleet: Fleet) -> None:
     """The handler says so."""
     (task_id,) = await fleet.submit()
     agent = await fleet.agent()
@@ -231,7 +231,7 @@ async def test_what_cannot_be_retried_fails_at_once(fleet: Fleet) -> None:
     assert (await fleet.task(task_id))["status"] == "Failed"
 
 
-async def test_a_failure_that_is_none_is_refused(fleet: Fleet) -> None:
+async def test_an_invalid_failure_is_refused(fleet: Fleet) -> None:
     """A key that nobody reads is a mistake."""
     await fleet.submit()
     agent = await fleet.agent()
@@ -240,7 +240,7 @@ async def test_a_failure_that_is_none_is_refused(fleet: Fleet) -> None:
         await agent.fail(task, surprise=1)
 
 
-async def test_what_is_given_back_counts_as_no_attempt(fleet: Fleet) -> None:
+async def test_a_released_task_counts_no_attempt(fleet: Fleet) -> None:
     """The token still grows, so that it stays unique; the attempts left do not shrink."""
     (task_id,) = await fleet.submit({"max_attempts": 1})
     agent = await fleet.agent()
@@ -404,7 +404,7 @@ async def test_an_outage_of_the_store_makes_no_task_stuck(fleet: Fleet) -> None:
         assert (await agent.beat(dict(task) | {"still_s": 0}))["stuck"] == told
 
 
-async def test_a_heartbeat_is_told_which_tasks_are_stuck(fleet: Fleet) -> None:
+async def test_the_answer_to_a_heartbeat_names_stuck_tasks(fleet: Fleet) -> None:
     """After the time that the leader declared; a task that waits its turn shows no sign of life and needs none."""
     stuck, waiting = await fleet.submit(count=2)
     agent = await fleet.agent()
@@ -450,7 +450,7 @@ async def test_rescue_counts_and_the_last_one_fails(fleet: Fleet) -> None:
 
 
 async def test_a_task_that_is_lost_again_waits_a_little(fleet: Fleet) -> None:
-    """The first loss was likely its worker's fault, the next ones likely its own; a retry begins anew."""
+    """The first loss was likely its worker's fault, the next ones likely its own; a retry begins at zero."""
     (task_id,) = await fleet.submit({"max_attempts": 4})
     waits = []
     for number in range(5):
@@ -481,7 +481,7 @@ async def test_a_planned_end_after_a_loss_costs_no_pause(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("way", ["its end", "its last move", "its lease"])
-async def test_what_stood_still_for_too_long_fails_as_stuck(fleet: Fleet, way: str) -> None:
+async def test_a_task_without_progress_for_too_long_fails_as_stuck(fleet: Fleet, way: str) -> None:
     """And not what else the worker held, which is lost with it; by whichever way it is taken from the worker."""
     stuck, moving = await fleet.submit(count=2, max_attempts=1)
     agent = await fleet.agent()
@@ -564,7 +564,7 @@ async def test_an_end_that_was_meant_costs_no_attempt(fleet: Fleet) -> None:
     assert await attempts(fleet, task_id) == [given_back, given_back, ("lost", "WORKER_LOST", "lost")]
 
 
-async def test_a_draining_worker_finishes_what_it_holds(fleet: Fleet) -> None:
+async def test_a_draining_worker_finishes_its_tasks(fleet: Fleet) -> None:
     """Its token stays good for that."""
     await fleet.submit()
     agent = await fleet.agent()
@@ -642,7 +642,7 @@ async def test_a_rescue_and_a_completion_at_the_same_moment_agree(fleet: Fleet) 
         await fleet.call("task_cancel", p_id=task_id)
 
 
-async def test_what_a_worker_did_is_counted_on_its_row(fleet: Fleet) -> None:
+async def test_the_row_of_a_worker_counts_its_tasks(fleet: Fleet) -> None:
     """Done, failed and running."""
     await fleet.submit(count=3)
     agent = await fleet.agent()

@@ -45,7 +45,7 @@ async def backlog(hand: Hand, tenant: str | None, count: int = BACKLOG) -> None:
 async def test_ten_tasks_of_one_tenant_alternate_with_ten_thousand_of_another(
     fleet: Fleet, hand: Hand, large: str | None, small: str | None
 ) -> None:
-    """Whoever came first. Tasks without a tenant get turns when a claim meets a tenant's: they wait for one more."""
+    """Tasks without a tenant get turns when a claim meets a tenant's: they wait for one claim more."""
     agent = await fleet.agent()
     await backlog(hand, large)
     first = await order(agent, fleet, 5)
@@ -158,7 +158,7 @@ async def test_workers_that_claim_at_once_alternate_by_weight(crew: Crew, weight
 
 @pytest.mark.parametrize("weight", [1, 3])
 async def test_among_workers_in_full_swing_ten_tasks_pass_ten_thousand(crew: Crew, weight: int) -> None:
-    """Whoever overlaps whom. Each tenant's tasks run in order, no claim comes back short while tasks are ready."""
+    """All overlaps are allowed. Each tenant's tasks run in order, no claim comes back short while tasks are ready."""
     await crew.fleet.call("task_tenant_set", p_tenant="small", p_weight=weight)
     small: list[str] = []
     here = asyncio.Event()
@@ -331,7 +331,7 @@ async def test_turns_with_gaps_are_given_again_once_an_hour(fleet: Fleet, hand: 
 
 
 async def test_a_queue_without_tenants_has_no_turns(fleet: Fleet, hand: Hand) -> None:
-    """Nothing changes for whoever does not use them."""
+    """Nothing changes for users without tenants."""
     await fleet.submit(count=5)
     agent = await fleet.agent()
     await agent.release((await agent.claim())[0])

@@ -53,7 +53,7 @@ async def rescued(fleet: Fleet) -> list[str]:
 
 @pytest.mark.parametrize("worker", [None, "somebody", "ours"])
 @pytest.mark.parametrize("lease", [None, "infinity"])
-async def test_what_nobody_holds_is_queued_again_once_it_is_stuck(
+async def test_a_stuck_task_without_a_holder_is_queued_again(
     fleet: Fleet, hand: AsyncConnection[DictRow], worker: str | None, lease: str | None
 ) -> None:
     """It never counts as running; a change within the time begins it again."""

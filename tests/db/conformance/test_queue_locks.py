@@ -91,7 +91,7 @@ async def test_an_open_end_does_not_hide_the_dependant_that_was_inserted_meanwhi
 
 
 @pytest.mark.parametrize("status", ["Queued", "Failed"])
-async def test_a_dependant_that_comes_while_a_user_takes_back_a_complete_task_waits_for_it(
+async def test_a_dependant_inserted_while_a_user_reopens_a_complete_task_waits_for_it(
     fleet: Fleet, hand: AsyncConnection[DictRow], other: AsyncConnection[DictRow], status: str
 ) -> None:
     """Inserted, or given back by its worker: neither of the two transactions sees the other's change."""
@@ -112,7 +112,7 @@ async def test_a_dependant_that_comes_while_a_user_takes_back_a_complete_task_wa
     assert await broken(hand) == {}
 
 
-async def test_an_open_insertion_of_a_dependant_is_seen_by_who_takes_its_complete_dependency_back(
+async def test_reopening_a_complete_task_sees_a_dependant_whose_insertion_is_open(
     fleet: Fleet, hand: AsyncConnection[DictRow], other: AsyncConnection[DictRow]
 ) -> None:
     """That change waits until the insertion is over."""

@@ -1,4 +1,4 @@
-"""The mark at which claims begin never hides a task that can be claimed, whoever changes the queue at the same time."""
+"""The mark at which claims begin never hides a claimable task, also during concurrent changes of the queue."""
 
 import random
 from datetime import timedelta
@@ -149,7 +149,7 @@ async def test_a_claim_passes_little_of_what_was_claimed_before_it(
         assert (await _one(hand, passed))["n"] <= 400
 
 
-async def test_marks_made_with_the_triggers_off_are_mended(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+async def test_marks_made_with_the_triggers_off_are_repaired(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
     """As the counts are: by the hourly sweep."""
     agent = await fleet.agent()
     await fleet.submit(count=40)

@@ -57,7 +57,7 @@ async def lived(fleet: Fleet, agent: Agent, tenant: str | None = None) -> None:
         fleet.wait(1)
 
 
-async def test_who_gets_the_places_of_rows_never_plans_to_read_the_whole_table(hand: AsyncConnection[DictRow]) -> None:
+async def test_a_lookup_by_row_positions_never_reads_the_whole_table(hand: AsyncConnection[DictRow]) -> None:
     """A small table is cheaper to read as a whole, and the plan stays when it grows. Any caller may plan first."""
     query = """select oid::regprocedure::text as name from pg_proc
                 where pronamespace = 'public'::regnamespace and 'tid[]'::regtype = any (proargtypes)
@@ -208,7 +208,7 @@ async def lived_with_more(fleet: Fleet, agent: Agent, idle: Agent) -> None:
 
 
 @pytest.mark.parametrize("statistics", [OLD, *(pytest.param(one, marks=pytest.mark.full) for one in (NONE, NEW))])
-async def test_no_call_reads_what_waits_or_has_ended(
+async def test_no_call_reads_all_waiting_or_ended_tasks(
     direct: PostgresDb, hand: AsyncConnection[DictRow], statistics: str
 ) -> None:
     """Tasks that wait for a task, a limit or their time, those that ended, their attempts, and messages."""

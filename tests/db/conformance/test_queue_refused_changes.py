@@ -1,4 +1,4 @@
-"""A user's trigger that refuses or suppresses the change of one task harms that task alone."""
+"""A user's trigger that refuses or suppresses the change of one task affects no other task."""
 
 from collections.abc import AsyncIterator
 
@@ -143,7 +143,7 @@ async def test_a_refused_task_is_claimed_once_it_is_allowed(
     assert [task["task_type"] for task in await agent.claim()] == ["bad"]
 
 
-async def test_health_is_told_of_refused_tasks(fleet: Fleet, owner: AsyncConnection[DictRow]) -> None:
+async def test_health_shows_refused_tasks(fleet: Fleet, owner: AsyncConnection[DictRow]) -> None:
     """By pool and change, with the database's error. Such a task is not ready, because no worker could claim it."""
 
     async def told() -> list[Row]:

@@ -62,7 +62,7 @@ async def test_ten_earlier_workers_burn_no_attempt_of_one_task(declared: Fleet) 
     assert await attempts(fleet, task_id) == [BACK, ("complete", None, None)]
 
 
-async def test_once_the_release_is_there_an_earlier_worker_drains_on_the_spot(declared: Fleet) -> None:
+async def test_an_earlier_worker_drains_at_once_when_the_release_is_there(declared: Fleet) -> None:
     """It claims nothing more, the task can be claimed at once, and what else it holds it finishes."""
     fleet = declared
     await fleet.agent(release=NEW)
@@ -82,7 +82,7 @@ async def test_once_the_release_is_there_an_earlier_worker_drains_on_the_spot(de
     ("release", "task_type"),
     [(NEW, "sing"), (None, "sing"), (OLD, "snig")],  # the present release; one that nobody knows; a slip of the pen
 )
-async def test_what_the_present_release_cannot_do_either_counts(
+async def test_a_failure_in_the_current_release_too_counts(
     declared: Fleet, release: str | None, task_type: str
 ) -> None:
     """As ever: after max_attempts it has failed, and nobody is drained for it."""
@@ -98,7 +98,7 @@ async def test_what_the_present_release_cannot_do_either_counts(
 
 
 async def test_a_later_leader_that_declares_nothing_ends_what_was_declared(declared: Fleet) -> None:
-    """A leader that knows nothing of releases, after a roll-back, is judged by no earlier leader's word."""
+    """After a rollback to a leader without releases, an earlier leader's declaration does not count."""
     fleet = declared
     (task_id,) = await fleet.submit({"task_type": "sing"})
     agent = await fleet.agent(release=OLD)
@@ -114,7 +114,7 @@ async def test_a_later_leader_that_declares_nothing_ends_what_was_declared(decla
     assert await used(fleet, task_id) == 1
 
 
-async def test_while_the_release_cannot_come_up_the_task_is_looked_at_ever_more_seldom(declared: Fleet) -> None:
+async def test_while_the_release_cannot_start_the_task_is_tried_less_and_less_often(declared: Fleet) -> None:
     """Earlier workers stay and do the rest; at most once in ten minutes one of them sees it again, uncounted."""
     fleet = declared
     (task_id,) = await fleet.submit({"task_type": "sing", "max_attempts": 1})
@@ -145,7 +145,7 @@ async def test_a_later_promotion_leaves_other_pauses_alone(declared: Fleet) -> N
     assert [(await fleet.task(task_id))["run_after"] is None for task_id in ids] == [True, False]
 
 
-async def test_a_cancelled_task_is_cancelled_and_a_worker_that_goes_stays_on_its_way(declared: Fleet) -> None:
+async def test_a_cancelled_task_stays_cancelled_and_a_draining_worker_keeps_draining(declared: Fleet) -> None:
     """Handing back ends what was cancelled; the mark changes no state."""
     fleet = declared
     (task_id,) = await fleet.submit({"task_type": "sing"})

@@ -119,7 +119,7 @@ async def test_the_tasks_of_a_bad_release_get_no_attempt_back(fleet: Fleet) -> N
 
 
 async def test_the_snapshot_tells_whether_another_worker_completes_such_tasks(fleet: Fleet) -> None:
-    """The verdict needs it: of the same types only."""
+    """The planner needs it to find the cause. Only tasks of the same types count."""
     await fleet.submit(count=5)
     agent, other = await fleet.agent(), await fleet.agent()
     for _ in range(5):
@@ -140,7 +140,7 @@ async def test_the_snapshot_tells_whether_another_worker_completes_such_tasks(fl
     assert await elsewhere() == fleet.now.isoformat()
 
 
-async def test_what_another_worker_began_before_the_failures_is_no_second_opinion(fleet: Fleet) -> None:
+async def test_a_task_that_another_worker_started_before_the_failures_is_no_second_opinion(fleet: Fleet) -> None:
     """A release may fail everywhere from one moment on: then no host is to blame."""
     await fleet.submit(count=8)
     agent, other = await fleet.agent(), await fleet.agent()

@@ -1,4 +1,4 @@
-"""Every form of statement by which a user writes to `tasks` is counted, marked, settled and announced alike."""
+"""Every form of a user's statement on `tasks` is counted, marked, settled and announced in the same way."""
 
 import asyncio
 import re
@@ -52,7 +52,7 @@ PLANS = ("force_generic_plan", "force_custom_plan")
 
 
 def named(statement: str) -> bytes:
-    """The statement with the ids that $0 to $7 stand for."""
+    """Return the statement with ids in place of $0 to $7."""
     return re.sub(r"\$([0-7])", r"00000000-0000-0000-0000-00000000000\1", statement).encode()
 
 

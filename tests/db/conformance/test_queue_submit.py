@@ -107,14 +107,14 @@ async def test_submissions_of_one_key_at_the_same_moment_make_one_task(fleet: Fl
     ],
 )
 async def test_a_mistake_is_named_and_nothing_is_submitted(fleet: Fleet, task: Any, complaint: str) -> None:
-    """What, why and how to mend it; the good task before it does not get in either."""
+    """The error has what, why and the fix. The valid task before it is not submitted either."""
     with pytest.raises(BadArgument, match=f"(?s){complaint}"):
         await fleet.call("task_submit", p_tasks=[{"task_type": "t"}, task])
     assert (await fleet.snapshot())["queued_total"] == 0
 
 
 @pytest.mark.parametrize("tasks", [None, {"task_type": "t"}, "t", [{"task_type": "t"}] * 2001])
-async def test_what_is_no_list_of_tasks_is_refused(fleet: Fleet, tasks: Any) -> None:
+async def test_an_invalid_list_of_tasks_is_refused(fleet: Fleet, tasks: Any) -> None:
     """And so is a list beyond the bound."""
     with pytest.raises(BadArgument, match="p_tasks must be a list"):
         await fleet.call("task_submit", p_tasks=tasks)
@@ -149,7 +149,7 @@ async def test_a_list_is_newest_first_with_counts_of_all(fleet: Fleet) -> None:
     assert await listed("Queued", "a", 10) == []
 
 
-async def test_who_waits_for_tasks_is_told_when_one_can_be_claimed(fleet: Fleet, db: Db) -> None:
+async def test_a_worker_waiting_for_tasks_is_notified_when_one_can_be_claimed(fleet: Fleet, db: Db) -> None:
     """By pool: inserted, freed by its dependency, requeued; not when it only waits."""
     heard: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
 
@@ -187,7 +187,7 @@ async def test_a_projects_own_insert_needs_nothing_but_a_type(fleet: Fleet, hand
 
 
 async def test_an_update_moves_updated_at(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
-    """Whoever makes it."""
+    """The submitter does not matter."""
     (task_id,) = await fleet.submit()
     assert (await fleet.task(task_id))["updated_at"] == fleet.now.isoformat()
     await hand.execute("update tasks set priority = 1 where id = %s", (task_id,))

@@ -100,10 +100,10 @@ async def lived(fleet: Fleet, agent: Agent) -> None:
         for turn, security in enumerate(("invoker", "definer"))
     ],
 )
-async def test_what_a_users_trigger_writes_is_counted_marked_and_settled(
+async def test_rows_written_by_a_users_trigger_are_counted_marked_and_settled(
     fleet: Fleet, owner: AsyncConnection[DictRow], write: str, moment: str, security: str
 ) -> None:
-    """Whatever it writes, whenever it runs and whoever it runs as."""
+    """It may write anything, run at any time, and run as any role."""
     agent = await fleet.agent()
     body = f"if pg_trigger_depth() <= {DEEPEST} then {WRITES[write]}; end if; return null;"
     await installed(owner, body, moment, security)
@@ -112,7 +112,7 @@ async def test_what_a_users_trigger_writes_is_counted_marked_and_settled(
 
 
 @pytest.mark.parametrize("change", OWN_ROW)
-async def test_what_a_users_trigger_makes_of_a_row_is_what_counts(
+async def test_a_row_counts_as_a_users_trigger_changed_it(
     fleet: Fleet, owner: AsyncConnection[DictRow], change: str
 ) -> None:
     """Also where a completion, a claim or a cascade meant something else."""
@@ -122,7 +122,7 @@ async def test_what_a_users_trigger_makes_of_a_row_is_what_counts(
     assert await broken(owner) == {}
 
 
-async def test_what_waits_for_a_task_that_a_users_trigger_keeps_from_failing_goes_on_waiting(
+async def test_dependents_keep_waiting_when_a_users_trigger_keeps_a_task_from_failing(
     fleet: Fleet, owner: AsyncConnection[DictRow]
 ) -> None:
     """In the midst of a chain that fails: those before it fail, and those behind it wait for it."""

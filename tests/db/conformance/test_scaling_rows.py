@@ -38,14 +38,11 @@ async def spent(fleet: Fleet) -> Spent:
     return Spent(**{name: float(usd) for name, usd in (await fleet.snapshot())["spent"].items()})
 
 
-# --- budgets
-
-
 @pytest.mark.parametrize("limits", [{"daily": 1.0}, {"hourly": 3.0}])
 async def test_reservations_made_at_once_never_add_up_to_more_than_the_budget(
     fleet: Fleet, limits: dict[str, float]
 ) -> None:
-    """Twenty at the same moment, room for ten: ten are recorded, whoever is served first."""
+    """Of twenty requests at the same moment with room for ten, exactly ten are recorded."""
     intent = reserving(0.1, 0.3, **limits)
     answers = await asyncio.gather(*(fleet.spawn(f"gpu-{n}", **intent) for n in range(20)), return_exceptions=True)
     assert sum(isinstance(answer, str) for answer in answers) == 10
@@ -62,7 +59,7 @@ async def test_a_refused_reservation_shows_its_arithmetic(fleet: Fleet) -> None:
         await fleet.spawn(**reserving(0.7, 1, daily=1))
 
 
-async def test_a_repeated_intent_is_not_held_against_itself(fleet: Fleet) -> None:
+async def test_a_repeated_intent_does_not_count_against_itself(fleet: Fleet) -> None:
     """The reply to the first was lost: the second finds its row."""
     intent = reserving(0.6, 1, daily=1)
     await fleet.spawn("gpu-1", **intent)
@@ -71,7 +68,7 @@ async def test_a_repeated_intent_is_not_held_against_itself(fleet: Fleet) -> Non
 
 
 async def test_the_next_offer_must_fit_too(fleet: Fleet) -> None:
-    """Moving to a dearer offer replaces the reservation; where it does not fit, nothing changes."""
+    """A move to a more expensive offer replaces the reservation. If it does not fit, nothing changes."""
     worker_id = await fleet.spawn(**reserving(0.4, 1, hourly=2))
     await fleet.move(worker_id, State.SPAWNING, stage=Stage.POD_CREATED, **reserving(0.7, 2, hourly=2))
     assert (await spent(fleet)).committed_usd == pytest.approx(0.7)
@@ -100,7 +97,7 @@ async def test_a_price_that_a_list_shows_later_raises_the_reservation(fleet: Fle
     assert (await spent(fleet)).committed_usd == pytest.approx(0.4)
 
 
-async def test_todays_money_is_what_was_booked_and_what_runs(fleet: Fleet) -> None:
+async def test_todays_spend_is_the_booked_and_the_running_cost(fleet: Fleet) -> None:
     """An hour at 3.60 dollars, half of it before midnight UTC: half of it counts."""
     fleet.now = datetime(2026, 11, 21, 23, 30, tzinfo=UTC)
     fleet.term = (await fleet.lead())["term"]
@@ -152,7 +149,7 @@ async def test_a_price_of_zero_is_a_price(fleet: Fleet) -> None:
     assert (await spent(fleet)).today_usd == 0
 
 
-async def test_what_ending_costs_is_used_up_while_it_ends(fleet: Fleet) -> None:
+async def test_the_reservation_for_ending_is_used_up_while_a_worker_ends(fleet: Fleet) -> None:
     """A terminating worker commits what is left of its reservation."""
     agent = await fleet.agent(State.ACTIVE, **reserving(0.5, 3.6))
     assert (await spent(fleet)).committed_usd == pytest.approx(0.5)
@@ -167,9 +164,6 @@ async def test_another_fleets_money_is_its_own(fleet: Fleet) -> None:
     """A budget is of one environment."""
     await fleet.call("fleet_spawn", p_fleet="other", p_term=None, p_worker={"id": "gpu-x", **reserving(9, 9)})
     await fleet.spawn(**reserving(0.9, 1, daily=1, hourly=1))
-
-
-# --- bring-ups, releases, hosts, progress
 
 
 async def test_ended_bringups_tell_how(fleet: Fleet, store: SqlStore) -> None:
@@ -194,7 +188,7 @@ async def test_ended_bringups_tell_how(fleet: Fleet, store: SqlStore) -> None:
     assert (await store.snapshot()).ended[-1] == failed
 
 
-async def test_what_became_of_a_promoted_worker_is_told_with_its_bringup(fleet: Fleet) -> None:
+async def test_the_bringup_of_a_promoted_worker_says_how_the_worker_ended(fleet: Fleet) -> None:
     """Whether it has completed a task, and when it began to end and why; its burial changes nothing of that."""
     await fleet.submit()
     agent = await fleet.agent(State.ACTIVE)
@@ -259,9 +253,6 @@ async def test_the_slowest_task_of_each_worker_is_named(fleet: Fleet) -> None:
     assert (worker["slowest_task"], datetime.fromisoformat(worker["progress_at"])) == (second["id"], began)
 
 
-# --- offers
-
-
 async def test_an_offers_probe_budget_doubles_with_each_success(fleet: Fleet, store: SqlStore) -> None:
     """One after a refusal; without limit while it was never refused."""
 
@@ -273,9 +264,6 @@ async def test_an_offers_probe_budget_doubles_with_each_success(fleet: Fleet, st
     assert await note(refused=True) == 1
     assert [await note(refused=False) for _ in range(3)] == [2, 4, 8]
     assert await note(refused=True) == 1
-
-
-# --- pauses
 
 
 async def test_pauses_hold_for_a_pool_or_all_and_end_by_themselves(fleet: Fleet) -> None:
@@ -308,10 +296,7 @@ async def test_a_pause_is_decoded(fleet: Fleet, store: SqlStore) -> None:
     assert (await store.snapshot()).paused == {"*": Pause("stock-taking", None)}
 
 
-# --- pools and types
-
-
-async def test_a_task_gets_what_is_declared_of_its_type(fleet: Fleet, store: SqlStore) -> None:
+async def test_a_task_gets_the_defaults_declared_for_its_type(fleet: Fleet, store: SqlStore) -> None:
     """Pool, limit and attempts, unless it says so itself; an undeclared type gets the defaults."""
     await store.declare_pools(fleet.term, [TaskType("train", "training", 7200, 1), TaskType("draw", None, 60, None)])
     own = {"task_type": "train", "pool": "default", "timeout_s": 5, "max_attempts": 9}
@@ -326,7 +311,7 @@ async def test_a_task_gets_what_is_declared_of_its_type(fleet: Fleet, store: Sql
 
 
 async def test_queued_tasks_follow_their_type_unless_they_named_a_pool(fleet: Fleet, store: SqlStore) -> None:
-    """POOLS_FILE changed: what was filled in is filled in anew; what is running stays where it runs."""
+    """After a change of POOLS_FILE, the values of queued tasks are filled in again; running tasks keep theirs."""
     await store.declare_pools(fleet.term, [TaskType("train", "training", None, None)])
     own = {"task_type": "train", "pool": "training"}
     ids = await fleet.submit({"task_type": "train"}, own, {"task_type": "train"}, {"task_type": "draw"})
@@ -365,7 +350,7 @@ async def test_a_row_that_a_project_inserts_itself_is_routed_too(
     assert rows == [{"pool": "training", "max_attempts": 2}, {"pool": "default", "max_attempts": 3}]
 
 
-async def test_what_is_declared_no_more_is_forgotten(fleet: Fleet, store: SqlStore) -> None:
+async def test_a_declaration_that_is_no_longer_made_is_forgotten(fleet: Fleet, store: SqlStore) -> None:
     """A declaration is the whole truth of its fleet, and needs the lead."""
     await store.declare_pools(fleet.term, [TaskType("train", "training", None, None)])
     await store.declare_pools(fleet.term, [TaskType("draw", "training", None, None)])

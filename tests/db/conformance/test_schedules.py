@@ -1,4 +1,4 @@
-"""Schedules: each due time has exactly one outcome, whoever leads, and whatever users write."""
+"""Schedules: each due time has exactly one outcome, with any leader, and after any write of a user."""
 
 import asyncio
 from datetime import datetime, timedelta
@@ -87,7 +87,7 @@ async def test_the_previous_task_may_have_to_end_first(
     ("catch_up", "outcomes"),
     [("none", ["missed", "missed", "missed"]), ("once", ["missed", "missed", "fired"])],
 )
-async def test_what_nobody_served_is_missed(
+async def test_an_occurrence_without_a_leader_is_missed(
     fleet: Fleet, store: ScheduleStore, hand: AsyncConnection[DictRow], catch_up: str, outcomes: list[str]
 ) -> None:
     """Each due time of an outage has a row."""
@@ -118,7 +118,7 @@ async def test_two_leaders_serve_a_due_time_once(
 async def test_a_task_that_the_database_refuses_is_skipped_with_the_reason(
     fleet: Fleet, store: ScheduleStore, hand: AsyncConnection[DictRow]
 ) -> None:
-    """A user's constraint harms this schedule alone, and only until it is gone."""
+    """A user's constraint stops only this schedule, and only while it exists."""
     await add(store)
     await add(store, name="other", task={**TASK, "task_type": "u"})
     await step(fleet, store)
@@ -188,7 +188,7 @@ async def test_a_row_by_hand_that_is_never_due_is_set_aside_until_it_is_changed(
     assert (bad["problem"], bad["next_at"] is None) == (None, False)
 
 
-async def test_times_by_hand_that_are_none_are_the_problem_of_their_row(
+async def test_an_invalid_time_written_by_a_user_affects_only_its_row(
     fleet: Fleet, store: ScheduleStore, hand: AsyncConnection[DictRow]
 ) -> None:
     """Others are served. A time that can be used ends the problem."""
@@ -209,7 +209,7 @@ async def test_times_by_hand_that_are_none_are_the_problem_of_their_row(
     assert [(one["problem"], one["next_at"] is None) for one in (await store.all())["schedules"]] == [(None, False)] * 3
 
 
-async def test_what_keeps_a_schedule_from_submitting_is_told_to_health(
+async def test_health_says_what_keeps_a_schedule_from_submitting(
     fleet: Fleet, store: ScheduleStore, hand: AsyncConnection[DictRow]
 ) -> None:
     """A row that is never due, and a task that is refused; not one that waits for the previous task, or is paused."""
@@ -272,7 +272,7 @@ async def test_a_paused_schedule_has_no_due_times(
         ({"colour": "red"}, "unknown key"),
     ],
 )
-async def test_what_is_no_schedule_is_refused(
+async def test_an_invalid_schedule_is_refused(
     fleet: Fleet, store: ScheduleStore, db: Db, wrong: dict[str, Any], why: str
 ) -> None:
     """When it is added, not when it is due."""

@@ -44,7 +44,7 @@ CALLABLE = """
 """
 
 
-def test_no_file_takes_away_what_an_earlier_version_calls() -> None:
+def test_no_file_removes_a_function_that_an_earlier_version_calls() -> None:
     """Versions run side by side for the length of a deploy, and back: arguments that are added need a new function."""
     files = sql_files()
     for file in (*files.tables, *files.current):
@@ -71,7 +71,7 @@ def test_an_assertion_of_a_user_is_caught_like_any_other_error() -> None:
         assert not re.findall(r"when others (?!or assert_failure then)", file.sql), file.path
 
 
-def test_every_function_has_one_text() -> None:
+def test_every_function_is_defined_once() -> None:
     """A reader finds it in one file."""
     names = [name for file in sql_files().current for name in file.functions]
     assert len(names) == len(set(names))
@@ -166,7 +166,7 @@ async def test_a_changed_function_is_applied_again_with_the_grants(empty_databas
     assert back == ("functions/leading.sql", "grants.sql")
 
 
-async def test_a_function_file_that_is_gone_takes_its_functions_along(empty_database: str, tmp_path: Path) -> None:
+async def test_the_functions_of_a_removed_file_are_dropped(empty_database: str, tmp_path: Path) -> None:
     """The ledger forgets it too."""
     directory = copy(tmp_path)
     (directory / "functions/extra.sql").write_text(
@@ -345,7 +345,7 @@ async def test_states_stages_and_causes_are_those_of_the_core(hand: AsyncConnect
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.permutations(State, 2)))
-async def test_by_hand_too_a_worker_goes_only_where_it_may(
+async def test_a_manual_update_too_makes_only_allowed_transitions(
     fleet: Fleet, hand: AsyncConnection[DictRow], before: State, after: State
 ) -> None:
     """The trigger refuses every transition that is not in the table, and writes an event for each that is."""
@@ -374,7 +374,7 @@ async def test_no_worker_begins_in_the_middle(fleet: Fleet, hand: AsyncConnectio
 
 
 @pytest.mark.parametrize("column", ["waiting_on", "deadline_at", "next_attempt_at", "stage"])
-async def test_nobody_waits_without_a_name_and_a_clock(
+async def test_every_wait_names_its_cause_and_deadline(
     fleet: Fleet, hand: AsyncConnection[DictRow], column: str
 ) -> None:
     """While it lives."""
@@ -387,7 +387,7 @@ async def test_nobody_waits_without_a_name_and_a_clock(
 
 @pytest.mark.parametrize("name", ["", "a" * 64, "-a", "_a", "a b", "a\n", "ä", "a/b"])
 async def test_a_pool_has_a_name_of_letters_and_digits(fleet: Fleet, hand: AsyncConnection[DictRow], name: str) -> None:
-    """Of 63 at most, with - and _ inside: the tasks' pools and the workers' alike."""
+    """Of 63 at most, with - and _ inside: for the pools of tasks and of workers."""
     await fleet.spawn()
     await hand.execute("insert into tasks (task_type, pool) values ('x', %s), ('x', 'P-1_b')", ("a" * 63,))
     for table in ("tasks", "workers"):
@@ -409,7 +409,7 @@ async def test_a_heartbeat_is_never_assumed(hand: AsyncConnection[DictRow]) -> N
     assert await (await hand.execute(query)).fetchall() == [{"value": None}]
 
 
-async def test_every_table_is_closed_and_every_function_shut_to_the_public(hand: AsyncConnection[DictRow]) -> None:
+async def test_the_public_can_read_no_table_and_call_no_function(hand: AsyncConnection[DictRow]) -> None:
     """Row level security without a policy; definer's rights with an empty search path; nothing granted to PUBLIC."""
     open_tables = await (
         await hand.execute(
@@ -441,7 +441,7 @@ async def test_a_pods_role_may_call_its_functions_and_nothing_else(hand: AsyncCo
     assert await (await hand.execute(query)).fetchall() == []
 
 
-async def test_supabases_roles_get_what_is_theirs(tmp_path: Path) -> None:
+async def test_each_role_of_supabase_gets_only_its_own_rights(tmp_path: Path) -> None:
     """On a server of its own, because roles belong to all databases: service_role everything, the others nothing."""
     tables = """select relname from pg_class where relnamespace = 'public'::regnamespace and relkind = 'r'
                    and has_table_privilege(%s, oid, 'select')"""

@@ -137,7 +137,7 @@ async def test_a_column_that_would_reserve_workers_is_refused(
 async def test_the_queue_works_on_such_tables(
     project: AsyncConnection[DictRow], empty_database: str, fleet: Fleet, status: str
 ) -> None:
-    """Submitted, claimed, completed, failed, cancelled and retried, beside its own rows."""
+    """Tasks are submitted, claimed, completed, failed, cancelled and retried, next to its own rows."""
     await make(project, status)
     await project.execute(ROWS)
     await migrated(project, empty_database)
@@ -169,7 +169,7 @@ async def test_the_queue_works_on_such_tables(
         ("uuid[]", "insert into tasks (task_type, dependant_on) values ('u', array[%s]::uuid[]) returning id"),
     ],
 )
-async def test_a_projects_own_word_for_dependencies_goes_on_working(
+async def test_a_projects_own_column_for_dependencies_still_works(
     project: AsyncConnection[DictRow], empty_database: str, fleet: Fleet, column: str, insert: str
 ) -> None:
     """Rows from before, rows from after, and a row that is pointed elsewhere."""
@@ -242,7 +242,9 @@ async def test_another_programs_tables_are_left_alone(
     assert await rows(project, query) == [{"relname": table.partition(" ")[0]}]
 
 
-async def test_a_heartbeat_default_of_now_is_taken_away(project: AsyncConnection[DictRow], empty_database: str) -> None:
+async def test_a_default_of_now_for_heartbeats_is_removed(
+    project: AsyncConnection[DictRow], empty_database: str
+) -> None:
     """A worker that never spoke must not look alive."""
     await make(project, TEXT)
     await migrated(project, empty_database)
@@ -251,7 +253,7 @@ async def test_a_heartbeat_default_of_now_is_taken_away(project: AsyncConnection
     assert await rows(project, query) == [{"it": None}]
 
 
-async def test_tasks_that_nobody_holds_are_listed_and_queued_again_on_request(
+async def test_tasks_without_a_holder_are_listed_and_queued_again_on_request(
     project: AsyncConnection[DictRow], empty_database: str
 ) -> None:
     """Those of an older schema and those without a lease; a claimed task stays with its worker."""

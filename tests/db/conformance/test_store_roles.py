@@ -92,7 +92,7 @@ async def test_a_pod_may_make_its_own_calls(fleet: Fleet, db: PostgresDb, functi
 async def test_another_workers_or_an_old_token_opens_nothing(
     fleet: Fleet, db: PostgresDb, function: str, changed: Mapping[str, str]
 ) -> None:
-    """Whoever signed it."""
+    """The signer does not matter."""
     agent = await fleet.agent()
     with pytest.raises(BadToken):
         await db.call_as_worker(claims_of(agent, **changed), function, args_of(function, agent))
@@ -110,7 +110,7 @@ NAME_AN_ID = {"fleet_message_close", "fleet_webhook_retry", "task_get_for", "tas
 
 
 @pytest.mark.parametrize("function", FOREIGN)
-async def test_what_is_not_a_pods_is_refused(fleet: Fleet, db: PostgresDb, function: str) -> None:
+async def test_a_function_that_is_not_for_pods_is_refused(fleet: Fleet, db: PostgresDb, function: str) -> None:
     """Neither the fleet's nor the submitters' functions."""
     agent = await fleet.agent()
     args = args_of(function, agent)
@@ -206,7 +206,7 @@ async def test_grants_are_for_its_own_outputs_and_what_its_tasks_depend_on(fleet
         ("PUT", "logs/gpu-1/x", False),
         ("DELETE", f"{prefix}film.mp4", False),
         ("GET", f"{prefix}film.mp4", False),
-        ("GET", f"outputs/{first}/1/other.mp4", True),  # beside the output that the dependency named
+        ("GET", f"outputs/{first}/1/other.mp4", True),  # next to the output that the dependency named
         ("GET", f"outputs/{first}/2/other.mp4", False),
         ("GET", f"outputs/{first}/1/../2/a.mp4", False),
         ("GET", f"outputs/{foreign}/1/x.mp4", False),
@@ -220,7 +220,7 @@ async def test_grants_are_for_its_own_outputs_and_what_its_tasks_depend_on(fleet
 
 
 async def test_an_output_named_elsewhere_opens_nothing_there(fleet: Fleet) -> None:
-    """A worker may say what it likes about its output; nobody gets a stranger's object signed by that."""
+    """A worker may say what it likes about its output; nobody gets an outsider's object signed by that."""
     await fleet.submit({}, {"depends_on": ["#0"]})
     agent = await fleet.agent()
     (task,) = await agent.claim()

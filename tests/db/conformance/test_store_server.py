@@ -60,7 +60,7 @@ async def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
-async def test_a_data_directory_that_is_none_is_said_to_be_so(tmp_path: Path) -> None:
+async def test_an_invalid_data_directory_is_named(tmp_path: Path) -> None:
     """With the server's own words."""
     directory = tmp_path / "data"
     async with EmbeddedPostgres(directory, durable=False, keep=False) as server:

@@ -44,7 +44,7 @@ def db(direct: PostgresDb) -> PostgresDb:
 
 @asynccontextmanager
 async def own_server(tmp_path: Path) -> AsyncIterator[EmbeddedPostgres]:
-    """A migrated server to be harmed."""
+    """A migrated server that the test stops."""
     async with EmbeddedPostgres(tmp_path / "data", durable=False, keep=False) as server:
         await migrate(server.url)
         yield server
@@ -163,7 +163,7 @@ async def test_a_restart_costs_a_call_and_not_one_for_each_connection(
     assert failed <= 2  # the second: a call that was quicker than the look
 
 
-async def test_who_waits_for_a_connection_gets_one_when_the_server_is_back(
+async def test_a_caller_waiting_for_a_connection_gets_one_when_the_server_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also after an outage longer than the pool tries by itself; the lease would be lost before the next call."""
@@ -228,7 +228,7 @@ async def test_all_listeners_of_a_process_share_one_connection(db: PostgresDb, f
         await ear.close()
 
 
-async def test_a_listener_that_does_not_read_is_told_to_look_for_itself(db: PostgresDb) -> None:
+async def test_a_slow_listener_must_query_for_itself(db: PostgresDb) -> None:
     """Its backlog is bounded."""
     stream = db.notifications()
     assert await anext(stream) == ("connected", "")

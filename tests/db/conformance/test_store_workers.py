@@ -119,13 +119,13 @@ async def test_an_intent_is_a_row_with_a_name_and_a_clock(fleet: Fleet, store: S
 
 
 @pytest.mark.parametrize("worker_id", ["", "-x", "a b", "a/b", "ä", "x" * 64, "a\n", None])
-async def test_an_id_that_could_do_harm_is_refused(fleet: Fleet, worker_id: str | None) -> None:
+async def test_a_dangerous_id_is_refused(fleet: Fleet, worker_id: str | None) -> None:
     """It becomes a pod's name, a path and a key."""
     with pytest.raises(BadArgument, match="worker id is not a valid id"):
         await fleet.fleet("spawn", p_worker={"id": worker_id})
 
 
-async def test_a_move_changes_what_it_names_and_nothing_else(fleet: Fleet, store: SqlStore) -> None:
+async def test_a_move_changes_only_the_fields_that_it_names(fleet: Fleet, store: SqlStore) -> None:
     """Null clears, absence keeps, metadata merges, seconds count from now."""
     worker_id = await fleet.spawn(metadata=metadata(offer="o"))
     where = {"pod_id": "pod-1", "ssh_host": "1.2.3.4", "ssh_port": 22}
@@ -363,8 +363,8 @@ async def test_asking_for_an_end(fleet: Fleet, store: SqlStore) -> None:
     assert (await store.request_termination(agent.id, "r"))["outcome"] == "already"
 
 
-async def test_attempts_are_rows_and_what_a_dead_orchestrator_left_open_is_lost(fleet: Fleet, store: SqlStore) -> None:
-    """Counted per stage; closed once; the second close of a lost reply does no harm."""
+async def test_attempts_are_rows_and_open_ones_of_a_dead_orchestrator_are_lost(fleet: Fleet, store: SqlStore) -> None:
+    """Attempts are counted per stage and closed once. A second close after a lost reply has no effect."""
     worker_id = await fleet.spawn()
     first = await store.open_attempt(fleet.term, worker_id, Stage.TCP)
     refused = StageAttempt("failed", FailureCode.TCP_REFUSED, "Refused", {"host": "h"})
@@ -452,7 +452,7 @@ async def test_log_pieces_follow_each_other(fleet: Fleet, store: SqlStore) -> No
     ]  # fmt: skip
 
 
-async def test_of_two_pieces_begun_at_once_one_is_refused(fleet: Fleet, store: SqlStore) -> None:
+async def test_one_of_two_pieces_recorded_at_once_is_refused(fleet: Fleet, store: SqlStore) -> None:
     """Two orchestrators read the same log; the ledger takes one of them."""
     await fleet.spawn()
     answers = await asyncio.gather(
@@ -491,7 +491,9 @@ async def test_bytes_that_went_with_their_host_are_declared(
             await store.log_shipped(fleet.term, piece(1, 100, 150))
 
 
-async def test_old_rows_go_and_what_counts_stays(fleet: Fleet, store: SqlStore, hand: AsyncConnection[DictRow]) -> None:
+async def test_old_rows_are_deleted_and_needed_ones_stay(
+    fleet: Fleet, store: SqlStore, hand: AsyncConnection[DictRow]
+) -> None:
     """Decisions after 30 days, but the last of each pool; a dead worker's history after 90."""
     decision = {"pool": "p", "rule": "r", "target": 1}
     for target in (1, 2):
@@ -532,7 +534,7 @@ async def test_causes_of_an_end_come_back_as_the_cores(fleet: Fleet, store: SqlS
 
 
 async def test_a_heartbeat_tells_whether_anybody_leads(fleet: Fleet) -> None:
-    """Whoever answers it, an agent must know when nobody is there who would end its pod."""
+    """Every answer tells the agent if there is no leader that would end its pod."""
     agent = await fleet.agent()
     assert (await agent.beat())["led"] is True
     fleet.wait(3600)
@@ -541,7 +543,7 @@ async def test_a_heartbeat_tells_whether_anybody_leads(fleet: Fleet) -> None:
     assert (await agent.beat())["led"] is True
 
 
-async def test_a_long_life_is_told_by_its_beginning_and_its_end(
+async def test_of_a_long_timeline_the_begin_and_the_end_are_shown(
     fleet: Fleet, store: SqlStore, hand: AsyncConnection[DictRow]
 ) -> None:
     """A worker's end reads its row: that must not take longer with each task that it has done."""
@@ -621,9 +623,7 @@ async def test_reports_do_not_rest_on_statistics(fleet: Fleet, hand: AsyncConnec
     assert await fleet.call("fleet_report", p_fleet=FLEET)
 
 
-async def test_a_look_at_the_fleet_does_not_go_through_all_workers_that_ever_were(
-    direct: PostgresDb, hand: AsyncConnection[DictRow]
-) -> None:
+async def test_a_snapshot_does_not_read_all_ended_workers(direct: PostgresDb, hand: AsyncConnection[DictRow]) -> None:
     """It is taken every two seconds, for years."""
     fleet = Fleet(direct)
     await fleet.lead()

@@ -32,7 +32,7 @@ async def test_an_agent_gets_the_trace(fleet: Fleet) -> None:
         ({"a": 1}, "it is not a text"),
     ],
 )
-async def test_what_is_no_trace_is_ignored_and_said(fleet: Fleet, given: Any, why: str) -> None:
+async def test_an_invalid_trace_is_ignored_and_reported(fleet: Fleet, given: Any, why: str) -> None:
     """The other tasks of the batch keep theirs."""
     tasks = [{"task_type": "t", "traceparent": given}, {"task_type": "t", "traceparent": TRACE}, {"task_type": "t"}]
     bad, good, none = (await fleet.call("task_submit", p_tasks=tasks))["tasks"]

@@ -53,7 +53,7 @@ async def test_numbers_of_any_python_type_fit_the_signature(fleet: Fleet, value:
 
 
 @pytest.mark.parametrize("name", ["x; drop table tasks", 'x"', "", "X", "fn()", "a.b", "../rpc/x", "x?limit=1"])
-async def test_a_name_that_is_no_name_never_reaches_the_server(db: Db, name: str) -> None:
+async def test_an_invalid_name_never_reaches_the_server(db: Db, name: str) -> None:
     """Neither as a function nor as an argument."""
     with pytest.raises(ValueError, match="not the name"):
         await db.call(name)
@@ -85,7 +85,7 @@ async def test_an_unknown_function_or_argument_is_a_mismatch_of_schemas(db: Db) 
         {"": 1, "Ä": 2},
     ],
 )
-async def test_a_value_comes_back_as_it_went(fleet: Fleet, value: Any) -> None:
+async def test_a_value_is_read_as_it_was_written(fleet: Fleet, value: Any) -> None:
     """Big integers to the last digit, and NULLs inside."""
     (task_id,) = await fleet.submit({"params": {"value": value}})
     assert (await fleet.task(task_id))["params"] == {"value": value}
@@ -100,7 +100,7 @@ async def test_a_value_comes_back_as_it_went(fleet: Fleet, value: Any) -> None:
         datetime(9999, 12, 31, 23, 59, 59, 999999, UTC),
     ],
 )
-async def test_a_time_comes_back_as_the_same_moment(fleet: Fleet, moment: datetime) -> None:
+async def test_a_time_is_read_as_the_same_moment(fleet: Fleet, moment: datetime) -> None:
     """To the microsecond, whatever zone it was said in."""
     (task_id,) = await fleet.submit({"run_after": moment})
     assert datetime.fromisoformat((await fleet.task(task_id))["run_after"]) == moment
@@ -116,7 +116,7 @@ async def test_a_big_number_fits_a_bigint(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, "\ud800", "a\0b"])
-async def test_what_no_jsonb_can_hold_is_a_bad_argument(fleet: Fleet, value: Any) -> None:
+async def test_a_value_that_jsonb_cannot_hold_is_a_bad_argument(fleet: Fleet, value: Any) -> None:
     """And nothing of it is stored."""
     with pytest.raises(BadArgument):
         await fleet.submit({"params": {"value": value}})
@@ -129,7 +129,7 @@ async def test_no_row_is_cut_off(fleet: Fleet) -> None:
     assert len(answer["tasks"]) == 1001
 
 
-async def test_a_lost_race_and_a_stale_term_are_told_apart(fleet: Fleet) -> None:
+async def test_a_lost_race_and_a_stale_term_are_different_errors(fleet: Fleet) -> None:
     """Own SQLSTATEs, with what and why."""
     worker_id = await fleet.spawn()
     from_active = {"p_worker_id": worker_id, "p_from": ["active"], "p_to": None, "p_stage": None, "p_reason": "r"}
@@ -143,9 +143,6 @@ async def test_many_calls_at_once_are_all_answered(fleet: Fleet) -> None:
     """More than there are connections; each task once."""
     ids = await asyncio.gather(*(fleet.submit({"params": {"n": n}}) for n in range(60)))
     assert len({task_id for (task_id,) in ids}) == 60
-
-
-# --- cut on the way
 
 
 @pytest.fixture(params=["direct", "supabase"])
@@ -197,9 +194,6 @@ async def until_answered(fleet: Fleet, function: str, **args: Any) -> Any:
                 return await fleet.fleet(function, **args)
 
 
-# --- PostgREST's own moods
-
-
 @pytest.fixture
 async def moody(postgrest: EmbeddedPostgrest, database: str) -> AsyncIterator[tuple[TcpProxy, SupabaseDb]]:
     """PostgREST behind a relay that can answer in its place."""
@@ -210,7 +204,7 @@ async def moody(postgrest: EmbeddedPostgrest, database: str) -> AsyncIterator[tu
         await db.close()
 
 
-async def test_a_burst_of_503_is_sat_out(moody: tuple[TcpProxy, SupabaseDb]) -> None:
+async def test_a_call_waits_until_a_burst_of_503_is_over(moody: tuple[TcpProxy, SupabaseDb]) -> None:
     """PGRST002 says that nothing was done: the call is made again, and counts once."""
     relay, db = moody
     relay.canned = [BURST] * 3
@@ -349,16 +343,13 @@ async def test_both_kinds_of_key_open(postgrest: EmbeddedPostgrest, database: st
 
 async def test_a_project_that_never_was_is_unavailable() -> None:
     """Opening does not wait; calling says so in time."""
-    db = await SupabaseDb.open("http://127.0.0.1:1", "sb_secret_x", call_timeout_s=3)  # amid a wait
+    db = await SupabaseDb.open("http://127.0.0.1:1", "sb_secret_x", call_timeout_s=3)  # during a wait
     with pytest.raises(Unavailable, match="fleet_describe: no connection"):
         await db.call("fleet_describe")
     await db.close()
 
 
-# --- events without LISTEN
-
-
-async def test_what_changes_is_told_by_polling_too(db: Db, fleet: Fleet) -> None:
+async def test_polling_reports_changes_too(db: Db, fleet: Fleet) -> None:
     """A spawn, an agent's first sign of life, a promotion, a request to end, tasks, a lease given back."""
     fleet.now = datetime.now(UTC)  # whether a lease is over, the poll tells by the database's clock
     fleet.term = (await fleet.lead())["term"]
@@ -376,7 +367,7 @@ async def test_what_changes_is_told_by_polling_too(db: Db, fleet: Fleet) -> None
     await ear.close()
 
 
-async def test_a_listener_is_told_after_a_time_of_silence(moody: tuple[TcpProxy, SupabaseDb]) -> None:
+async def test_a_listener_is_notified_after_a_gap(moody: tuple[TcpProxy, SupabaseDb]) -> None:
     """It may have missed something while there was no answer."""
     relay, db = moody
     ear = Ear(db)

@@ -33,11 +33,11 @@ async def bring_up(fleet: Fleet, stage: Stage, **fields: Any) -> str:
     if stage is not Stage.INTENT:
         await fleet.move(worker, State.SPAWNING, stage=Stage.POD_RUNNING, waiting_on="provider", **POD)
         await attempt(fleet, worker, Stage.POD_RUNNING, "ok", took_s=120, pod_id="pod-1")
-    rung = STAGE_SPECS[stage]
+    spec = STAGE_SPECS[stage]
     told: dict[str, Any] = {
-        "waiting_on": rung.waiting_on,
+        "waiting_on": spec.waiting_on,
         "waiting_for": str(stage),
-        "deadline_s": rung.deadline_s,
+        "deadline_s": spec.deadline_s,
         "next_attempt_s": 0,
     }
     await fleet.move(worker, State.SPAWNING, stage=stage, **(told | fields))

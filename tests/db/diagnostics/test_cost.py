@@ -208,7 +208,7 @@ async def test_a_vanished_pod_costs_what_it_did_until_a_list_last_showed_it(flee
     assert kinds(await cost(fleet)) == {"busy": 0.1}
 
 
-async def test_a_pod_that_vanished_while_it_came_up_was_there_at_its_last_proof(fleet: Fleet) -> None:
+async def test_a_pod_that_vanished_during_bring_up_was_there_at_its_last_stage(fleet: Fleet) -> None:
     """The last stage that was proven."""
     agent = await fleet.agent(State.SPAWNING)
     await attempt(fleet, agent.id, Stage.POD_RUNNING, "ok", took_s=30)
@@ -236,23 +236,23 @@ async def test_a_delete_that_did_nothing_ends_no_bill(fleet: Fleet) -> None:
     assert kinds(await cost(fleet))["draining"] == pytest.approx(0.61)
 
 
-async def test_the_providers_bill_is_laid_beside_the_books(fleet: Fleet) -> None:
+async def test_the_providers_bill_is_compared_with_our_records(fleet: Fleet) -> None:
     """Pod by pod, the widest difference first; what it charged for pods of no worker is told apart."""
     agent = await worked(fleet)
     second = await fleet.agent()
     fleet.wait(10)
     bills = [Bill(f"pod-{agent.id}", START, 0.1), Bill(f"pod-{agent.id}", START + timedelta(hours=1), 0.05)]
-    both = reconciled(await cost(fleet), [*bills, Bill("stranger", START, 0.5), Bill("free", START, 0.0)])
+    both = reconciled(await cost(fleet), [*bills, Bill("outsider", START, 0.5), Bill("free", START, 0.0)])
     wider, closer = both.pods
     assert (wider.worker_id, closer.worker_id) == (second.id, agent.id)
     assert (wider.ours_usd, wider.theirs_usd) == pytest.approx((0.01, 0))
     assert (closer.ours_usd, closer.theirs_usd) == pytest.approx((0.155, 0.15))
-    assert [(pod.pod_id, pod.theirs_usd) for pod in both.foreign] == [("stranger", 0.5)]
+    assert [(pod.pod_id, pod.theirs_usd) for pod in both.foreign] == [("outsider", 0.5)]
     assert both.theirs_usd - both.ours_usd == pytest.approx(-0.015)
 
 
 async def test_dollars_of_tasks_by_tenant_and_by_label(fleet: Fleet) -> None:
-    """Each attempt's share under the value that its task has; the rest under no name. The dearest come first."""
+    """Each attempt's share under the value that its task has; the rest under no name. The most expensive come first."""
     acme = {"tenant": "acme", "labels": {"show": "7"}}
     await fleet.submit(acme | {"priority": 3}, {"tenant": "other", "labels": {"show": "7"}, "priority": 2}, {})
     agent = await fleet.agent()

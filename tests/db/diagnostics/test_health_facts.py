@@ -49,7 +49,7 @@ async def test_a_task_whose_worker_had_no_handler_for_it_still_waits_for_one(fle
     assert found["waiting_types"] == (await report(fleet))["waiting_types"]
 
 
-async def test_a_task_that_takes_its_workers_with_it(fleet: Fleet) -> None:
+async def test_a_task_that_ends_its_workers(fleet: Fleet) -> None:
     """How many workers it has ended, the last one, and why that was lost; a completed attempt is no loss."""
     (task,) = await fleet.submit({"task_type": "a", "max_attempts": 5})
     for number in range(2):

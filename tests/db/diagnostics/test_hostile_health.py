@@ -1,4 +1,4 @@
-"""A pod may send any health that the database takes. It can harm itself at most."""
+"""A pod may send any health that the database accepts. It can affect only its own worker."""
 
 import json
 from datetime import UTC, datetime
@@ -76,7 +76,7 @@ async def judged(fleet: Fleet) -> tuple[Any, list[Action], list[Any]]:
 
 
 @pytest.mark.parametrize("name", HEALTHS)
-async def test_an_odd_health_harms_nobody_else(fleet: Fleet, name: str) -> None:
+async def test_an_odd_health_affects_no_other_worker(fleet: Fleet, name: str) -> None:
     """No tick, report or table breaks; only that worker may end, and only by what the catalogue has."""
     fleet.now = datetime.now(UTC)
     hostile, good = await fleet.agent(), await fleet.agent()
@@ -102,9 +102,7 @@ async def test_an_odd_health_harms_nobody_else(fleet: Fleet, name: str) -> None:
 @pytest.mark.parametrize(
     "text", ['{"a":' * 5_000 + "1" + "}" * 5_000, '{"findings": [{"code": "X", "since": 1e50000}]}']
 )
-async def test_what_python_cannot_decode_hides_no_worker(
-    fleet: Fleet, hand: AsyncConnection[DictRow], text: str
-) -> None:
+async def test_an_undecodable_value_hides_no_worker(fleet: Fleet, hand: AsyncConnection[DictRow], text: str) -> None:
     """A pod that calls PostgREST sends its JSON to the database itself."""
     fleet.now = datetime.now(UTC)
     hostile, good = await fleet.agent(), await fleet.agent()

@@ -64,7 +64,7 @@ async def test_one_open_breaker_stands_from_canary_to_canary(fleet: Fleet) -> No
     assert said.since == began
 
 
-async def test_it_is_shown_since_when_until_when_and_what_then(fleet: Fleet) -> None:
+async def test_the_wait_is_shown_with_its_start_its_deadline_and_what_follows(fleet: Fleet) -> None:
     """The clocks that are known, then what happens, then the fix."""
     began = await decided(fleet, DRY)
     found = await fleet.call("fleet_scaling_explain", p_fleet=FLEET)
@@ -78,7 +78,7 @@ async def test_it_is_shown_since_when_until_when_and_what_then(fleet: Fleet) -> 
 
 
 async def test_a_sentence_that_an_earlier_release_stored_is_shown_as_it_is(fleet: Fleet) -> None:
-    """Beside the reasons of now, whose clocks it does not continue."""
+    """It is shown with the present reasons, and does not extend their times."""
     await decided(fleet, "2 spawn(s): every offer was refused lately", DRY)
     found = await fleet.call("fleet_scaling_explain", p_fleet=FLEET)
     (told,) = scaling.explained(found, [now(LIMIT)], policy())

@@ -10,10 +10,10 @@ from psycopg.rows import DictRow
 from orchestrator.cli import explain_view
 from orchestrator.core.blocked import WORKERS, Blocked, BlockedReason, text
 from orchestrator.core.exit_causes import ExitCause
-from orchestrator.core.silence import CALLS_IN_VAIN
+from orchestrator.core.silence import CALLS_UNANSWERED
 from orchestrator.core.states import Stage, State
 from orchestrator.diagnostics import causes
-from orchestrator.diagnostics.conditions import ConditionKind
+from orchestrator.diagnostics.condition_kinds import ConditionKind
 from orchestrator.diagnostics.tasks import FEW
 from tests.db.conformance.builders import START, Fleet, result
 from tests.db.diagnostics.build import bring_up, lines, promoted, times, told
@@ -51,11 +51,13 @@ async def test_a_task_of_a_silent_worker_that_may_be_well_waits_for_what_the_wor
     agent = await fleet.agent()
     (task,) = await fleet.submit()
     await agent.claim()
-    await fleet.move(agent.id, State.ACTIVE, waiting_on="operator", waiting_for=CALLS_IN_VAIN, deadline_s=600)
+    await fleet.move(agent.id, State.ACTIVE, waiting_on="operator", waiting_for=CALLS_UNANSWERED, deadline_s=600)
     await fleet.call("task_cancel", p_id=task)
     said = await told(fleet, task)
     assert (said.who, said.fix) == ("operator", ConditionKind.GATEWAY_UNREACHED.row.fix)
-    assert said.what.startswith(f"{CALLS_IN_VAIN}; worker {agent.id} (active) to finish it; its cancellation was asked")
+    assert said.what.startswith(
+        f"{CALLS_UNANSWERED}; worker {agent.id} (active) to finish it; its cancellation was asked"
+    )
     assert said.then == "if that lasts until then, its worker ends"
     assert said.until is not None
     assert datetime.fromisoformat(said.until) == fleet.now + timedelta(seconds=600)
@@ -105,7 +107,7 @@ async def test_a_pause_after_a_failure_says_what_failed(fleet: Fleet) -> None:
         (Blocked(BlockedReason.PAUSED, 2, detail={"reason": "budget"}), "operator", "python -m orchestrator resume"),
     ],
 )
-async def test_without_a_worker_the_decision_says_why_none_comes(
+async def test_without_a_worker_the_decision_says_why_none_is_started(
     fleet: Fleet, blocked: Blocked, who: str, fix: str
 ) -> None:
     """Capacity, budget, breaker, the most that are allowed, or a pause."""
@@ -153,7 +155,7 @@ async def test_a_pool_with_the_target_zero_shows_the_last_decision(fleet: Fleet)
     assert "did not count this task yet: min(max(…), 0 max) = 0" in (await told(fleet, task)).what
 
 
-async def test_a_task_says_who_goes_before_it_and_who_serves_it(fleet: Fleet) -> None:
+async def test_a_task_shows_the_tasks_before_it_and_the_workers_that_serve_it(fleet: Fleet) -> None:
     """By priority, then age."""
     (task,) = await fleet.submit()
     fleet.wait(1)
@@ -167,7 +169,7 @@ async def test_a_task_says_who_goes_before_it_and_who_serves_it(fleet: Fleet) ->
     assert said.what == "a free worker: 2 tasks of pool default go before it, 1 worker serves it"
 
 
-async def test_a_dependency_that_does_not_exist_is_named_and_nobody_is_sent_after_it(
+async def test_a_dependency_that_does_not_exist_is_named_without_a_command_to_explain_it(
     fleet: Fleet, hand: AsyncConnection[DictRow]
 ) -> None:
     """It may still be inserted; the task fails if it is not."""
@@ -229,7 +231,7 @@ async def test_a_result_that_a_users_trigger_refuses_names_the_refusal(
     assert "keeps the result and tries again" in said.then
 
 
-async def test_without_a_leader_nothing_comes(fleet: Fleet) -> None:
+async def test_without_a_leader_no_worker_is_started(fleet: Fleet) -> None:
     """The fix is to run one."""
     (task,) = await fleet.submit()
     fleet.wait(7200)
@@ -237,7 +239,7 @@ async def test_without_a_leader_nothing_comes(fleet: Fleet) -> None:
     assert (said.what, said.fix) == ("an orchestrator: none leads", "python -m orchestrator run")
 
 
-async def test_a_pool_that_nobody_has_is_named(fleet: Fleet) -> None:
+async def test_an_unknown_pool_is_named(fleet: Fleet) -> None:
     """With those that there are."""
     (task,) = await fleet.submit(pool="big")
     said = await told(fleet, task)
@@ -273,7 +275,7 @@ async def test_a_finished_task_says_where_its_output_is(fleet: Fleet) -> None:
 
 
 async def test_tasks_of_one_claim_share_what_it_cost(fleet: Fleet) -> None:
-    """As `cost` says it: one after the other, and those that end at one moment alike."""
+    """The costs are those of `cost`: attempts follow each other, and those that end together share equally."""
     ids = await fleet.submit(count=3)
     agent = await fleet.agent()
     first, *others = await agent.claim(batch=3)
@@ -406,7 +408,7 @@ async def test_a_task_that_is_lost_again_waits_for_its_pause(fleet: Fleet) -> No
     assert said.what == f"attempt 3 of 3. Last error: Worker {agent.id} is gone"
 
 
-async def test_what_failed_with_its_dependency_is_retried_with_it(fleet: Fleet) -> None:
+async def test_a_task_that_failed_with_its_dependency_is_retried_with_it(fleet: Fleet) -> None:
     """The fix names the dependency."""
     (first,) = await fleet.submit(max_attempts=1)
     (second,) = await fleet.submit(depends_on=[first])
@@ -426,7 +428,7 @@ async def test_a_cancelled_task_can_be_retried(fleet: Fleet) -> None:
 
 
 async def test_the_usual_duration_of_the_task_type_is_shown(fleet: Fleet) -> None:
-    """From what was completed lately, each without the time of those before it in the same claim; none from too few."""
+    """It comes from recent tasks, each without the time of earlier ones in the same claim. Too few tasks give none."""
     *earlier, task = await fleet.submit(count=5)
     agent = await fleet.agent(State.ACTIVE)
     claimed = await agent.claim(batch=4)

@@ -48,7 +48,7 @@ async def fleet_agent(fleet: Fleet, worker: str) -> Any:
     return agent
 
 
-async def test_everything_stands_in_order_with_how_long_it_took(fleet: Fleet) -> None:
+async def test_entries_are_in_order_with_their_duration(fleet: Fleet) -> None:
     """States, stages, attempts, tasks and gaps."""
     found = await life(fleet)
     told = [(entry.kind, entry.what.split(" ")[0], round(entry.seconds(fleet.now))) for entry in entries(found)]
@@ -91,7 +91,7 @@ async def test_each_state_has_its_time_and_its_dollars(fleet: Fleet) -> None:
     assert sums["terminating"] == pytest.approx((3, 0.0006))
 
 
-async def test_what_still_goes_on_has_no_end(fleet: Fleet) -> None:
+async def test_an_open_period_has_no_end(fleet: Fleet) -> None:
     """It counts up to now."""
     worker = await fleet.spawn()
     fleet.wait(4)
@@ -138,7 +138,7 @@ async def stepped(fleet: Fleet, hand: AsyncConnection[DictRow], steps: int) -> A
     return await fleet.call("fleet_worker", p_fleet=FLEET, p_worker_id=agent.id)
 
 
-async def test_what_was_left_out_is_a_line_and_no_stretch(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+async def test_omitted_entries_are_one_line_without_a_duration(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
     """The states have all their seconds; no line but that of the hole is as long as it."""
     found = await stepped(fleet, hand, 2_000)
     sums = {state.state: state.seconds for state in by_state(found)}
@@ -155,7 +155,7 @@ async def test_what_was_left_out_is_a_line_and_no_stretch(fleet: Fleet, hand: As
         assert sum(hole.what in line for line in shown) == 1
 
 
-async def test_tasks_that_were_left_out_are_counted(fleet: Fleet) -> None:
+async def test_omitted_tasks_are_counted(fleet: Fleet) -> None:
     """Between the promotion and the first that is shown."""
     agent = await fleet.agent()
     await fleet.submit(count=1_020)
@@ -170,7 +170,7 @@ async def test_tasks_that_were_left_out_are_counted(fleet: Fleet) -> None:
     assert (hole.what, hole.seconds(fleet.now), hole.until) == ("… 20 tasks not shown", 1, first.at)
 
 
-async def test_attempts_that_were_left_out_are_no_gap(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+async def test_omitted_attempts_are_no_gap(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
     """Nothing is known of that time."""
     worker = await fleet.spawn()
     await hand.execute(

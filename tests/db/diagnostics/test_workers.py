@@ -9,7 +9,7 @@ import pytest
 from orchestrator.cli.worker_rows import waits_for
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import SILENCES, FailureCode
-from orchestrator.core.silence import CALLS_IN_VAIN
+from orchestrator.core.silence import CALLS_UNANSWERED
 from orchestrator.core.stages import BRING_UP, STAGE_SPECS, StageSpec
 from orchestrator.core.states import Stage, State
 from orchestrator.core.worker_metadata import metadata
@@ -57,10 +57,10 @@ async def test_a_stuck_worker_is_explained_in_five_lines(fleet: Fleet) -> None:
     ]
 
 
-@pytest.mark.parametrize("rung", BRING_UP, ids=lambda rung: rung.stage)
-async def test_a_starting_worker_says_what_it_waits_for_and_what_then(fleet: Fleet, rung: StageSpec) -> None:
+@pytest.mark.parametrize("spec", BRING_UP, ids=lambda spec: spec.stage)
+async def test_a_starting_worker_says_what_it_waits_for_and_what_then(fleet: Fleet, spec: StageSpec) -> None:
     """At each stage, although nothing has gone wrong yet."""
-    stage = rung.stage
+    stage = spec.stage
     worker = await bring_up(fleet, stage)
     explanation = await explained(fleet, worker)
     assert (explanation.who, explanation.code) == (STAGE_SPECS[stage].waiting_on, None)
@@ -145,7 +145,7 @@ LOOKS: Mapping[str, tuple[Any, str]] = {  # what the final snapshot shows: the p
 
 
 @pytest.mark.parametrize("subcause", SILENCES)
-async def test_a_silent_end_in_service_tells_what_the_last_look_saw(fleet: Fleet, subcause: str) -> None:
+async def test_the_explanation_of_a_lost_worker_has_the_final_snapshot(fleet: Fleet, subcause: str) -> None:
     """And not what a bring-up's missing heartbeat means; the proof is the look, or what was said then."""
     agent, (look, proof) = await fleet.agent(), LOOKS[subcause]
     await attempt(fleet, agent.id, Stage.HEARTBEAT, "timeout", "NO_HEARTBEAT", error="none came, long ago")
@@ -178,13 +178,13 @@ async def test_a_silent_end_in_service_tells_what_the_last_look_saw(fleet: Fleet
         {"known": False, "why": "heartbeat_lost: nothing to wait for"},
     ],
 )
-def test_a_look_that_does_not_tell_is_no_cause(look: Any) -> None:
+def test_an_inconclusive_snapshot_is_no_cause(look: Any) -> None:
     """Whatever was kept of it."""
     assert heartbeat_loss.subcause(look) is None
     assert (heartbeat_loss.evidence_line(look) is None) == (not isinstance(look, Mapping) or not look["known"])
 
 
-async def test_what_ended_a_worker_in_service_is_proven_by_what_was_said_then(fleet: Fleet) -> None:
+async def test_the_cause_of_the_end_of_a_ready_worker_comes_from_reports_of_that_time(fleet: Fleet) -> None:
     """And not by the delete that went well."""
     agent = await fleet.agent()
     lost: dict[str, Any] = {"exit_cause": "pod_lost", "failure_code": "POD_EXITED", "waiting_on": "orchestrator"}
@@ -195,7 +195,7 @@ async def test_what_ended_a_worker_in_service_is_proven_by_what_was_said_then(fl
 
 
 async def test_a_worker_that_waits_for_capacity_says_so(fleet: Fleet) -> None:
-    """And not that somebody must mend something."""
+    """It does not say that a person must correct something."""
     worker = await bring_up(fleet, Stage.INTENT, waiting_on="capacity", waiting_for="every offer was refused lately")
     await attempt(fleet, worker, Stage.POD_CREATED, code="NO_CAPACITY", error="no longer any instances available")
     explanation = await explained(fleet, worker)
@@ -219,7 +219,7 @@ async def test_a_stage_that_finds_nothing_says_so_in_seconds(fleet: Fleet, stage
     )
 
 
-async def test_what_an_attempt_suspects_is_told_before_it_ends(fleet: Fleet) -> None:
+async def test_the_suspected_cause_of_an_attempt_is_shown_before_it_ends(fleet: Fleet) -> None:
     """With what it saw as the proof; what it merely sees is no suspicion."""
     worker = await bring_up(fleet, Stage.TCP)
     opened = await fleet.fleet("attempt_open", p_worker_id=worker, p_stage=Stage.TCP)
@@ -270,7 +270,7 @@ async def test_odd_things_about_a_ready_worker_come_first(fleet: Fleet) -> None:
     )
 
 
-async def test_the_end_by_an_outage_of_the_gateway_is_no_riddle(fleet: Fleet) -> None:
+async def test_an_end_by_an_outage_of_the_gateway_is_explained(fleet: Fleet) -> None:
     """What the final snapshot shows of the agent's end is a consequence."""
     worker = await promoted(fleet, 10)
     end = {"exit_cause": "heartbeat_lost", "failure_code": "GATEWAY_UNREACHED"}
@@ -283,10 +283,10 @@ async def test_the_end_by_an_outage_of_the_gateway_is_no_riddle(fleet: Fleet) ->
 async def test_a_silent_worker_that_may_be_well_waits_for_an_operator(fleet: Fleet) -> None:
     """Its agent runs and its calls do not arrive: the way from the pods to the gateway is what must be corrected."""
     worker = await promoted(fleet, 10)
-    await fleet.move(worker, State.ACTIVE, waiting_on="operator", waiting_for=CALLS_IN_VAIN, deadline_s=600)
+    await fleet.move(worker, State.ACTIVE, waiting_on="operator", waiting_for=CALLS_UNANSWERED, deadline_s=600)
     explanation = await explained(fleet, worker)
     assert explanation.who == "operator"
-    assert explanation.what == f"{CALLS_IN_VAIN}; to ask for work"
+    assert explanation.what == f"{CALLS_UNANSWERED}; to ask for work"
     assert "WORKER_API_URL" in explanation.fix
     assert explanation.then.endswith("it ends (heartbeat_lost)")
 
@@ -294,14 +294,14 @@ async def test_a_silent_worker_that_may_be_well_waits_for_an_operator(fleet: Fle
 async def test_a_silent_worker_that_finishes_its_tasks_waits_for_an_operator_too(fleet: Fleet) -> None:
     """How its tasks end cannot be heard until the way to the gateway is correct."""
     worker = await promoted(fleet, 10)
-    told = {"waiting_on": "operator", "waiting_for": CALLS_IN_VAIN, "exit_cause": "manual"}
+    told = {"waiting_on": "operator", "waiting_for": CALLS_UNANSWERED, "exit_cause": "manual"}
     await fleet.move(worker, State.ACTIVE, State.TERMINATING, stage=Stage.DRAINING, **told, deadline_s=600)
     explanation = await explained(fleet, worker)
-    assert (explanation.who, explanation.what) == ("operator", f"{CALLS_IN_VAIN}; 0 tasks to end")
+    assert (explanation.who, explanation.what) == ("operator", f"{CALLS_UNANSWERED}; 0 tasks to end")
     assert "WORKER_API_URL" in explanation.fix
 
 
-async def test_a_stranger_at_a_ready_workers_address_is_named(fleet: Fleet) -> None:
+async def test_an_outsider_at_a_ready_workers_address_is_named(fleet: Fleet) -> None:
     """With the code, what was shown, and that the work goes on."""
     worker = await promoted(fleet, 10)
     await fleet.move(worker, State.ACTIVE, metadata=metadata(logs_late="HostKeyChanged: pod-1 shows another key"))
@@ -309,11 +309,11 @@ async def test_a_stranger_at_a_ready_workers_address_is_named(fleet: Fleet) -> N
     explanation = await explained(fleet, worker)
     assert (explanation.code, explanation.who) == ("HOST_KEY_CHANGED", "worker")
     assert explanation.what.startswith("its logs, which are late: HostKeyChanged")
-    assert explanation.then.startswith("nothing is sent there; the worker goes on")
+    assert explanation.then.startswith("nothing is sent there; the worker continues")
     assert explanation.evidence == "ssh_auth failed: pod-1 shows another key"
 
 
-async def test_a_failure_that_was_overcome_is_not_held_against_it(fleet: Fleet) -> None:
+async def test_a_failure_that_a_later_attempt_overcame_is_not_its_cause(fleet: Fleet) -> None:
     """The connection broke once, and the bring-up went on."""
     worker = await bring_up(fleet, Stage.DEPLOY)
     await attempt(fleet, worker, Stage.DEPLOY, "lost", "CONNECTION_LOST")
@@ -342,7 +342,7 @@ async def test_a_busy_worker_says_what_it_runs(fleet: Fleet) -> None:
     await agent.claim()
     fleet.wait(30)
     explanation = await explained(fleet, agent.id)
-    silence = "its heartbeat: silent for 30 s (12 beats missed)"
+    silence = "its heartbeat: silent for 30 s (12 heartbeats missed)"
     assert (explanation.who, explanation.what) == ("worker", f"{silence}; to finish t {task} (attempt 1 of 3)")
     assert explanation.deadline is not None
     assert times([explanation.deadline]) == [fleet.now + timedelta(seconds=30)]
@@ -376,7 +376,7 @@ async def test_a_worker_that_is_held_back_says_why_and_until_when(fleet: Fleet) 
     text = "\n".join(await shown(fleet, agent.id))
     why = "a second opinion: it claims no more, 5 different tasks failed in a row (HANDLER_ERROR)"
     assert f"WAITING ON orchestrator: {why}" in text
-    assert "worker_sick if another worker completes such a task, release_bad if others fail alike" in text
+    assert "worker_sick if another worker completes such a task, release_bad if such tasks fail on others too" in text
     assert f"logs {agent.id}" in text
     explanation = await explained(fleet, agent.id)
     assert explanation.deadline is not None
@@ -432,7 +432,7 @@ async def test_a_terminating_worker_says_what_it_waits_for_and_why_it_ends(
     assert "ENDING manual" in "\n".join(await shown(fleet, agent.id))
 
 
-async def test_what_is_usual_comes_from_earlier_bringups_of_that_gpu_alone(fleet: Fleet) -> None:
+async def test_usual_durations_come_only_from_earlier_bringups_of_that_gpu(fleet: Fleet) -> None:
     """Half took so long, and nineteen in twenty no longer than that."""
     nothing = await fleet.call("fleet_usual", p_fleet=FLEET, p_gpu_type=GPU)
     assert (nothing["n"], nothing["p50_s"]) == (0, None)
@@ -444,7 +444,7 @@ async def test_what_is_usual_comes_from_earlier_bringups_of_that_gpu_alone(fleet
     assert (await fleet.call("fleet_usual", p_fleet=FLEET, p_gpu_type=None))["n"] == 22
 
 
-async def test_what_is_usual_for_a_stage_is_shown_while_it_is_under_way(fleet: Fleet) -> None:
+async def test_the_usual_duration_of_a_stage_is_shown_while_it_runs(fleet: Fleet) -> None:
     """Of those who were promoted; a pull that takes longer than ever is seen to."""
     for seconds in (20, 40, 60):
         worker = await fleet.spawn(gpu_type=GPU)

@@ -77,7 +77,7 @@ async def actors(endpoints: Endpoints) -> Actors:
         await under_test.worker(pool=f"pool-{secret}"),
         await under_test.worker(),
     )
-    dep, stranger = [await _finished(under_test, me, number) for number in (1, 2)]
+    dep, outsider = [await _finished(under_test, me, number) for number in (1, 2)]
     (mine,) = await under_test.submit(me.pool, depends_on=[dep])
     assert [task["id"] for task in (await me.claim(3))["tasks"]] == [mine]
     (theirs,) = await under_test.submit(victim.pool, params={"word": secret})
@@ -85,7 +85,7 @@ async def actors(endpoints: Endpoints) -> Actors:
     (queued,) = await under_test.submit(victim.pool, params={"word": secret})
     await under_test.move(gone, (State.ACTIVE,), State.TERMINATING, exit_cause="manual")
     await under_test.move(gone, (State.TERMINATING,), State.TERMINATED)
-    return Actors(me, victim, gone, mine, dep, stranger, theirs, queued, secret, under_test.term)
+    return Actors(me, victim, gone, mine, dep, outsider, theirs, queued, secret, under_test.term)
 
 
 async def _finished(under_test: ServerUnderTest, worker: Caller, number: int) -> str:

@@ -18,7 +18,7 @@ from tests.process.web.builders import SECRET, Caller, ServerUnderTest
 
 WRONG_SECRET = "not the project's secret, but as long as one"
 SIGNING_KEY = SigningKey(ec.generate_private_key(ec.SECP256R1()), "imported-key")
-STRANGERS_KEY = SigningKey(ec.generate_private_key(ec.SECP256R1()), "imported-key")
+OUTSIDERS_KEY = SigningKey(ec.generate_private_key(ec.SECP256R1()), "imported-key")
 ENDPOINTS = ("gateway", "postgrest")
 
 
@@ -50,18 +50,18 @@ class Actors:
     gone: Caller
     mine: str  # the task I hold
     dep: str  # a complete task that mine depends on, with an output
-    stranger: str  # a complete task that mine does not depend on, with an output
+    outsider: str  # a complete task that mine does not depend on, with an output
     theirs: str  # the task that the victim holds
     queued: str  # a task of the victim's pool
     secret: str  # a word in everything of the victim's
     term: int
 
     def fill(self, value: Any) -> Any:
-        """`{me}`, `{theirs}`… in a request, replaced by what they stand for."""
+        """Replace `{me}`, `{theirs}`… in a request by their values."""
         if isinstance(value, str):
             for name in ("me", "victim", "gone"):
                 value = value.replace(f"{{{name}}}", getattr(self, name).id)
-            for name in ("mine", "dep", "stranger", "theirs", "queued"):
+            for name in ("mine", "dep", "outsider", "theirs", "queued"):
                 value = value.replace(f"{{{name}}}", getattr(self, name))
             return value.replace("{nonce}", self.me.nonce).replace("{victims_nonce}", self.victim.nonce)
         if isinstance(value, dict):
@@ -108,7 +108,7 @@ def _token(who: str, actors: Actors) -> str | None:
         "wrong secret": lambda: signed(WRONG_SECRET),
         "service_role, wrong secret": lambda: signed(WRONG_SECRET, role="service_role"),
         "service_role, unsigned": lambda: jwt.encode({**good, "role": "service_role"}, "", algorithm="none"),
-        "a stranger's ES256 key": lambda: mint(STRANGERS_KEY, me.id, me.jti, now, 600),
+        "an outsider's ES256 key": lambda: mint(OUTSIDERS_KEY, me.id, me.jti, now, 600),
         "HS256 by the public key": lambda: _by_hand(good, public_pem),
         "tampered sub": lambda: _with_claims(own, {**good, "sub": actors.victim.id}),
         "tampered role": lambda: _with_claims(own, {**good, "role": "service_role"}),
@@ -130,9 +130,9 @@ def _by_hand(claims: Mapping[str, Any], secret: bytes) -> str:
 
 
 def mint_with_jwk(claims: Mapping[str, Any]) -> str:
-    """Signed by a stranger's key that the header brings along."""
+    """Signed by an outsider's key that the header brings along."""
     return jwt.encode(
-        dict(claims), STRANGERS_KEY.private, algorithm="ES256", headers={"jwk": public_jwk(STRANGERS_KEY)}
+        dict(claims), OUTSIDERS_KEY.private, algorithm="ES256", headers={"jwk": public_jwk(OUTSIDERS_KEY)}
     )
 
 

@@ -114,7 +114,7 @@ async def test_another_bucket_is_not_looked_for(endpoints: Endpoints, requests: 
     assert (await worker.call(protocol.COMPLETE, **completion)).json() == {"outcome": "ok"}
 
 
-async def test_a_bucket_that_is_away_is_no_answer(endpoints: Endpoints, requests: PodRequests) -> None:
+async def test_an_unavailable_bucket_gives_no_answer(endpoints: Endpoints, requests: PodRequests) -> None:
     """The question stays open, and nobody spins on it."""
     worker, task = await _holding(endpoints)
     location = endpoints.gateway.blobs.location(f"{task['output_prefix']}x.txt")
@@ -128,7 +128,7 @@ async def test_a_bucket_that_is_away_is_no_answer(endpoints: Endpoints, requests
 async def test_an_answer_grows_old(
     endpoints: Endpoints, requests: PodRequests, owner: psycopg.AsyncConnection[Any]
 ) -> None:
-    """After five minutes it is asked anew, and what nobody asks again is deleted: a signed URL does not lie about."""
+    """After five minutes, it is asked again. A row that is not asked again is deleted, so that no signed URL stays."""
     worker, task = await _holding(endpoints)
     key = f"{task['output_prefix']}x.txt"
     await _grant(worker, "PUT", key)

@@ -1,4 +1,4 @@
-"""Every table and every function that the catalog names, whoever added it: closed to all but those it is for."""
+"""Every table and function in the catalog is closed to all roles but those that need it."""
 
 import asyncio
 import itertools
@@ -77,7 +77,7 @@ async def test_only_a_pod_may_call_anything_and_only_its_own(owner: Owner, role:
 
 
 async def test_every_function_has_a_search_path_of_its_own(owner: Owner) -> None:
-    """What runs with the owner's rights must not find a stranger's table or operator."""
+    """What runs with the owner's rights must not find an outsider's table or operator."""
     query = """
         select proname from pg_proc where pronamespace = 'public'::regnamespace and prosecdef
            and not coalesce(proconfig, '{}') @> array['search_path=""']

@@ -32,7 +32,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boot_stages, "LOG_READ_AGAIN_S", 0.2)
 
 
-async def test_that_an_image_is_being_pulled_is_said_long_before_the_deadline(rig: Rig, quick: None) -> None:
+async def test_an_image_pull_is_reported_long_before_the_deadline(rig: Rig, quick: None) -> None:
     """With the last lines of the pod's log; it is no failure, and once the image has come that is seen too."""
     worker, _ = await rig.worker(pod=BOOTS)
     said = PULLING
@@ -60,8 +60,8 @@ async def test_that_an_image_is_being_pulled_is_said_long_before_the_deadline(ri
     assert (await rig.row(worker.id))["stage"] == Stage.PROMOTED
 
 
-async def test_a_pod_that_runs_is_not_kept_waiting_for_its_log(quick: None) -> None:
-    """A log that never comes is read beside the wait."""
+async def test_a_running_pod_does_not_wait_for_its_log(quick: None) -> None:
+    """A log that never comes does not delay the wait."""
     asked = asyncio.Event()
 
     async def never(_: str) -> str:
@@ -79,7 +79,9 @@ async def test_a_pod_that_runs_is_not_kept_waiting_for_its_log(quick: None) -> N
     assert (await asyncio.wait_for(running, DEADLINE_S))["pod_id"] == "pod-gpu-1"
 
 
-async def test_a_wave_of_slow_pods_is_not_asked_all_at_once(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_logs_of_many_slow_pods_are_not_read_all_at_once(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The calls of a minute are the account's: the first few pods have a look each, then one in LOG_READ_GAP_S."""
     monkeypatch.setattr(boot_stages, "LOG_READ_GAP_S", 0.2)
     asked: Counter[str] = Counter()

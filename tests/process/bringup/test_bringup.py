@@ -60,7 +60,7 @@ async def test_a_worker_is_proven_stage_by_stage_and_promoted(rig: Rig) -> None:
     ]
 
 
-async def test_the_token_goes_over_stdin_into_a_private_file_and_nowhere_else(rig: Rig) -> None:
+async def test_the_token_is_sent_over_stdin_into_a_private_file_and_nowhere_else(rig: Rig) -> None:
     """No command, row, attempt or event holds it."""
     worker, sshd = await rig.worker()
     with capture_logs() as logs:
@@ -111,10 +111,8 @@ async def test_a_port_that_opens_late_costs_tries_and_not_the_worker(rig: Rig, m
     assert tcp[0]["evidence"]["tries"] > 1
 
 
-async def test_a_connection_lost_in_a_stage_is_not_held_against_the_worker(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The attempt is lost, unknown and no verdict; the bring-up begins again and ends well."""
+async def test_a_connection_lost_in_a_stage_does_not_end_the_worker(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attempt is lost and its result unknown. The bring-up begins again and succeeds."""
     monkeypatch.setattr("orchestrator.pods.bringup_stages.PAUSES_S", (0.05,))
     worker, sshd = await rig.worker()
     sshd.cut_after = "sha256sum"
@@ -184,7 +182,7 @@ async def test_an_agent_that_died_before_a_restart_is_launched_under_a_new_name(
     (run_dir / "agent.json").unlink()  # it names no process of ours
 
 
-async def test_ten_come_up_side_by_side_and_one_that_hangs_holds_up_nobody(rig: Rig) -> None:
+async def test_ten_workers_start_in_parallel_and_one_that_hangs_delays_no_other(rig: Rig) -> None:
     """Each worker has its own deadline; a silent pod costs the others nothing."""
     pods = [await rig.worker() for _ in range(10)]
     silent = await asyncio.start_server(lambda *_: asyncio.sleep(DEADLINE_S), "127.0.0.1", 0)
@@ -203,7 +201,7 @@ async def test_ten_come_up_side_by_side_and_one_that_hangs_holds_up_nobody(rig: 
     silent.close()
 
 
-async def test_a_worker_that_somebody_ends_in_mid_bringup_keeps_their_reason(rig: Rig) -> None:
+async def test_a_worker_that_an_operator_ends_during_bring_up_keeps_the_reason(rig: Rig) -> None:
     """The bring-up finds the row moved and stops; it overwrites nothing."""
     worker, sshd = await rig.worker(server=False)
     bringing_up = asyncio.create_task(rig.bring_up().bring_up(rig.term, worker))

@@ -68,7 +68,7 @@ class Account:
         return await self._rig.created(worker_id, pod.id)
 
     async def watch(self) -> None:
-        """Feed the lists to whoever waits for a pod."""
+        """Publish the lists to the code that waits for a pod."""
         while True:
             self._rig.pods.update(await self._cloud.list_pods())
             await asyncio.sleep(SNAPSHOT_EVERY_S)
@@ -84,10 +84,10 @@ async def watched(rig: Rig, cloud: RunPodCloud) -> AsyncIterator[Account]:
         await ended(watching)
 
 
-async def test_emulated_pods_are_brought_up_and_unlucky_ones_end_with_their_codes(
+async def test_emulated_pods_are_brought_up_and_faulty_ones_end_with_their_codes(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same ladder over RunPod's API and its pods' SSH, several at once, each with its own fate."""
+    """The same stages over RunPod's API and its pods' SSH, several at once, each with its own result."""
     monkeypatch.setattr("orchestrator.pods.bringup_stages.PAUSES_S", (0.1,))
     async with emulated(tmp_path / "account") as api:
         cloud = RunPodCloud(api.emulator.api_key, base_url=api.emulator.url)
@@ -108,7 +108,7 @@ async def test_emulated_pods_are_brought_up_and_unlucky_ones_end_with_their_code
         await cloud.close()
 
 
-async def test_light_pods_pass_every_stage_of_the_same_ladder(rig: Rig, tmp_path: Path) -> None:
+async def test_light_pods_pass_every_stage_of_bring_up(rig: Rig, tmp_path: Path) -> None:
     """Each proof is asked for and answered, and the agent asks for work by itself."""
     async with emulated(tmp_path / "account", light=True) as api:
         cloud = RunPodCloud(api.emulator.api_key, base_url=api.emulator.url)
@@ -124,7 +124,7 @@ async def test_light_pods_pass_every_stage_of_the_same_ladder(rig: Rig, tmp_path
         await cloud.close()
 
 
-async def test_what_would_hang_for_ever_ends_by_itself_with_its_code(
+async def test_each_hanging_step_ends_by_itself_with_its_code(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By deadlines alone, which are configuration; the pod's own log tells a slow pull from a dead pod."""

@@ -16,7 +16,7 @@ from orchestrator.core.states import READY, Stage
 from tests.process.bringup.rig import DEADLINE_S, Rig
 from tests.process.bringup.sshd import Sshd, pem_of
 
-SHORT_S = 0.6  # of a stage that waits in vain
+SHORT_S = 0.6  # the deadline of a stage that gets no result
 LOG_S = 3.0  # … and reads the pod's log in the last quarter of it
 TRIES_S = 3.0  # … and tries again and again
 
@@ -40,14 +40,11 @@ async def fails(rig: Rig, worker: Worker, *, code: str, stage: Stage, **given: A
     return attempts[-1]
 
 
-# --- the provider
-
-
 @pytest.mark.parametrize(
     ("status", "code"),
     [(PodStatus.EXITED, "POD_EXITED"), (PodStatus.ERROR, "POD_ERROR"), (PodStatus.TERMINATED, "POD_EXITED")],
 )
-async def test_a_pod_that_the_provider_calls_dead_ends_the_bringup_at_once(
+async def test_a_pod_that_the_provider_shows_as_ended_ends_the_bringup_at_once(
     rig: Rig, status: PodStatus, code: str
 ) -> None:
     """There is nothing to wait for."""
@@ -80,7 +77,7 @@ async def test_an_image_that_is_still_coming_gets_one_more_deadline(rig: Rig) ->
     assert (await rig.row(worker.id))["metadata"]["image_pull_extended"] is True
 
 
-async def test_an_image_that_has_come_is_no_excuse(rig: Rig) -> None:
+async def test_a_complete_pull_extends_no_deadline(rig: Rig) -> None:
     """Pulled, started, and still no runtime: one deadline is enough."""
     rig.shorten(Stage.POD_RUNNING, seconds=LOG_S)
     worker, _ = await rig.worker(pod={"has_runtime": False})
@@ -132,9 +129,6 @@ async def test_a_pod_without_an_address_has_a_deadline(rig: Rig) -> None:
     await fails(rig, worker, code="SSH_DETAILS_MISSING", stage=Stage.SSH_DETAILS)
 
 
-# --- the way there
-
-
 async def test_a_port_that_never_opens(rig: Rig, quick: None) -> None:
     """Refused to the end."""
     rig.shorten(Stage.TCP, seconds=TRIES_S)
@@ -143,7 +137,7 @@ async def test_a_port_that_never_opens(rig: Rig, quick: None) -> None:
     assert attempt["evidence"]["tries"] > 2
 
 
-async def test_a_port_that_moves_while_it_is_knocked_at_is_followed(rig: Rig) -> None:
+async def test_a_port_that_moves_during_the_attempts_is_followed(rig: Rig) -> None:
     """The newest list tells where; the row and the attempt name the address that was proven."""
     worker, sshd = await rig.worker()
     await sshd.stop()
@@ -158,7 +152,7 @@ async def test_a_port_that_moves_while_it_is_knocked_at_is_followed(rig: Rig) ->
     assert [a["evidence"]["address"] for a in attempts if a["stage"] == Stage.TCP] == [f"127.0.0.1:{sshd.port}"]
 
 
-async def test_a_port_where_nobody_speaks(rig: Rig, quick: None) -> None:
+async def test_a_port_that_sends_nothing(rig: Rig, quick: None) -> None:
     """Connected, and silence."""
     rig.shorten(Stage.TCP, seconds=SHORT_S)
     worker, _ = await rig.worker()
@@ -181,7 +175,7 @@ async def test_a_port_that_refuses_and_then_says_nothing_is_called_silent(
     assert "sent no banner" in attempt["evidence"]["error"]
 
 
-async def test_a_try_that_the_deadline_cuts_short_before_it_is_connected_shows_nothing_new(
+async def test_an_attempt_cut_short_before_it_connects_changes_no_evidence(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The port refused before: that is what the worker ends with."""
@@ -213,7 +207,7 @@ async def test_a_port_where_something_else_answers(rig: Rig, quick: None) -> Non
 
 
 async def test_a_changed_host_key_ends_the_worker_before_anything_is_sent(rig: Rig) -> None:
-    """A stranger on the address gets no user name, no key, no file and no token."""
+    """A outsider on the address gets no user name, no key, no file and no token."""
     worker, sshd = await rig.worker()
     other = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
     worker = await rig.move(worker.id, fields={"host_key": " ".join(other.split()[:2])})
@@ -239,7 +233,7 @@ ANOTHER, RSA = asyncssh.generate_private_key("ssh-ed25519"), asyncssh.generate_p
 async def test_a_login_that_fails_names_its_sub_cause(
     rig: Rig, pem: str, public: str | None, cause: str, dialled: bool
 ) -> None:
-    """Whose turn it is to mend something can be read off the attempt; a pair that cannot work is never tried."""
+    """The attempt shows who must correct the key. A pair that cannot work is never tried."""
     worker, sshd = await rig.worker()
     ours = rig.key.export_public_key().decode() if public == "ours" else public
     attempt = await fails(rig, worker, code="AUTH_FAILED", stage=Stage.SSH_AUTH, pem=pem, public=ours)
@@ -247,7 +241,7 @@ async def test_a_login_that_fails_names_its_sub_cause(
     assert bool(sshd.logins) is dialled
 
 
-async def test_a_pair_that_fits_lets_the_bringup_go_on(rig: Rig) -> None:
+async def test_a_matching_pair_lets_the_bringup_continue(rig: Rig) -> None:
     """One of several lines of authorized_keys is enough, with newlines as environment variables carry them."""
     worker, _ = await rig.worker()
     lines = [key.export_public_key("openssh").decode().strip() for key in (ANOTHER, rig.key)]
@@ -266,9 +260,6 @@ async def test_a_connection_that_breaks_again_and_again_ends_at_the_stages_deadl
     assert (row["status"], row["failure_code"]) == ("terminating", "CONNECTION_LOST")
     assert {a["outcome"] for a in attempts if a["stage"] == "exec"} <= {"lost", "timeout"}
     assert {a["failure_code"] for a in attempts if a["stage"] == "exec"} == {"CONNECTION_LOST"}
-
-
-# --- the pod
 
 
 async def test_a_pod_where_no_shell_runs(rig: Rig) -> None:

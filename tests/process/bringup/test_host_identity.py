@@ -40,7 +40,7 @@ async def test_a_relay_before_the_pod_is_refused_and_named(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("nonce", [None, "", nonce_for("gpu-another")], ids=["none", "empty", "another pod's"])
-async def test_a_machine_that_does_not_know_the_nonce_gets_nothing(rig: Rig, nonce: str | None) -> None:
+async def test_a_machine_without_the_nonce_gets_no_code_and_no_token(rig: Rig, nonce: str | None) -> None:
     """It accepts our key, runs our commands and calls itself by the pod's id; that is no proof."""
     worker, sshd = await rig.worker()
     sshd.env.pop(host_identity.VARIABLE)
@@ -51,7 +51,7 @@ async def test_a_machine_that_does_not_know_the_nonce_gets_nothing(rig: Rig, non
     assert (rig.tokens, list(sshd.home.iterdir())) == ([], [])
 
 
-async def test_a_pod_of_an_earlier_release_has_no_nonce_and_is_taken_as_shown(rig: Rig) -> None:
+async def test_the_shown_key_of_a_pod_without_a_nonce_is_accepted(rig: Rig) -> None:
     """Its row says that no nonce was sent with the create call, and its key is pinned as before."""
     worker, sshd = await rig.worker()
     sshd.env.pop(host_identity.VARIABLE)
@@ -102,7 +102,7 @@ def test_every_shell_computes_the_same_proof_as_we_do(shell: str, tmp_path: Path
         ),
     ],
 )
-def test_only_the_pods_own_word_for_the_key_shown_counts(answer: bytes, code: FailureCode | None) -> None:
+def test_only_the_pods_own_proof_of_the_shown_key_counts(answer: bytes, code: FailureCode | None) -> None:
     """Whatever else it says; an answer without end is not read to its end."""
     refused = host_identity.refusal(answer, NONCE, OWN)
     assert (refused[0] if refused else None) is code

@@ -76,13 +76,13 @@ ENDLESS_AFTER = {
 
 @pytest.mark.parametrize("what", ENDLESS)
 @pytest.mark.parametrize("call", ["banner", "connect"])
-async def test_a_greeting_without_an_end_is_given_up(what: str, call: str) -> None:
+async def test_an_endless_greeting_is_given_up(what: str, call: str) -> None:
     """By the number of its bytes, and not by the clock."""
     await _is_given_up(*ENDLESS[what], call)
 
 
 @pytest.mark.parametrize("what", ENDLESS_AFTER)
-async def test_packets_without_an_end_before_the_key_exchange_are_given_up(what: str) -> None:
+async def test_endless_packets_before_the_key_exchange_are_given_up(what: str) -> None:
     """Neither is a long packet gathered, nor does a stream of them hold the connection."""
     await _is_given_up(*ENDLESS_AFTER[what], "connect")
 

@@ -63,7 +63,7 @@ async def hostile() -> AsyncIterator[AsyncSshSession]:
         server.close()
 
 
-async def test_a_directory_without_an_end_is_given_up() -> None:
+async def test_an_endless_directory_is_given_up() -> None:
     """Its names are not gathered until the deadline."""
     async with hostile() as session:
         with pytest.raises(Unavailable, match="more than 1024 entries"):
@@ -71,7 +71,7 @@ async def test_a_directory_without_an_end_is_given_up() -> None:
         assert Hostile.asked < 4 * 1024
 
 
-async def test_a_file_that_comes_byte_by_byte_is_given_up() -> None:
+async def test_a_transfer_of_single_bytes_is_aborted() -> None:
     """Four million requests for one piece of a log are not made."""
     async with hostile() as session:
         with pytest.raises(Unavailable, match="less than was asked for"):

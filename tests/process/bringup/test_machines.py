@@ -61,7 +61,7 @@ async def ends(rig: Rig, worker: Worker, code: str, **deadlines_s: float) -> Map
 
 
 @pytest.mark.parametrize(("kind", "code"), FAULTS)
-async def test_a_machine_that_is_not_as_rented_ends_the_worker(rig: Rig, kind: str, code: str) -> None:
+async def test_a_machine_unlike_the_rented_one_ends_the_worker(rig: Rig, kind: str, code: str) -> None:
     """With its code and evidence, before anything is sent there; and the machine is avoided from then on."""
     worker, _ = await rig.worker(gpus=GPUS.get(kind, (GPU, 1)), faults={kind: ""})
     attempt = await ends(rig, worker, code)
@@ -73,7 +73,7 @@ async def test_a_machine_that_is_not_as_rented_ends_the_worker(rig: Rig, kind: s
 
 
 @pytest.mark.parametrize("skew_s", [-300, 300])
-async def test_a_clock_that_is_off_is_told_with_how_much(rig: Rig, skew_s: int) -> None:
+async def test_a_wrong_clock_is_reported_with_its_offset(rig: Rig, skew_s: int) -> None:
     """Tokens and signatures depend on it."""
     worker, sshd = await rig.worker()
     sshd.env["EMULATED_CLOCK_SKEW_S"] = str(skew_s)
@@ -81,7 +81,7 @@ async def test_a_clock_that_is_off_is_told_with_how_much(rig: Rig, skew_s: int) 
     assert attempt["evidence"]["clock_skew_s"] == pytest.approx(skew_s, abs=20)
 
 
-async def test_memory_that_nobody_on_the_pod_has_is_waited_for_and_then_a_fault(
+async def test_gpu_memory_in_use_by_no_process_of_the_pod_fails_after_a_wait(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tenant before may just be leaving."""
@@ -100,7 +100,7 @@ async def test_memory_that_nobody_on_the_pod_has_is_waited_for_and_then_a_fault(
     assert attempt["evidence"]["used_mib"] == [9000]
 
 
-async def test_a_fabric_that_is_being_joined_is_looked_at_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fabric_that_is_being_joined_is_checked_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until it has been, or until the stage's deadline; what it was looked at for stands in the evidence."""
     monkeypatch.setattr("orchestrator.pods.machine_stages.JOINING_PAUSE_S", 0.1)
     ready, deaf = [await rig.worker(gpus=(H100, 2)) for _ in range(2)]
@@ -129,7 +129,7 @@ async def test_a_fabric_that_is_being_joined_is_looked_at_again(rig: Rig, monkey
 
 
 @pytest.mark.parametrize(("way", "code"), [("SYS", "NVLINK_INACTIVE"), ("NV4", "NVLINK_DEGRADED")])
-async def test_a_topology_that_is_not_the_types_ends_the_worker(rig: Rig, way: str, code: str) -> None:
+async def test_a_topology_unlike_that_of_the_gpu_type_ends_the_worker(rig: Rig, way: str, code: str) -> None:
     """Although every link says that it is active."""
     worker, sshd = await rig.worker(gpus=(H100, 2))
     shown = Path(sshd.env["EMULATED_POD"]) / "topo"
@@ -165,7 +165,7 @@ async def test_pods_with_several_gpus_and_with_none_are_promoted(rig: Rig, gpu: 
     assert brought_up == (["gpu_inventory", "gpu_health", "gpu_fabric"] if count > 1 else [])
 
 
-async def test_a_failure_that_is_not_the_machines_is_not_held_against_it(rig: Rig) -> None:
+async def test_a_failure_that_the_machine_did_not_cause_gives_it_no_strike(rig: Rig) -> None:
     """An interpreter that is missing is the image's doing."""
     worker, _ = await rig.worker(pod={"machine_id": "m-good", "data_center": "XX-2"})
     await asyncio.wait_for(rig.bring_up(python="/nowhere/python3").bring_up(rig.term, worker), DEADLINE_S)
@@ -173,7 +173,7 @@ async def test_a_failure_that_is_not_the_machines_is_not_held_against_it(rig: Ri
     assert not [host for host in await rig.store.hosts() if host["key"].endswith(("m-good", f"XX-2|{GPU}"))]
 
 
-async def test_nobody_waits_without_a_name_and_a_clock(rig: Rig) -> None:
+async def test_every_wait_names_its_cause_and_deadline(rig: Rig) -> None:
     """At each stage that hangs, the row names whom it waits for, until when, and when it is tried again."""
     silent = await asyncio.start_server(lambda *_: asyncio.sleep(DEADLINE_S), "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]

@@ -111,7 +111,7 @@ async def test_openssh_runs_commands_and_keeps_files(openssh: OpenSsh, tmp_path:
 
 @pytest.mark.parametrize("kind", list(KINDS))
 async def test_openssh_shows_the_pinned_key_of_several_and_is_refused_with_another(openssh: OpenSsh, kind: str) -> None:
-    """Each kind of host key can be pinned; another of the same kind is a stranger."""
+    """Each kind of host key can be pinned; another key of the same kind is refused."""
     ours = openssh.host_keys[kind].export_public_key().decode()
     session = await openssh.connect(ours)
     assert session.host_key == " ".join(ours.split()[:2])

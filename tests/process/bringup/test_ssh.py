@@ -48,9 +48,6 @@ def port_of(server: asyncio.Server) -> int:
     return port
 
 
-# --- banner
-
-
 async def test_a_banner_is_the_identification_line(sshd: Sshd) -> None:
     """What answers is known to be SSH before a key is tried."""
     assert (await AsyncSshShell("").banner("127.0.0.1", sshd.port, timeout_s=SOON_S)).startswith("SSH-2.0-")
@@ -65,7 +62,7 @@ async def test_a_host_that_can_be_no_address_is_unavailable(host: str) -> None:
         await AsyncSshShell(pem_of(KEY)).connect(host, 22, pinned=None, timeout_s=SOON_S)
 
 
-async def test_nobody_listening_is_refused(closed_port: int) -> None:
+async def test_a_port_without_a_listener_is_refused(closed_port: int) -> None:
     """A mapped port before sshd is up says so."""
     with pytest.raises(ConnectionRefused):
         await AsyncSshShell("").banner("127.0.0.1", closed_port, timeout_s=SOON_S)
@@ -87,7 +84,7 @@ async def test_another_protocol_is_not_ssh(said: bytes) -> None:
             await AsyncSshShell("").banner("127.0.0.1", port_of(server), timeout_s=SOON_S)
 
 
-async def test_a_forwarded_port_with_nobody_behind_is_no_verdict() -> None:
+async def test_a_forwarded_port_without_a_server_leaves_the_result_unknown() -> None:
     """Closing at once without a word is what a mapping does before sshd: unknown, not "something else"."""
     server = await listening(lambda writer: writer.close())
     async with server:
@@ -96,7 +93,7 @@ async def test_a_forwarded_port_with_nobody_behind_is_no_verdict() -> None:
 
 
 async def test_silence_ends_at_the_deadline() -> None:
-    """A server that never speaks costs the deadline and no more."""
+    """A server that sends nothing costs the deadline and no more."""
     server = await listening(lambda _: None)
     async with server:
         shell = AsyncSshShell(pem_of(KEY))
@@ -107,10 +104,7 @@ async def test_silence_ends_at_the_deadline() -> None:
                 await shell.connect("127.0.0.1", port_of(server), pinned=None, timeout_s=0.2)
 
 
-# --- connect
-
-
-async def test_a_session_tells_both_ends_and_both_keys(sshd: Sshd, session: AsyncSshSession) -> None:
+async def test_a_session_shows_both_addresses_and_both_keys(sshd: Sshd, session: AsyncSshSession) -> None:
     """The evidence of an attempt names sockets and fingerprints."""
     assert session.host_key == sshd.host_key
     evidence = session.evidence
@@ -121,7 +115,7 @@ async def test_a_session_tells_both_ends_and_both_keys(sshd: Sshd, session: Asyn
 
 
 async def test_a_changed_host_key_is_refused_before_anything_is_sent(sshd: Sshd) -> None:
-    """A stranger on a reused address sees neither a user name nor a key of ours."""
+    """A outsider on a reused address sees neither a user name nor a key of ours."""
     other = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
     with pytest.raises(HostKeyChanged):
         await AsyncSshShell(pem_of(KEY)).connect("127.0.0.1", sshd.port, pinned=other, timeout_s=SOON_S)
@@ -158,7 +152,7 @@ async def test_a_key_of_another_type_than_the_pinned_one_is_a_changed_key(sshd: 
     ],
 )
 async def test_a_failed_login_names_its_sub_cause(sshd: Sshd, pem: str, cause: str) -> None:
-    """No key, a key that cannot be used and a key that is not wanted are three different things to mend."""
+    """No key, a key that cannot be used and a refused key are three causes with different fixes."""
     with pytest.raises(AuthFailed) as caught:
         await AsyncSshShell(pem).connect("127.0.0.1", sshd.port, pinned=None, timeout_s=SOON_S)
     assert caught.value.cause == cause
@@ -180,9 +174,6 @@ async def test_a_key_that_an_environment_variable_changed_still_logs_in(
     """Escaped newlines, CR LF and a missing last newline lose nothing."""
     session = await AsyncSshShell(mangle(pem_of(KEY))).connect("127.0.0.1", sshd.port, pinned=None, timeout_s=SOON_S)
     await session.close()
-
-
-# --- commands
 
 
 async def test_a_command_gets_its_stdin_and_gives_back_status_and_both_streams(session: AsyncSshSession) -> None:
@@ -235,9 +226,6 @@ async def test_endless_output_is_cut_off(session: AsyncSshSession) -> None:
         await session.run("head -c 20000000 /dev/zero", timeout_s=SOON_S)
 
 
-# --- files
-
-
 async def test_a_file_is_put_whole_and_private(sshd: Sshd, session: AsyncSshSession) -> None:
     """0600, parents made 0700, nothing temporary left, an older file replaced."""
     content = os.urandom(300_000)
@@ -271,11 +259,8 @@ async def test_a_directory_is_listed_with_sizes(sshd: Sshd, session: AsyncSshSes
     assert await session.list("nothing", timeout_s=SOON_S) is None
 
 
-# --- lines
-
-
-async def test_one_connection_serves_everybody_until_it_breaks(sshd: Sshd) -> None:
-    """Shared while it lives, made again when it is gone, hung up when the worker ends."""
+async def test_one_connection_serves_all_callers_until_it_breaks(sshd: Sshd) -> None:
+    """A connection is shared while it is open, made again after a loss, and closed when the worker ends."""
     ssh_pool = SshPool(AsyncSshShell(pem_of(KEY)))
     worker = a_worker(ssh_host="127.0.0.1", ssh_port=sshd.port)
 
@@ -298,7 +283,7 @@ async def test_one_connection_serves_everybody_until_it_breaks(sshd: Sshd) -> No
 
 
 async def test_a_process_that_does_not_lead_holds_no_connection(sshd: Sshd) -> None:
-    """Losing the lead hangs up everywhere, on connections under way too, and none is made until it leads again."""
+    """A process that no longer leads closes all connections, and makes none until it leads again."""
     ssh_pool = SshPool(AsyncSshShell(pem_of(KEY)))
     workers = [a_worker(f"gpu-{n}", ssh_host="127.0.0.1", ssh_port=sshd.port) for n in range(3)]
     held = []

@@ -79,7 +79,7 @@ async def _flood(say: Say) -> int:
 
 
 @pytest.mark.parametrize("what", FLOODS)
-async def test_a_flood_while_nobody_asks_anything_ends_the_connection(tmp_path: Path, what: str) -> None:
+async def test_a_flood_while_no_command_runs_ends_the_connection(tmp_path: Path, what: str) -> None:
     """Whatever it consists of, and long before it has cost a second."""
     async with pod(tmp_path) as session, asyncio.timeout(DEADLINE_S):
         sent = await _flood(FLOODS[what])
@@ -117,7 +117,7 @@ async def test_one_turn_of_the_event_loop_takes_a_bounded_part_of_a_flood(tmp_pa
     assert 0 < max(turns) <= 32 << 10
 
 
-async def test_what_was_asked_for_comes_at_full_speed(tmp_path: Path) -> None:
+async def test_requested_output_arrives_at_full_speed(tmp_path: Path) -> None:
     """Logs by the megabyte, and many small operations in a row."""
     content = os.urandom(1 << 20) * 128
     (tmp_path / "log").write_bytes(content)

@@ -19,9 +19,10 @@ import click
 import pytest
 
 from orchestrator import errors
+from orchestrator.cli.command_table import COMMANDS
+from orchestrator.cli.command_table import EXAMPLES as FIRST
 from orchestrator.cli.examples import EXAMPLES
-from orchestrator.cli.main import COMMANDS, Commands
-from orchestrator.cli.main import EXAMPLES as FIRST
+from orchestrator.cli.main import Commands
 from orchestrator.cli.output import Output
 from orchestrator.cli.program import PROGRAM
 from orchestrator.core.states import State
@@ -179,7 +180,7 @@ async def test_help_and_fixes_name_the_program_as_it_was_typed(cli: Cli, called_
     assert f"fix: {PROGRAM} " in (await cli("no-such", ORCHESTRATOR_CALLED_AS="\x1b[31m")).err
 
 
-def test_yes_means_force_wherever_a_command_asks() -> None:
+def test_yes_means_force_for_every_command_that_asks() -> None:
     """Both names, one parameter."""
     commands = Commands()
     named = [one for name in commands.list_commands(None) for one in _all(commands.get_command(None, name), name)]  # type: ignore[arg-type]
@@ -286,7 +287,7 @@ async def test_a_terminal_is_asked_before_anything_is_ended(
 
 @pytest.mark.parametrize("place", ["scripts", "elsewhere"])
 async def test_the_script_runs_from_anywhere(cli: Cli, fleet: Fleet, tmp_path: Path, place: str) -> None:
-    """`python spawn_gpu.py list`, wherever one stands."""
+    """`python spawn_gpu.py list` works in any directory."""
     worker_id = await fleet.worker(upto=State.ACTIVE)
     cwd = {"scripts": ROOT / "scripts", "elsewhere": tmp_path}[place]
     script = {"scripts": "spawn_gpu.py", "elsewhere": f"{ROOT}/scripts/spawn_gpu.py"}[place]

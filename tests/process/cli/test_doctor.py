@@ -67,7 +67,9 @@ def failed(ran: Ran) -> dict[str, str]:
     return {one["section"]: f"{one['what']}: {one['why']} fix: {one['fix']}" for one in reversed(found)}
 
 
-async def test_a_healthy_deployment_is_told_so(healthy: Cli, fleet: Fleet, s3_environment: Mapping[str, str]) -> None:
+async def test_a_healthy_deployment_is_reported_as_healthy(
+    healthy: Cli, fleet: Fleet, s3_environment: Mapping[str, str]
+) -> None:
     """Each part in one line, and counts. With -v each check. The bucket is as it was before."""
     ran = await healthy("doctor")
     assert ran.code == 0, ran.out + ran.err
@@ -160,7 +162,7 @@ async def test_a_fault_is_named_with_its_fix(
 @pytest.mark.parametrize(
     ("ahead_s", "status", "says"), [(10, "warn", r"(9|1\d) s behind"), (-600, "fail", r"(599|60\d) s ahead")]
 )
-async def test_a_provider_whose_clock_differs_is_told(
+async def test_a_provider_whose_clock_differs_is_reported(
     healthy: Cli, emulator: Emulator, ahead_s: float, status: str, says: str
 ) -> None:
     """By how much, and against whom: the others agree."""
@@ -174,7 +176,7 @@ async def test_a_provider_whose_clock_differs_is_told(
     assert re.search(says, odd[0]["why"])
 
 
-async def test_a_bucket_that_is_not_there_is_told(healthy: Cli) -> None:
+async def test_a_missing_bucket_is_reported(healthy: Cli) -> None:
     """The key opens, and nothing can be stored: no bucket is made of a misspelt name."""
     ran = await healthy("doctor", "s3", "--json", S3_BUCKET="nobodys-bucket")
     assert "does not exist" in failed(ran)["s3"]
@@ -211,8 +213,8 @@ async def test_what_answers_something_else_at_the_gateways_address_is_no_gateway
     assert "HTTP 40" in found["why"]
 
 
-async def test_an_old_schema_and_an_empty_database_are_told(healthy: Cli, postgres: Database) -> None:
-    """With the command that mends it; a deployment whose last migration is missing too."""
+async def test_an_old_schema_and_an_empty_database_are_reported(healthy: Cli, postgres: Database) -> None:
+    """The fix is the command. A deployment whose last migration is missing gets it too."""
     async with await psycopg.AsyncConnection.connect(postgres.url, autocommit=True) as sql:
         await sql.execute("create database doctor_empty")
     ran = await healthy("doctor", "database", "--json", DATABASE_URL=postgres.server.url_of("doctor_empty"))
@@ -228,7 +230,7 @@ async def test_an_old_schema_and_an_empty_database_are_told(healthy: Cli, postgr
     assert "older than this program" in failed(ran)["database"]
 
 
-async def test_a_role_without_rights_and_a_changed_table_are_told(healthy: Cli, postgres: Database) -> None:
+async def test_a_role_without_rights_and_a_changed_table_are_reported(healthy: Cli, postgres: Database) -> None:
     """With the right that is missing and how to grant it, and with the column and how to repair it."""
     async with await psycopg.AsyncConnection.connect(postgres.url, autocommit=True) as sql:
         await sql.execute("create role onlooker login; grant select on all tables in schema public to onlooker")
@@ -249,7 +251,7 @@ async def test_a_role_without_rights_and_a_changed_table_are_told(healthy: Cli, 
     assert failed(ran)["database"].startswith("the column tasks.progress is missing")
 
 
-async def test_a_pod_without_a_row_is_told_with_what_it_costs(healthy: Cli, emulator: Emulator, fleet_id: str) -> None:
+async def test_a_pod_without_a_row_is_reported_with_its_cost(healthy: Cli, emulator: Emulator, fleet_id: str) -> None:
     """A leak is somebody's money."""
     cloud = RunPodCloud(emulator.api_key, base_url=emulator.url)
     pod = await cloud.create_pod(spec(fleet_id=fleet_id))
@@ -324,7 +326,7 @@ async def test_a_section_that_does_not_exist_is_refused(healthy: Cli) -> None:
 
 
 async def test_the_answer_is_readable_without_colour_in_80_columns(healthy: Cli) -> None:
-    """No escape codes into a pipe; words carry the verdict."""
+    """A pipe gets no escape codes; words show the result."""
     ran = await healthy("doctor", "ssh", "clock", "-v", COLUMNS="80", NO_COLOR="1")
     assert "\x1b" not in ran.out
     assert re.search(r"^ {2}ok {3}they belong together$", ran.out, re.MULTILINE)

@@ -57,7 +57,9 @@ async def test_a_bucket_that_lets_outputs_be_replaced_is_reported(bucket: tuple[
     assert "OUTPUT_REPLACED" in finding.why
 
 
-async def test_a_key_that_may_not_list_uploads_is_told_of_the_lifecycle_rule(bucket: tuple[int, S3Blobs]) -> None:
+async def test_with_a_key_that_may_not_list_uploads_doctor_names_the_lifecycle_rule(
+    bucket: tuple[int, S3Blobs],
+) -> None:
     """Parts of a lost pod's upload would stay for ever."""
     _, blobs = bucket
     section = Section("s3")

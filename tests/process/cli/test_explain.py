@@ -49,7 +49,7 @@ async def test_a_stuck_worker_is_explained_with_everything_that_operators_ask(cl
         assert words in text, words
 
 
-async def test_the_bring_up_of_a_worker_is_told_stage_by_stage(cli: Cli, fleet: Fleet) -> None:
+async def test_explain_shows_the_bring_up_of_a_worker_stage_by_stage(cli: Cli, fleet: Fleet) -> None:
     """The last attempt at each; what was not reached yet has neither succeeded nor failed. Exit 1 until all holds."""
     worker = await fleet.worker(upto=State.TERMINATING)
     ran = await cli("verify", worker)
@@ -134,7 +134,7 @@ async def test_a_failed_task_quotes_the_knowledge_base(
 @pytest.mark.parametrize(
     ("typed", "meant"), [("NO_CAPACITI", "NO_CAPACITY"), ("scalling", "scaling"), ("autoscaling", "scaling")]
 )
-async def test_a_misspelt_subject_gets_the_word_that_was_meant(cli: Cli, typed: str, meant: str) -> None:
+async def test_a_misspelt_subject_gets_the_similar_word(cli: Cli, typed: str, meant: str) -> None:
     """The word alone, as it can be typed."""
     ran = await cli("explain", typed)
     assert ran.code == 3
@@ -206,7 +206,7 @@ async def test_a_timeline_shows_everything_in_order(cli: Cli, fleet: Fleet) -> N
     assert (await cli("timeline", "gpu-none")).code == 3
 
 
-async def test_the_cost_is_laid_beside_runpods_bill(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
+async def test_the_cost_is_compared_with_runpods_bill(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
     """Of a real pod: what we booked and what it was charged lie a moment apart."""
     async with emulated(tmp_path) as api:
         await api.emulator.control("POST", "/settings", {"offers": [{"price_usd_per_hour": 360.0}]})
@@ -224,7 +224,7 @@ async def test_the_cost_is_laid_beside_runpods_bill(cli: Cli, fleet: Fleet, tmp_
         await fleet.move(worker, State.ACTIVE, State.TERMINATING, stage=Stage.DELETING, exit_cause="manual")
         await fleet.move(worker, State.TERMINATING, State.TERMINATED, stage=Stage.GONE)
         ending_s = time.monotonic() - ending_s
-        await api.create("stranger")
+        await api.create("outsider")
         known = {"RUNPOD_API_KEY": api.emulator.api_key, "RUNPOD_API_BASE_URL": api.emulator.url}
         explanation = (await cli("cost", "--json", **known)).json()
         ran = await cli("cost", "--by", "kind", **known)
@@ -240,8 +240,8 @@ async def test_the_cost_is_laid_beside_runpods_bill(cli: Cli, fleet: Fleet, tmp_
     assert "for 1 pod of which the database has no worker" in ran.err
 
 
-async def test_the_cost_is_told_without_runpod_too(cli: Cli, fleet: Fleet) -> None:
-    """And says why there is no bill beside it."""
+async def test_the_cost_is_shown_without_runpod_too(cli: Cli, fleet: Fleet) -> None:
+    """It says why there is no bill."""
     await fleet.worker()
     ran = await cli("cost", "--since", "7d")
     assert ran.code == 0

@@ -24,7 +24,7 @@ async def test_an_empty_fleet_says_so(cli: Cli) -> None:
     assert ran.err.startswith("No orchestrator has been running on this fleet yet; ")
 
 
-async def test_that_nobody_leads_is_said_with_since_when_and_what_to_do(cli: Cli, fleet: Fleet) -> None:
+async def test_without_a_leader_status_says_since_when_and_what_to_do(cli: Cli, fleet: Fleet) -> None:
     """By `list` and by `status`; data stays on stdout, and a program reads it as `leader`."""
     worker_id = await fleet.worker(upto=State.ACTIVE)
     assert (await cli("list", "--json")).json()["leader"]["holder"] == "the test"
@@ -218,7 +218,7 @@ async def test_an_unknown_worker_is_exit_code_3(cli: Cli) -> None:
 
 
 async def test_a_name_that_is_no_id_never_reaches_the_database(cli: Cli) -> None:
-    """Ids are validated wherever they enter."""
+    """Ids are validated at every entry."""
     ran = await cli("status", "../../etc/passwd")
     assert (ran.code, ran.out) == (2, "")
 
@@ -270,7 +270,7 @@ async def test_a_database_url_that_libpq_cannot_read_is_not_quoted(cli: Cli) -> 
 
 
 async def test_a_database_without_the_schema(cli: Cli, postgres: Database) -> None:
-    """Exit 4, and the command that mends it."""
+    """Exit 4, and the command that corrects it."""
     ran = await cli("list", DATABASE_URL=postgres.server.url_of("postgres"))
     assert ran.code == 4, ran.err
     assert "error[E011]" in ran.err

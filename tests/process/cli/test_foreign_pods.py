@@ -1,4 +1,4 @@
-"""Pods of another database under our fleet id: told of wherever one looks, ended only by a command that says so."""
+"""Pods of another database under our fleet id: all commands show them, only one with --database ends them."""
 
 import asyncio
 from pathlib import Path

@@ -228,7 +228,7 @@ async def test_the_calls_to_the_database_do_not_grow_with_the_fleet(
     assert not {"fleet_explain", "fleet_log_pieces"} & set(asked)
 
 
-async def test_a_database_before_its_migration_is_told_and_breaks_nothing(patient: Patient) -> None:
+async def test_a_database_before_its_migration_is_reported_and_breaks_nothing(patient: Patient) -> None:
     """Its snapshot lacks what this version reads: `health` says so, and `explain scaling` is an error with its fix."""
     async with await AsyncConnection.connect(patient.settings["DATABASE_URL"], autocommit=True) as db:
         await db.execute("alter function fleet_snapshot(text, timestamptz) rename to later_snapshot")

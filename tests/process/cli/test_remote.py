@@ -68,7 +68,7 @@ async def test_a_command_without_dashes_before_it_is_shown_with_them(cli: Cli) -
     assert "fix: python -m orchestrator exec --help" in (await cli("exec", "--tmeout", "1", "w1", "--", "ls")).err
 
 
-async def test_nobody_needs_to_read_all_of_a_commands_output(cli: Cli, fleet: Fleet, sshd: PodSshd) -> None:
+async def test_a_commands_output_need_not_be_read_to_its_end(cli: Cli, fleet: Fleet, sshd: PodSshd) -> None:
     """A closed pipe, as of `head`, ends the command without an error."""
     name = await worker(fleet, sshd, sshd.host_key)
     process = await start(*PROGRAM, "exec", name, "--", "yes", environment={**cli.environment, **KEYS})

@@ -26,7 +26,7 @@ async def test_spawn_records_an_intent_and_says_who_leads(cli: Cli, fleet: Fleet
     assert "the test leads" in ran.err
 
 
-async def test_spawn_says_that_nobody_leads(cli: Cli, postgres: Database, fleet_id: str) -> None:
+async def test_spawn_says_that_there_is_no_leader(cli: Cli, postgres: Database, fleet_id: str) -> None:
     """And how to change that; the request stands, and the lead is still free."""
     ran = await cli("spawn", "--worker-id", f"gpu-{uuid.uuid4().hex[:8]}")
     assert ran.code == 0

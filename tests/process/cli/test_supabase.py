@@ -44,7 +44,7 @@ async def test_commands_answer_the_same_over_both_transports(remote: Cli, cli: C
 
 
 async def test_a_key_that_does_not_open_is_an_error_of_authentication(remote: Cli) -> None:
-    """Exit 4, with the variable to mend, and without the key."""
+    """Exit 4, with the variable to correct, and without the key."""
     ran = await remote("list", SUPABASE_SERVICE_ROLE_KEY="sb_secret_of_another_project")
     assert ran.code == 4
     assert "error[E012]" in ran.err
@@ -70,8 +70,8 @@ async def pre_deploy(service: Cli) -> Ran:
     return await run("sh", "-c", command, environment=service.environment)
 
 
-async def test_a_deploy_over_supabase_goes_on_only_with_a_schema_that_will_do(bare: tuple[str, Cli]) -> None:
-    """Missing or older: exit 4 with both ways to mend it. Current or newer: exit 0, and it says that it only looked."""
+async def test_a_deploy_over_supabase_continues_only_with_a_fitting_schema(bare: tuple[str, Cli]) -> None:
+    """Missing or older: exit 4 with both fixes. Current or newer: exit 0, and it says that it only looked."""
     url, service = bare
     missing = await service("migrate")
     await migrate(url)

@@ -76,7 +76,7 @@ async def test_ctrl_c_ends_the_wait_and_not_the_task(cli: Cli, fleet: Fleet) -> 
         ran = await ended(process)
         assert ran.code == 130
         said = re.fullmatch(
-            r"The task goes on. To follow it again: python -m orchestrator tasks watch (.+)\n\n", ran.err
+            r"The task continues. To follow it again: python -m orchestrator tasks watch (.+)\n\n", ran.err
         )
         assert said, ran.err
         assert (await fleet.store.task(said[1]))["task"]["status"] == "Queued"
@@ -158,7 +158,7 @@ async def test_the_list_is_filtered_by_label_tenant_and_age(cli: Cli, fleet: Fle
 
 
 async def test_tasks_are_changed_by_the_hundred(cli: Cli, fleet: Fleet) -> None:
-    """All that the options select, after a confirmation, and no other; a refusal harms one task."""
+    """All that the options select, after a confirmation, and no other; a refusal stops no other task."""
     kind = f"kind-{uuid.uuid4().hex[:8]}"
     key = uuid.uuid4().hex
     await fleet.store.submit([{"task_type": kind, "params": {}}] * 501 + [{"task_type": kind, "dedupe_key": key}])
@@ -203,7 +203,7 @@ async def test_waiting_for_a_task_ends_with_its_result(cli: Cli, fleet: Fleet) -
 
 
 async def test_an_import_submits_each_line_once(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
-    """A bad line is named and harms only itself; corrected, it alone is submitted."""
+    """A bad line is named, and the others are submitted. A second call submits only the corrected line."""
     kind, file = f"kind-{uuid.uuid4().hex[:8]}", tmp_path / f"{uuid.uuid4().hex}.jsonl"
     good = [json.dumps({"params": {"n": n}}) for n in range(600)]
     bad = [good[0], "{", '{"labels": {"a": 7}}', *good[1:]]

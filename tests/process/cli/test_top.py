@@ -228,7 +228,7 @@ async def test_an_answer_that_comes_when_the_screen_is_being_taken_down_is_not_s
         await quits(pilot, app)
 
 
-async def test_a_text_that_comes_when_nobody_waits_for_it_any_more_is_not_shown(fleet: Fleet) -> None:
+async def test_a_text_that_comes_after_its_screen_was_closed_is_not_shown(fleet: Fleet) -> None:
     """Logs take seconds; escape goes back at once, and the screen goes on."""
     app = Top(fleet.store, POLICY, every_s=3_600)
     async with app.run_test() as pilot:

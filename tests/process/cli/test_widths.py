@@ -55,7 +55,7 @@ async def claimed(fleet: Fleet, agent: Mapping[str, str], number: int) -> dict[s
 
 
 def squeezed(text: str) -> str:
-    """Without what a line break may add or take away."""
+    """Return the text without blanks, which a line break may add or remove."""
     return re.sub(r"\s", "", text)
 
 

@@ -61,7 +61,7 @@ async def test_every_operation_can_be_repeated(rig: Rig) -> None:
     assert not controller.root.exists()
 
 
-async def test_a_third_node_joins_and_the_running_job_goes_on(rig: Rig) -> None:
+async def test_a_third_node_joins_and_the_running_job_continues(rig: Rig) -> None:
     controller, worker = await rig.add(), await rig.add()
     await rig.deploy()
     flag = rig.directory / "flag"

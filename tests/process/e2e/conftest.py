@@ -55,7 +55,7 @@ async def stack(shared: SharedServices, tmp_path: Path, transport: Transport) ->
 
 @pytest.fixture
 async def sql(stack: Stack) -> AsyncIterator[AsyncConnection[dict[str, Any]]]:
-    """A connection beside the orchestrator's."""
+    """A second connection, not the orchestrator's."""
     async with await stack.connect() as connection:
         yield connection
 

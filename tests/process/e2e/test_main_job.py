@@ -65,7 +65,7 @@ async def test_the_fleet_goes_to_zero_and_comes_back(stack: Stack, until: Until)
     assert len(ledger["pods"]) == 2
 
 
-async def test_a_killed_orchestrator_goes_on_where_it_was(stack: Stack, sql: Sql, until: Until) -> None:
+async def test_after_a_kill_the_orchestrator_continues_where_it_was(stack: Stack, sql: Sql, until: Until) -> None:
     """SIGKILL in the middle, and a new process: nothing lost or done twice, no pod doubled, no log gap."""
     first = await stack.start_orchestrator()
     # The first one lasts until the second worker is up, also on a busy machine.

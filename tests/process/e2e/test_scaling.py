@@ -68,7 +68,9 @@ async def test_money_stops_spawns_and_then_ends_workers(stack: Stack, sql: Sql, 
 
 
 @pytest.mark.full
-async def test_a_pool_that_cannot_come_up_is_tried_one_at_a_time_until_it_can(stack: Stack, until: Until) -> None:
+async def test_a_pool_whose_bring_ups_fail_starts_one_worker_at_a_time_until_one_succeeds(
+    stack: Stack, until: Until
+) -> None:
     """Four pods die; then one canary at a time, no storm; when the fault is over a canary closes the breaker."""
     await stack.control("POST", "faults", {"kind": "boot_error"})
     await stack.start_orchestrator({"MIN_ACTIVE_GPUS": "4", "MAX_ACTIVE_GPUS": "4", "MIN_WORKERS_FOR_RATE_CHECK": "4"})

@@ -1,4 +1,4 @@
-"""REST v2 as RunPod speaks it: requests, refusals, pages, logs, money."""
+"""RunPod's REST v2: requests, refusals, pages, logs, money."""
 
 import json
 from collections.abc import AsyncIterator
@@ -27,10 +27,10 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
 
 async def test_a_call_without_a_key_is_401_and_with_a_wrong_one_403(api: Api) -> None:
     """Problems are application/problem+json with title, status, detail and errors."""
-    async with httpx.AsyncClient(base_url=api.emulator.url, timeout=PATIENCE_S) as stranger:
-        without = await stranger.get("/v2/pods")
-        wrong = await stranger.get("/v2/pods", headers={"Authorization": "Bearer wrong"})
-        nameless = await stranger.get("/v2/pods", headers={"User-Agent": ""})
+    async with httpx.AsyncClient(base_url=api.emulator.url, timeout=PATIENCE_S) as outsider:
+        without = await outsider.get("/v2/pods")
+        wrong = await outsider.get("/v2/pods", headers={"Authorization": "Bearer wrong"})
+        nameless = await outsider.get("/v2/pods", headers={"User-Agent": ""})
     assert without.status_code == 401
     assert without.headers["content-type"].startswith("application/problem+json")
     assert without.json() == {"title": "Unauthorized", "status": 401, "detail": "missing bearer token", "errors": []}
@@ -38,7 +38,7 @@ async def test_a_call_without_a_key_is_401_and_with_a_wrong_one_403(api: Api) ->
     assert "error code: 1010" in nameless.text
 
 
-async def test_every_answer_bears_a_request_id_and_the_rate_limit(api: Api) -> None:
+async def test_every_answer_has_a_request_id_and_the_rate_limit(api: Api) -> None:
     """The headers that a client can pace itself by."""
     first, second = await api.client.get("/v2/pods"), await api.client.get("/v2/pods")
     assert first.headers["x-request-id"] != second.headers["x-request-id"]
@@ -162,7 +162,7 @@ async def test_stock_and_data_centre_are_enforced(api: Api) -> None:
     await api.create()
 
 
-async def test_money_runs_from_the_machine_to_the_delete(api: Api) -> None:
+async def test_a_pod_costs_money_from_its_machine_to_its_delete(api: Api) -> None:
     """The ledger's seconds, the balance over GraphQL and the billing records tell the same."""
     await api.emulator.control("POST", "/settings", {"offers": [{"price_usd_per_hour": 3600.0}]})
     pod = await api.create()
@@ -180,7 +180,7 @@ async def test_money_runs_from_the_machine_to_the_delete(api: Api) -> None:
     assert billed["metadata"]["totals"]["totalAmount"] == pytest.approx(entry["usd"], abs=0.01)
 
 
-async def test_an_account_without_money_rents_nothing_and_loses_its_pods(api: Api) -> None:
+async def test_an_account_without_credit_rents_nothing_and_loses_its_pods(api: Api) -> None:
     """402; pods without a network volume are deleted at once."""
     await api.create("plain")
     await api.create(
@@ -243,7 +243,7 @@ async def test_the_same_seed_gives_the_same_ids_and_machines(tmp_path: Path) -> 
     assert seen[0] == seen[1]
 
 
-async def test_the_control_api_speaks_http_and_refuses_nonsense(api: Api) -> None:
+async def test_the_control_api_uses_http_and_refuses_nonsense(api: Api) -> None:
     """A misspelt fault, setting or kill is said so."""
     control = api.emulator.control_url
     async with httpx.AsyncClient(timeout=PATIENCE_S) as client:

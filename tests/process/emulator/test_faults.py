@@ -141,7 +141,7 @@ async def test_a_pod_can_call_itself_another(api: Api) -> None:
     assert said == pod["id"][::-1]
 
 
-async def test_a_machine_can_be_given_again(api: Api) -> None:
+async def test_the_same_machine_can_be_rented_again(api: Api) -> None:
     """The API names it: two pods on the same one."""
     await inject(api, "same_machine", detail="m-17", times=2)
     pods = [await api.create(name) for name in ("first", "second", "third")]
@@ -226,7 +226,7 @@ async def test_a_clock_can_be_off_and_a_driver_old(api: Api) -> None:
 START = "python3 - start --run-dir d <<'E'\nimport json, sys\n{}\nE"
 
 
-async def test_an_agent_can_die_as_it_starts_or_be_cut_off(api: Api) -> None:
+async def test_an_agent_can_end_at_its_start_or_be_cut_off(api: Api) -> None:
     """Only the command that starts it is touched."""
     await inject(api, "agent_dies", name="^dies$")
     await inject(api, "agent_cut_off", name="^cut$")
@@ -262,7 +262,7 @@ async def test_a_fresh_pod_can_be_unknown_to_a_read(api: Api) -> None:
     await until(known, "the pod is known")
 
 
-async def test_an_offer_can_run_dry_alone(api: Api) -> None:
+async def test_one_offer_alone_can_be_sold_out(api: Api) -> None:
     """Only create calls that could go nowhere else are refused."""
     await inject(api, "no_capacity", gpu_type="NVIDIA L40S")
     await api.call("POST", "/v2/pods", request(gpu={"id": "NVIDIA L40S", "count": 1}), status=400)

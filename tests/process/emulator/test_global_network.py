@@ -99,12 +99,12 @@ async def test_the_names_of_the_network_are_known_on_it_and_nowhere_else(api: Ap
     (one, port), (two, _) = await on_the_network(api, "one"), await on_the_network(api, "two")
     _, plain_port = await api.reachable("plain")
     name = two["globalNetworking"]["internalDns"]
-    async with ssh(port) as connection, ssh(plain_port) as stranger:
+    async with ssh(port) as connection, ssh(plain_port) as outsider:
         found = await connection.run(f"getent hosts {name}")
         assert found.stdout.split() == [two["globalNetworking"]["ip"], name]
         own = await connection.run("getent ahostsv4 $RUNPOD_POD_ID.runpod.internal")
         assert own.stdout.split()[0] == one["globalNetworking"]["ip"]
-        assert (await stranger.run(f"getent hosts {name}")).exit_status == 2
+        assert (await outsider.run(f"getent hosts {name}")).exit_status == 2
         assert (await connection.run("getent hosts localhost")).exit_status == 0
         await api.call("DELETE", f"/v2/pods/{two['id']}", status=204)
 

@@ -134,8 +134,8 @@ async def test_only_the_key_in_public_key_may_log_in(api: Api) -> None:
     """Another key, another user and a pod without a key are refused."""
     _, port = await api.reachable()
     _, keyless = await api.reachable("gpu-2", env={})
-    stranger = asyncssh.generate_private_key("ssh-ed25519")
-    for where, user, key in ((port, "root", stranger), (port, "ubuntu", KEY), (keyless, "root", KEY)):
+    outsider = asyncssh.generate_private_key("ssh-ed25519")
+    for where, user, key in ((port, "root", outsider), (port, "ubuntu", KEY), (keyless, "root", KEY)):
         with pytest.raises(asyncssh.PermissionDenied):
             await asyncssh.connect("127.0.0.1", where, username=user, client_keys=[key], known_hosts=None, config=None)
 
@@ -233,7 +233,7 @@ async def test_a_pod_that_exits_is_still_listed_and_billed(api: Api, marker: str
     assert (await api.emulator.control("GET", "/ledger"))["alive"] == 1
 
 
-async def test_a_frozen_pod_looks_alive_and_does_nothing(api: Api) -> None:
+async def test_a_frozen_pod_is_listed_as_running_and_does_nothing(api: Api) -> None:
     """Its processes stand still, SSH takes connections and says nothing; it can be deleted all the same."""
     pod, port = await api.reachable()
     connection = await ssh(port)
@@ -332,7 +332,7 @@ async def test_nothing_remains_when_the_emulator_ends(
 
 
 async def test_nothing_remains_when_the_emulators_parent_is_killed(tmp_path: Path, marker: str) -> None:
-    """The emulator ends with whoever started it."""
+    """The emulator ends with its parent."""
     start = (
         "import subprocess, sys, time;"
         "subprocess.Popen([sys.executable, '-m', 'testbed.runpod', '--state-dir', sys.argv[1],"

@@ -126,8 +126,8 @@ class Fleet:
         return ran.out.strip()
 
 
-Story = Callable[[Fleet, Path], Coroutine[None, None, None]]
-Told = dict[str, asyncio.Task[None]]
+GuideCase = Callable[[Fleet, Path], Coroutine[None, None, None]]
+CaseTasks = dict[str, asyncio.Task[None]]
 
 
 @pytest.fixture(scope="session")
@@ -148,7 +148,7 @@ async def guided(stack: Stack) -> AsyncIterator[Fleet]:
 
 @pytest.fixture(scope="module")
 async def steady(stack: Stack) -> AsyncIterator[Fleet]:
-    """A fleet that has done its work: an orchestrator, an idle worker with logs in S3, and PostgREST beside them."""
+    """A fleet that has done its work: an orchestrator, an idle worker with logs in S3, and PostgREST."""
     async with EmbeddedPostgrest(stack.database_url, secrets.token_hex(32)) as rest, fleet_of(stack) as fleet:
         fleet.environment |= {"SUPABASE_URL": rest.project_url, "SUPABASE_SERVICE_ROLE_KEY": rest.secret_key}
         await fleet.orchestrator()
@@ -172,17 +172,17 @@ async def fleet_of(stack: Stack) -> AsyncIterator[Fleet]:
 
 
 @asynccontextmanager
-async def side_by_side(stack: Stack, stories: Iterable[Story], directory: Path) -> AsyncIterator[Told]:
-    """Every story at once, each on a fleet in a database of its own: they mostly wait."""
+async def side_by_side(stack: Stack, cases: Iterable[GuideCase], directory: Path) -> AsyncIterator[CaseTasks]:
+    """Every case at once, each on a fleet in a database of its own: they mostly wait."""
     async with AsyncExitStack() as exits:
-        told: Told = {}
-        for story in stories:
+        running: CaseTasks = {}
+        for case in cases:
             fleet = await exits.enter_async_context(_apart(stack))
-            place = directory / story.__name__
+            place = directory / case.__name__
             place.mkdir()
-            told[story.__name__] = asyncio.create_task(story(fleet, place))
-        yield told
-        await asyncio.gather(*told.values(), return_exceptions=True)
+            running[case.__name__] = asyncio.create_task(case(fleet, place))
+        yield running
+        await asyncio.gather(*running.values(), return_exceptions=True)
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from testbed.stack import Stack
-from tests.process.guide.conftest import Fleet, Story, Told, side_by_side
+from tests.process.guide.conftest import CaseTasks, Fleet, GuideCase, side_by_side
 
 LONG = {"task_type": "work", "params": {"seconds": 600}, "timeout_s": 900}
 
@@ -99,7 +99,7 @@ async def a_database_that_does_not_agree_with_runpod(guided: Fleet, _: Path) -> 
     assert (row["exit_cause"], row["failure_code"]) == ("pod_lost", "POD_MISSING")
 
 
-STORIES: tuple[Story, ...] = (
+CASES: tuple[GuideCase, ...] = (
     stuck_workers_are_ended_and_the_fleet_comes_back,
     everything_can_be_ended_while_no_orchestrator_runs,
     a_database_that_does_not_agree_with_runpod,
@@ -107,13 +107,13 @@ STORIES: tuple[Story, ...] = (
 
 
 @pytest.fixture(scope="module")
-async def told(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Told]:
+async def running(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[CaseTasks]:
     """All of them under way."""
-    async with side_by_side(stack, STORIES, tmp_path_factory.mktemp("emergencies")) as stories:
-        yield stories
+    async with side_by_side(stack, CASES, tmp_path_factory.mktemp("emergencies")) as cases:
+        yield cases
 
 
-@pytest.mark.parametrize("story", [story.__name__ for story in STORIES])
-async def test_an_emergency_ends_well(told: Told, story: str) -> None:
-    """As the story's own words have it."""
-    await told[story]
+@pytest.mark.parametrize("case", [case.__name__ for case in CASES])
+async def test_an_emergency_ends_well(running: CaseTasks, case: str) -> None:
+    """The docstring of the case says what holds."""
+    await running[case]

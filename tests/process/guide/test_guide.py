@@ -114,7 +114,7 @@ class Answer:
 
 @pytest.fixture(scope="module")
 async def answers(steady: Fleet) -> Mapping[str, Answer]:
-    """What came of each command: those that save a report one after another, beside them the rest."""
+    """Run each command. Those that save a report run one after another, the others at the same time."""
     worker, found = (await steady.active())["id"], {}
 
     async def typed(rows: Iterable[Row]) -> None:

@@ -7,13 +7,12 @@ import stat
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from testbed.services.postgres import installed
 from testbed.stack import Stack
-from tests.process.guide.conftest import Fleet, Story, Told, side_by_side
+from tests.process.guide.conftest import CaseTasks, Fleet, GuideCase, side_by_side
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 DIAGNOSE = str(SCRIPTS / "comprehensive_diagnostics.py")
@@ -157,11 +156,11 @@ async def tasks_that_are_backed_up(guided: Fleet, tmp_path: Path) -> None:
     assert backlog["issue"].startswith("Backlog in pool default: 4 tasks wait")
     assert "MAX_ACTIVE_GPUS=0" in backlog["detail"]
     assert backlog["action"] == "raise MAX_ACTIVE_GPUS"
-    told = await guided.cli("efficiency", "--window", "1h", "--json")
-    [window] = told.json()["windows"]
+    shown = await guided.cli("efficiency", "--window", "1h", "--json")
+    [window] = shown.json()["windows"]
     assert window["queue_now"] == 4
-    shown: Any = await guided.cli("efficiency")
-    assert [line.split()[0] for line in shown.out.splitlines()] == ["window", "1h", "6h", "24h", "7d"]
+    table = await guided.cli("efficiency")
+    assert [line.split()[0] for line in table.out.splitlines()] == ["window", "1h", "6h", "24h", "7d"]
 
 
 async def a_key_that_runpod_refuses(guided: Fleet, tmp_path: Path) -> None:
@@ -179,7 +178,7 @@ async def a_key_that_runpod_refuses(guided: Fleet, tmp_path: Path) -> None:
     assert ran.lines_with("[HIGH] RunPod: Authentication failed: RunPod refuses the API key")
 
 
-STORIES: tuple[Story, ...] = (
+CASES: tuple[GuideCase, ...] = (
     the_whole_report,
     a_system_that_is_completely_down,
     tasks_that_are_backed_up,
@@ -188,13 +187,13 @@ STORIES: tuple[Story, ...] = (
 
 
 @pytest.fixture(scope="module")
-async def told(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Told]:
+async def running(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[CaseTasks]:
     """All of them under way."""
-    async with side_by_side(stack, STORIES, tmp_path_factory.mktemp("reports")) as stories:
-        yield stories
+    async with side_by_side(stack, CASES, tmp_path_factory.mktemp("reports")) as cases:
+        yield cases
 
 
-@pytest.mark.parametrize("story", [story.__name__ for story in STORIES])
-async def test_a_report_says_what_is(told: Told, story: str) -> None:
-    """As the story's own words have it."""
-    await told[story]
+@pytest.mark.parametrize("case", [case.__name__ for case in CASES])
+async def test_a_report_says_what_is(running: CaseTasks, case: str) -> None:
+    """The docstring of the case says what holds."""
+    await running[case]

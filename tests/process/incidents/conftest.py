@@ -27,8 +27,8 @@ Row = Mapping[str, Any]
 
 
 @dataclass
-class Scene:
-    """The operator's terminal, and ways to bring the fleet into trouble."""
+class Incident:
+    """The operator's terminal, and ways to cause trouble in the fleet."""
 
     fleet: Fleet
     leading: Child | None = None
@@ -47,7 +47,7 @@ class Scene:
             self.leading = None
 
     async def diagnose(self, *arguments: str, cwd: Path = ROOT / "scripts", **changes: str | None) -> Ran:
-        """What somebody types who knows the guide alone."""
+        """Run the command of an operator who knows only the guide."""
         script = str(ROOT / "scripts" / "comprehensive_diagnostics.py")
         return await self.fleet.script(script, *arguments, cwd=cwd, **changes)
 
@@ -88,19 +88,19 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
 
 
 @pytest.fixture(scope="module")
-async def past(stack: Stack) -> AsyncIterator[Scene]:
+async def past(stack: Stack) -> AsyncIterator[Incident]:
     """A fleet that has done a task, and whose worker waits for more."""
     async with fleet_of(stack) as fleet:
-        scene = Scene(fleet)
-        await scene.led()
+        incident = Incident(fleet)
+        await incident.led()
         await fleet.submit({"task_type": "work", "params": {"seconds": 0.1}})
         await fleet.until("select 1 from tasks where status = 'Complete'")
-        await scene.workers("status = 'idle'")
-        yield scene
+        await incident.workers("status = 'idle'")
+        yield incident
 
 
 @pytest.fixture
-async def scene(past: Scene) -> AsyncIterator[Scene]:
+async def incident(past: Incident) -> AsyncIterator[Incident]:
     """The same, and as it was again afterwards."""
     yield past
     await past.well()

@@ -14,7 +14,7 @@ import asyncssh
 
 from tests.process.cli.builders import Ran
 from tests.process.guide.conftest import Fleet
-from tests.process.incidents.conftest import Scene
+from tests.process.incidents.conftest import Incident
 
 LONG = {"task_type": "work", "params": {"seconds": 600}, "timeout_s": 900}
 STITCH = {"task_type": "travel_stitch", "params": {}, "max_attempts": 1}
@@ -60,13 +60,13 @@ def touched(home: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_ctime_ns, path.stat().st_size) for path in home.rglob("*")}
 
 
-async def test_a_backlog(scene: Scene) -> None:
+async def test_a_backlog(incident: Incident) -> None:
     """What limits the fleet, when the queue would be done, and which variable to raise."""
-    await scene.led()
-    await scene.fleet.submit(*[LONG] * 4)
-    await scene.fleet.until("select 1 from tasks where status = 'In Progress'")
-    await scene.fleet.until('select 1 from decisions where blocked @> \'[{"kind": "max_active"}]\'')
-    ran = await scene.diagnose()
+    await incident.led()
+    await incident.fleet.submit(*[LONG] * 4)
+    await incident.fleet.until("select 1 from tasks where status = 'In Progress'")
+    await incident.fleet.until('select 1 from decisions where blocked @> \'[{"kind": "max_active"}]\'')
+    ran = await incident.diagnose()
     head, detail, fix = advice(ran, "Backlog in pool default: 3 tasks wait")
     assert "[MEDIUM] Scaling" in head
     assert "limited by: " in detail
@@ -75,34 +75,34 @@ async def test_a_backlog(scene: Scene) -> None:
     assert fix == "fix: raise MAX_ACTIVE_GPUS"
 
 
-async def test_a_stitch_that_fails(scene: Scene) -> None:
+async def test_a_stitch_that_fails(incident: Incident) -> None:
     """The handler's own words, and that the segments come by depends_on."""
-    await scene.led()
-    [task] = await scene.fleet.submit(STITCH)
-    await scene.fleet.until("select 1 from tasks where id = %s and status = 'Failed'", task)
-    head, detail, fix = advice(await scene.diagnose(), "travel_stitch")
+    await incident.led()
+    [task] = await incident.fleet.submit(STITCH)
+    await incident.fleet.until("select 1 from tasks where id = %s and status = 'Failed'", task)
+    head, detail, fix = advice(await incident.diagnose(), "travel_stitch")
     assert head.endswith("Tasks: 1 task of type travel_stitch failed: ValueError: No valid segment videos found")
     assert "HANDLER_ERROR" in detail
     assert "Submit stitch tasks with depends_on" in fix
     assert f"explain {task}" in fix
 
 
-async def test_tasks_that_are_all_blocked(scene: Scene) -> None:
+async def test_tasks_that_are_all_blocked(incident: Incident) -> None:
     """By a task that nobody ever inserted: nothing runs, and nothing will."""
-    await scene.led()
-    await scene.sql("insert into tasks (task_type, depends_on) values ('work', array[gen_random_uuid()])")
-    head, detail, fix = advice(await scene.diagnose(), "All 1 queued tasks are blocked")
+    await incident.led()
+    await incident.sql("insert into tasks (task_type, depends_on) values ('work', array[gen_random_uuid()])")
+    head, detail, fix = advice(await incident.diagnose(), "All 1 queued tasks are blocked")
     assert "[MEDIUM] Tasks" in head  # nothing that is ready waits
     assert "1 by dependencies" in detail
     assert fix == "fix: python -m orchestrator tasks list --status Queued, then explain one of them"
 
 
-async def test_missing_and_mangled_keys(scene: Scene) -> None:
+async def test_missing_and_mangled_keys(incident: Incident) -> None:
     """What is missing by its name; what the environment did to a key, and how to set it right."""
-    key = scene.fleet.environment["RUNPOD_SSH_PRIVATE_KEY"]
+    key = incident.fleet.environment["RUNPOD_SSH_PRIVATE_KEY"]
     missing, mangled = await asyncio.gather(
-        scene.diagnose(RUNPOD_API_KEY=None, RUNPOD_SSH_PUBLIC_KEY=None),
-        scene.diagnose(RUNPOD_SSH_PRIVATE_KEY=key[: len(key) // 2]),
+        incident.diagnose(RUNPOD_API_KEY=None, RUNPOD_SSH_PUBLIC_KEY=None),
+        incident.diagnose(RUNPOD_SSH_PRIVATE_KEY=key[: len(key) // 2]),
     )
     head, detail, fix = advice(missing, "Missing critical environment variables")
     assert head == "1. [HIGH] Environment: Missing critical environment variables"
@@ -115,24 +115,24 @@ async def test_missing_and_mangled_keys(scene: Scene) -> None:
     assert (missing.code, mangled.code) == (1, 1)
 
 
-async def test_the_wrong_key_pair(scene: Scene) -> None:
+async def test_the_wrong_key_pair(incident: Incident) -> None:
     """Two good keys that do not belong together."""
     other = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
-    ran = await scene.diagnose(RUNPOD_SSH_PUBLIC_KEY=other)
+    ran = await incident.diagnose(RUNPOD_SSH_PUBLIC_KEY=other)
     head, detail, fix = advice(ran, "does not match")
     assert head == "1. [HIGH] SSH: RUNPOD_SSH_PRIVATE_KEY does not match RUNPOD_SSH_PUBLIC_KEY"
     assert detail.count("SHA256:") == 2
     assert "ssh-keygen -y" in fix
 
 
-async def test_tasks_that_are_not_processed(scene: Scene) -> None:
+async def test_tasks_that_are_not_processed(incident: Incident) -> None:
     """No process, no claims, no database: told apart, each with its own fix."""
-    fleet = scene.fleet
-    await scene.unled()
+    fleet = incident.fleet
+    await incident.unled()
     await fleet.submit({**LONG, "pool": "nobody"})
-    await scene.sql("revoke execute on function worker_claim from service_role")
-    stopped, away = await asyncio.gather(scene.diagnose(), scene.diagnose(SUPABASE_URL="http://127.0.0.1:9"))
-    await scene.sql("grant execute on function worker_claim to service_role")
+    await incident.sql("revoke execute on function worker_claim from service_role")
+    stopped, away = await asyncio.gather(incident.diagnose(), incident.diagnose(SUPABASE_URL="http://127.0.0.1:9"))
+    await incident.sql("grant execute on function worker_claim to service_role")
     head, detail, fix = advice(stopped, "not running")
     assert head.endswith("[HIGH] Orchestrator: The orchestrator process is not running")
     assert detail == "queued tasks: 1, live workers: 1, leader: none"
@@ -145,29 +145,29 @@ async def test_tasks_that_are_not_processed(scene: Scene) -> None:
     assert "SUPABASE_URL" in fix
 
 
-async def test_orphan_pods(scene: Scene) -> None:
+async def test_orphan_pods(incident: Incident) -> None:
     """Pods that cost money and that no worker names."""
-    await scene.unled()
-    stray = await scene.fleet.stray_pod()
-    ran = await scene.fleet.script("sync_runpod_database.py")
+    await incident.unled()
+    stray = await incident.fleet.stray_pod()
+    ran = await incident.fleet.script("sync_runpod_database.py")
     assert ran.code == 1
     assert ran.out.startswith("Pods without rows: 1, $0.69/h")
     assert ran.lines_with(stray)
     assert ran.err.splitlines() == ["fix: python -m orchestrator sync terminate_orphaned"]
-    head, detail, fix = advice(await scene.diagnose(), "orphaned pod")
+    head, detail, fix = advice(await incident.diagnose(), "orphaned pod")
     assert head.endswith("[HIGH] RunPod: 1 orphaned pod costs $0.69/h and no worker names them")
     assert detail == stray
     assert fix == "fix: python -m orchestrator sync terminate_orphaned"
-    await scene.fleet.stack.control("POST", f"pods/{stray}/kill", {"how": "vanish"})
+    await incident.fleet.stack.control("POST", f"pods/{stray}/kill", {"how": "vanish"})
 
 
-async def test_cost_anomalies(scene: Scene) -> None:
-    """A day that is dearer than usual, and a worker that was paid for nothing."""
-    await scene.unled()
-    worker = await scene.fleet.active()
-    await scene.sql(BOOKED, worker["id"], worker["fleet"])
-    ran = await scene.diagnose()
-    await scene.sql("delete from costs where to_at - from_at = interval '1 hour'")
+async def test_cost_anomalies(incident: Incident) -> None:
+    """A day that is more expensive than usual, and a worker that cost money without work."""
+    await incident.unled()
+    worker = await incident.fleet.active()
+    await incident.sql(BOOKED, worker["id"], worker["fleet"])
+    ran = await incident.diagnose()
+    await incident.sql("delete from costs where to_at - from_at = interval '1 hour'")
     head, _, fix = advice(ran, "in the last 24 hours")
     assert "[MEDIUM] Cost: Cost anomaly: $6." in head
     assert head.endswith("usually $1.50 a day")
@@ -177,10 +177,10 @@ async def test_cost_anomalies(scene: Scene) -> None:
     assert fix == f"fix: python -m orchestrator explain {worker['id']}"
 
 
-async def test_looking_changes_nothing(scene: Scene, tmp_path: Path) -> None:
+async def test_looking_changes_nothing(incident: Incident, tmp_path: Path) -> None:
     """No row has another version, no sequence has moved, no file on the pod is new or touched, whatever looked."""
-    fleet = scene.fleet
-    await scene.unled()
+    fleet = incident.fleet
+    await incident.unled()
     worker = await fleet.active()
     pods = (await fleet.stack.control("GET", "ledger"))["pods"]
     [home] = [Path(pod["home"]) for pod in pods if pod["id"] == worker["pod_id"]]
@@ -193,7 +193,7 @@ async def test_looking_changes_nothing(scene: Scene, tmp_path: Path) -> None:
         await fleet.submit(LONG)
         rows, files = await versions(fleet), touched(home)
         looks = (
-            scene.diagnose("--save-report", cwd=tmp_path),
+            incident.diagnose("--save-report", cwd=tmp_path),
             fleet.script("spawn_gpu.py", "status", worker["id"]),
             fleet.script("fetch_worker_logs.py", worker["id"], S3_BUCKET=None),
             fleet.script("sync_runpod_database.py", "analyze"),
@@ -208,47 +208,47 @@ async def test_looking_changes_nothing(scene: Scene, tmp_path: Path) -> None:
         os.kill(agent, signal.SIGCONT)
 
 
-async def test_ssh_authentication(scene: Scene) -> None:
+async def test_ssh_authentication(incident: Incident) -> None:
     """New pods refuse the key: whose half is wrong, and how to set it; once it works again it is a remark."""
-    fleet = scene.fleet
-    await scene.fault("ssh_auth_refused")
-    await scene.led(MAX_ACTIVE_GPUS="2")
+    fleet = incident.fleet
+    await incident.fault("ssh_auth_refused")
+    await incident.led(MAX_ACTIVE_GPUS="2")
     await fleet.submit(LONG, LONG)
-    await scene.workers("failure_code = 'AUTH_FAILED'")
-    ran = await scene.diagnose()
+    await incident.workers("failure_code = 'AUTH_FAILED'")
+    ran = await incident.diagnose()
     head, detail, fix = advice(ran, "SSH authentication fails")
     assert head.endswith("The pod refuses our key: it was given the public half of another.")
     assert re.search(r"\b[1-9]\d* attempts? within a day", detail)
     assert fix == 'fix: set RUNPOD_SSH_PUBLIC_KEY="$(ssh-keygen -y -f ~/.ssh/id_ed25519)"'
     await fleet.stack.control("DELETE", "faults")
-    await scene.forget_failures()
+    await incident.forget_failures()
     await fleet.until(
         "select 1 from workers where fleet = %s and status = 'active' having count(*) = 2",
         fleet.environment["FLEET_ID"],
     )
-    later = await scene.diagnose()
+    later = await incident.diagnose()
     head, detail, fix = advice(later, "SSH authentication failed within a day, and works again")
     assert "[LOW]" in head
     assert "a later one succeeded" in detail
     assert (ran.code, later.code) == (0, 0), later.out  # the pool's first worker goes on
 
 
-async def test_workers_stuck_in_their_stages(scene: Scene) -> None:
+async def test_workers_stuck_in_their_stages(incident: Incident) -> None:
     """Each by its stage, with whom it waits for, what happens by itself and what to do sooner."""
-    fleet = scene.fleet
+    fleet = incident.fleet
     for number, kind in enumerate(STUCK, 1):
-        await scene.fault(kind, nth=number)
+        await incident.fault(kind, nth=number)
     held = ",".join(f"{stage}=600" for stage, *_ in STUCK.values())
-    await scene.led(MAX_ACTIVE_GPUS="9", BRINGUP_DEADLINES=held, WORKER_PYTHON="python3")  # the pod's own fails
-    await scene.forget_failures()
+    await incident.led(MAX_ACTIVE_GPUS="9", BRINGUP_DEADLINES=held, WORKER_PYTHON="python3")  # the pod's own fails
+    await incident.forget_failures()
     await fleet.submit(*[LONG] * (2 + len(STUCK)))
     for stage, *_ in STUCK.values():
-        await scene.workers("status = 'spawning' and stage = %s", stage)
+        await incident.workers("status = 'spawning' and stage = %s", stage)
     tried = "select 1 from worker_attempts where worker_id = %s and failure_code = 'TCP_TIMEOUT'"
-    [slow] = await scene.workers("stage = 'tcp'")
+    [slow] = await incident.workers("stage = 'tcp'")
     await fleet.until(tried, slow["id"])
-    await scene.sql("update workers set state_since = now() - interval '6 minutes' where status = 'spawning'")
-    report, one = await asyncio.gather(scene.diagnose(), fleet.script("spawn_gpu.py", "status", slow["id"]))
+    await incident.sql("update workers set state_since = now() - interval '6 minutes' where status = 'spawning'")
+    report, one = await asyncio.gather(incident.diagnose(), fleet.script("spawn_gpu.py", "status", slow["id"]))
     for stage, cause, fix in STUCK.values():
         head, detail, said = advice(report, f"1 worker stuck in spawning, stage {stage}: ")
         assert cause in head
@@ -259,19 +259,19 @@ async def test_workers_stuck_in_their_stages(scene: Scene) -> None:
     assert one.lines_with(f"fix           python -m orchestrator timeline {slow['id']}")
 
 
-async def test_stale_rows(scene: Scene) -> None:
+async def test_stale_rows(incident: Incident) -> None:
     """Workers whose pods are gone, while nobody leads to see it."""
-    fleet = scene.fleet
+    fleet = incident.fleet
     worker = await fleet.active()
-    await scene.unled()
+    await incident.unled()
     await fleet.stack.control("POST", f"pods/{worker['pod_id']}/kill", {"how": "vanish"})
-    await scene.sql("update workers set created_at = created_at - interval '2 minutes' where id = %s", worker["id"])
+    await incident.sql("update workers set created_at = created_at - interval '2 minutes' where id = %s", worker["id"])
     ran = await fleet.script("sync_runpod_database.py")
     assert ran.code == 1
     assert ran.out.startswith("Rows without pods: 1")
     assert re.search(rf"^{worker['id']} +(active|idle) +{worker['pod_id']} +not listed$", ran.out, re.MULTILINE)
     assert ran.err.splitlines() == ["fix: python -m orchestrator sync update_database"]
-    head, detail, fix = advice(await scene.diagnose(), "stale worker row")
+    head, detail, fix = advice(await incident.diagnose(), "stale worker row")
     assert head.endswith("[HIGH] Database: 1 stale worker row: its pod is gone")
     assert detail == f"{worker['id']} (not listed)"
     assert fix == "fix: python -m orchestrator sync update_database"

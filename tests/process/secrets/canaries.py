@@ -54,7 +54,7 @@ SETUP_FAILS = Case(
 
 
 def over_supabase(case: Case) -> Case:
-    """The same harm to a stack whose orchestrators and pods know no database but PostgREST."""
+    """The same fault in a stack whose orchestrators and pods use the database only over PostgREST."""
     return replace(case, name=f"{case.name}_over_supabase", transport="supabase")
 
 
@@ -101,7 +101,7 @@ async def released(fleet_env: Environment, canaries: SecretScan) -> AsyncIterato
 
 
 def give(fleet_env: Environment, canaries: SecretScan) -> None:
-    """The secrets that the stack has anyway, and others beside them.
+    """The secrets of the stack, and additional ones.
 
     Over Supabase's transport the service key is the real one, and there is no password of a database.
     """

@@ -1,4 +1,4 @@
-"""Whom we speak to: a frozen peer is noticed, a changed key refused wherever it is met, no status is ever a success."""
+"""A frozen peer is detected, a changed key is always refused, an unknown status is no success."""
 
 import asyncio
 import os
@@ -84,7 +84,7 @@ class NoStatus:
 
 
 async def test_no_exit_status_is_neither_success_nor_failure() -> None:
-    """Whatever was printed: whoever asked must look again."""
+    """The output does not matter: the caller must check again."""
     session: Session = NoStatus()  # type: ignore[assignment]
     with pytest.raises(Unavailable, match="unknown"):
         await agent_control.run(session, "true", timeout_s=1)
@@ -98,11 +98,11 @@ async def sshd(tmp_path: Path) -> AsyncIterator[Sshd]:
         yield server
 
 
-async def test_a_stranger_on_the_address_of_a_promoted_worker_learns_nothing(sshd: Sshd) -> None:
+async def test_an_outsider_on_the_address_of_a_promoted_worker_learns_nothing(sshd: Sshd) -> None:
     """Shipping and last looks go over the same lines: the row's pin holds there too, before any login."""
-    stranger = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
+    outsider = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
     ssh_pool = SshPool(AsyncSshShell(pem_of(KEY)))
-    worker = a_worker(ssh_host="127.0.0.1", ssh_port=sshd.port, host_key=" ".join(stranger.split()[:2]))
+    worker = a_worker(ssh_host="127.0.0.1", ssh_port=sshd.port, host_key=" ".join(outsider.split()[:2]))
     for _ in range(3):
         with pytest.raises(HostKeyChanged):
             async with ssh_pool.session(worker, timeout_s=SOON_S):

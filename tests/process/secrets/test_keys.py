@@ -112,7 +112,7 @@ def test_a_key_that_cannot_log_in_by_itself_is_named() -> None:
 
 
 def test_one_changed_letter_never_passes() -> None:
-    """Wherever a letter of the secret part is exchanged, the key is refused or is the same key (its padding)."""
+    """If any letter of the secret part is replaced, the key is refused, or is the same key (its padding)."""
     _, pem = FORMS["OpenSSH, Ed25519"]
     for at in range(40, len(pem) - 40, 3):
         changed = pem[:at] + ("A" if pem[at] != "A" else "B") + pem[at + 1 :]
@@ -142,7 +142,7 @@ PUBLIC = {
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_a_mangled_public_key_is_what_it_was(name: str) -> None:
+def test_a_mangled_public_key_is_repaired(name: str) -> None:
     """A blob says itself what it is, and how long."""
     (key,), text = public_keys(PUBLIC[name])
     assert key.public_data == ED25519.public_data
@@ -171,7 +171,7 @@ def test_a_mangled_public_key_is_what_it_was(name: str) -> None:
         *("without its type", "a fingerprint", "a path", "a command", "a mangled blob", "words", "stars"),
     ],
 )
-def test_a_public_key_that_is_none_is_refused_by_name(given: str, says: str) -> None:
+def test_an_invalid_public_key_is_refused_by_name(given: str, says: str) -> None:
     """A private key in its place above all: pods are shown the public one."""
     with pytest.raises(BadKey, match=says) as caught:
         public_keys(given)
@@ -179,7 +179,7 @@ def test_a_public_key_that_is_none_is_refused_by_name(given: str, says: str) -> 
 
 
 def test_several_public_keys_are_several_lines() -> None:
-    """An operator's own key may stand beside the orchestrator's."""
+    """An operator's own key may be next to the orchestrator's."""
     both = f"{PUB}\\n{RSA.export_public_key().decode()}"
     keys, text = public_keys(both)
     assert [key.public_data for key in keys] == [ED25519.public_data, RSA.public_data]

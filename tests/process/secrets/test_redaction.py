@@ -118,13 +118,13 @@ def test_a_structure_keeps_its_shape() -> None:
 
 
 @pytest.mark.parametrize("content", ["x", 1234, 0.5, ["x"], ("x", "y"), {"user": "x"}, [{"a": ["x"]}], b"x"], ids=repr)
-def test_what_stands_under_a_telling_name_is_hidden_whole(content: object) -> None:
+def test_the_value_of_a_secret_name_is_hidden_completely(content: object) -> None:
     """Of any type, at any depth."""
     given = {"a": [{"password": content, "b": 1}], "tokens": content}
     assert Redactor().redact(given, by_name=True) == {"a": [{"password": HIDDEN, "b": 1}], "tokens": HIDDEN}
 
 
-def test_short_words_are_never_taken_for_secrets() -> None:
+def test_short_words_are_never_redacted() -> None:
     """A password `x` would hide half of every log."""
     assert Redactor(["x", "", "   ", "abc"]).redact("x abc") == "x abc"
     assert list(passwords("postgresql://postgres:postgres@h/db")) == []
@@ -206,7 +206,7 @@ def test_events_are_redacted_by_value_and_by_name(written: io.StringIO) -> None:
     assert (line["worker_token"], line["token_jti"], line["level"]) == (HIDDEN, "j1", "error")
 
 
-async def test_what_nobody_caught_is_redacted(written: io.StringIO) -> None:
+async def test_an_uncaught_exception_is_redacted(written: io.StringIO) -> None:
     """A task's exception, a callback's, a thread's, a warning, an unraisable one, and Python's last words."""
     loop = asyncio.get_running_loop()
     loop.call_exception_handler({"message": f"callback with {CANARY}", "exception": ValueError(CANARY)})

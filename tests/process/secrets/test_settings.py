@@ -23,7 +23,7 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def test_everything_wrong_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_errors_are_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Misspelt, unparsable, out of range, contradictory: four kinds, one answer; what can be used still is."""
     wrong = {
         "MAX_ACTIVE_GPU": "3",
@@ -57,7 +57,7 @@ def test_a_list_of_gpu_types_that_names_none_is_refused(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("name", ["nonsense", "mysql://user@host/db", "://", "host"])
-def test_a_database_url_that_is_none_is_a_setting_to_mend(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_an_invalid_database_url_is_a_setting_to_correct(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Not a database that does not answer. libpq's own form is taken too."""
     monkeypatch.setenv("DATABASE_URL", name)
     with pytest.raises(SettingsError, match="DATABASE_URL cannot be used"):
@@ -82,7 +82,7 @@ ENCODED = "hunter2%2Fhunter2%20it%27s"
         ("host = db dbname = x sslpassword = '", r"hunter2/hunter2 it\'s", "'"),
     ],
 )
-def test_a_database_password_is_hidden_wherever_it_stands(
+def test_a_database_password_is_hidden_everywhere(
     monkeypatch: pytest.MonkeyPatch, before: str, written: str, after: str
 ) -> None:
     """As libpq reads it, and as it was written; the rest of the connection string is no secret."""

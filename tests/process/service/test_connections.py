@@ -47,8 +47,8 @@ async def test_a_leader_has_seven_connections_and_a_standby_one(stack: Stack) ->
     two = await stack.start_orchestrator(named(stack, "two") | {"PORT": str(port)})
     await submit(stack, [{"task_type": "travel_segment", "params": {"seconds": 0.1}}] * TASKS)
     most = {"one": 0, "two": 0}
-    stranger = {"Authorization": "Bearer none"}
-    caller = httpx.AsyncClient(headers=stranger, trust_env=False, timeout=DEADLINE_S)
+    outsider = {"Authorization": "Bearer none"}
+    caller = httpx.AsyncClient(headers=outsider, trust_env=False, timeout=DEADLINE_S)
     async with await stack.connect() as sql, caller as client, asyncio.timeout(DEADLINE_S):
         while True:
             asked = (client.post(f"http://127.0.0.1:{port}/rest/v1/rpc/worker_claim", json={}) for _ in range(20))

@@ -13,7 +13,8 @@ from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import Demand, EndedBringUp
 from orchestrator.core.plan import plan
 from orchestrator.diagnostics.account import money
-from orchestrator.diagnostics.conditions import Condition, ConditionKind
+from orchestrator.diagnostics.condition_kinds import ConditionKind
+from orchestrator.diagnostics.conditions import Condition
 from orchestrator.leader_jobs import conditions
 from orchestrator.leader_jobs.conditions import LeaderConditions, Sources
 from orchestrator.observability.metrics import Metrics
@@ -57,7 +58,7 @@ class Leader:
     async def close(self) -> None: ...
 
     def tick(self, **changes: Any) -> set[str]:
-        """The kinds that a tick shows, by the gauge and to the messages alike."""
+        """The kinds that a tick shows, in the gauge and in the messages."""
         seen = snapshot(busy("gpu-1"), **({"demand": WAITING} | changes))
         self.conditions.planned(seen, plan(seen, policy()))
         return self.shown()
@@ -101,7 +102,7 @@ async def test_messages_have_the_cause_and_the_evidence_that_health_shows() -> N
     assert "SSH-2.0-x" in told[ConditionKind.BRINGUPS_FAIL].evidence
 
 
-async def test_what_nobody_answers_is_unknown() -> None:
+async def test_a_check_without_an_answer_is_unknown() -> None:
     """An outage of one source hides nothing that the others say."""
     leader = Leader()
     leader.usd = Unavailable("this key is not told")
@@ -131,7 +132,7 @@ def test_a_tick_shows_a_slow_database() -> None:
     assert Leader().tick(database_s=2.5, expired_leases=2) == {"database_slow", "no_holder"}
 
 
-def test_ticks_that_fail_are_shown_beside_what_was_last_seen() -> None:
+def test_failed_ticks_are_shown_with_the_last_known_conditions() -> None:
     """After some seconds, because one failure may be an accident; also if no tick has ever gone through."""
     leader = Leader()
     assert leader.tick(expired_leases=2) == {"no_holder"}

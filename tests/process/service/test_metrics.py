@@ -162,7 +162,7 @@ def test_what_tasks_went_through_is_counted_on() -> None:
 
 
 def test_codes_are_few() -> None:
-    """Whoever fails a task may write anything as its code; a label takes none of it."""
+    """A handler may fail with any text as its code; no label contains it."""
     assert [code_of(code) for code in (None, "XID_79", "TCP_REFUSED", "gpu-20261121_1", "")] == [
         "none", "XID", "TCP_REFUSED", "other", "other",
     ]  # fmt: skip

@@ -106,7 +106,7 @@ async def test_it_says_what_it_is_and_what_it_did(stack: Stack) -> None:
     await until(stack, "select 1 from tasks where status = 'Complete'")
     await until(stack, "select 1 from log_objects where shipped_at is not null")
     async with httpx.AsyncClient(base_url=stack.url, trust_env=False, timeout=CALL_S) as client:
-        assert (await client.get("/healthz")).json() == {"status": "ok"}  # to a stranger
+        assert (await client.get("/healthz")).json() == {"status": "ok"}  # to an outsider
         health = (await client.get("/healthz", headers={"Authorization": f"Bearer {TOKEN}"})).json()
         assert (health["role"], health["commit"], health["version"]) == ("leader", "c0ffee", __version__)
         assert health["schema"] == str(sql_files().version)

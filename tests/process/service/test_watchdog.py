@@ -55,7 +55,7 @@ async def watched(then: str, *, step: int = 1) -> asyncio.subprocess.Process:
     ids=["the_loop_hangs", "the_tick_hangs"],
 )
 async def test_a_process_that_stands_still_ends_with_70(then: str, step: int, said: bytes) -> None:
-    """It names what hangs, and leaves the stacks of its threads for whoever looks for the cause."""
+    """It names what hangs, and prints the stacks of its threads, which show the cause."""
     process = await watched(then, step=step)
     async with asyncio.timeout(END_S):
         _, errors = await process.communicate()
@@ -64,7 +64,7 @@ async def test_a_process_that_stands_still_ends_with_70(then: str, step: int, sa
     assert b"Thread 0x" in errors
 
 
-async def test_a_process_that_was_stopped_for_long_goes_on() -> None:
+async def test_a_process_that_was_stopped_for_long_continues() -> None:
     """SIGSTOP, as a suspended machine: nothing turned, and nothing was wedged."""
     process = await watched(f"await asyncio.sleep({LIMIT_S}); print('here', flush=True); await asyncio.sleep(60)")
     assert process.stdout is not None

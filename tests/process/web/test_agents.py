@@ -131,7 +131,7 @@ async def test_an_output_that_was_never_stored_fails_the_attempt(agents: Agents)
     assert "note.txt.not was reported as the output" in row["error_message"]
 
 
-async def test_a_zombie_is_fenced_and_its_upload_does_no_harm(agents: Agents, tmp_path: Path) -> None:
+async def test_a_frozen_worker_is_fenced_and_its_upload_has_no_effect(agents: Agents, tmp_path: Path) -> None:
     """Frozen past its lease while another did the work, it comes back, is told, drops its result and works on."""
     gateway, pool = agents.gateway, "zombie"
     (task_id,) = await gateway.submit(pool, task_type="gated", params={**Gate(tmp_path, "a").params, "says": "late"})

@@ -82,7 +82,7 @@ async def test_wrong_tokens_are_slowed_down_and_right_ones_are_not(rig: ApiRig) 
     assert (await rig.call("GET", "/tasks", VIEWER)).status_code == 200
 
 
-async def test_strangers_who_try_addresses_are_slowed_down(
+async def test_outsiders_that_try_addresses_are_slowed_down(
     api_db: PostgresDb, blobs: S3Blobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They need no token for a 404 or a 405. A caller with a token goes on."""

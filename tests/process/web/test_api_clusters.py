@@ -87,7 +87,7 @@ async def test_what_cannot_be_reconciled_is_refused(rig: ApiRig) -> None:
 
 @pytest.mark.parametrize("part", ["", "/members", "/member-operations"])
 async def test_another_project_another_pool_and_another_name_are_not_there(rig: ApiRig, part: str) -> None:
-    """They look alike: a token learns nothing about clusters of other pools."""
+    """The answers are equal: a token learns nothing about clusters of other pools."""
     path, name, _ = await made(rig)
     theirs = await rig.token("read", pools=["other"])
     mine = await rig.token("read", pools=[rig.pool])

@@ -101,7 +101,7 @@ async def test_a_task_that_is_deleted_ends_its_stream(rig: ApiRig, hand: Any) ->
         assert [name async for name, _, _ in received] == ["deleted"]
 
 
-async def test_a_caller_that_goes_leaves_its_place(rig: ApiRig) -> None:
+async def test_a_caller_that_disconnects_frees_its_place(rig: ApiRig) -> None:
     """Within the second, whether the task changes or not. A caller that does not read is cut off by the connection."""
     task_id = await rig.submit()
     _, writer = await asyncio.open_connection(*rig.address)

@@ -1,4 +1,4 @@
-"""Events of the fleet: read page by page or followed, each once, whoever commits late or reads slowly."""
+"""Events of the fleet, read page by page or followed: each once, also with late commits and slow readers."""
 
 import asyncio
 import socket
@@ -59,7 +59,7 @@ async def test_a_list_is_read_on_from_its_end(rig: ApiRig) -> None:
         assert (await rig.call("GET", "/events", params=wrong)).status_code == 400
 
 
-async def test_a_stream_goes_on_after_the_last_event(rig: ApiRig) -> None:
+async def test_a_stream_continues_after_the_last_event(rig: ApiRig) -> None:
     """A stream that begins has nothing of before."""
     seen: list[Event] = []
     async with asyncio.timeout(DEADLINE_S):

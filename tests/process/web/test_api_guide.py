@@ -17,7 +17,7 @@ from tests.process.web.api_rig import ApiRig
 from tests.process.web.builders import done
 
 DOC = (Path(__file__).resolve().parents[3] / "docs" / "api.md").read_text()
-WORDS = " ".join(DOC.split())  # wherever a line ends
+WORDS = " ".join(DOC.split())  # independent of line breaks
 COMMANDS = re.findall(r"```sh\n(.*?)```", DOC, re.DOTALL)
 TIMEOUT_S = 30.0
 

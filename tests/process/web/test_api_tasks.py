@@ -244,7 +244,7 @@ async def test_a_server_that_stops_answers_those_who_wait(api_db: PostgresDb, bl
             assert (await waiting).json()["ended"] is False
 
 
-async def test_nobody_asks_the_database_while_nobody_waits(rig: ApiRig) -> None:
+async def test_the_database_is_not_polled_while_no_caller_waits(rig: ApiRig) -> None:
     """And a hundred who wait cost one query each half second."""
     task_id = await rig.submit()
     calls = 0

@@ -29,7 +29,7 @@ async def test_the_probes_follow_the_daemons_record(postgres: Database, blobs: S
     """Starting: alive, not ready. Leading or standing by: both. A dead loop: neither."""
     db = await PostgresDb.open(postgres.url, pool_size=1)
     health = Health(started_at_s=time.monotonic(), dead_after_s=60)
-    async with serving(db, blobs, WakeupHub(), health) as url, httpx.AsyncClient(base_url=url) as stranger:
+    async with serving(db, blobs, WakeupHub(), health) as url, httpx.AsyncClient(base_url=url) as outsider:
         client = httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {SECRET}"})
         assert [(await client.get(path)).status_code for path in ("/healthz", "/readyz")] == [200, 503]
         health.stands_by(3, "another:1")
@@ -42,9 +42,9 @@ async def test_the_probes_follow_the_daemons_record(postgres: Database, blobs: S
         health.failed("Unavailable: nobody answers")
         reply = await client.get("/healthz")
         assert (reply.status_code, reply.json()["reason"]) == (200, "Unavailable: nobody answers")
-        for path in ("/healthz", "/readyz"):  # a stranger learns nothing about hosts, versions and errors
-            assert (await stranger.get(path)).json() == {"status": "degraded"}
-        page = await stranger.get("/")
+        for path in ("/healthz", "/readyz"):  # an outsider learns nothing about hosts, versions and errors
+            assert (await outsider.get(path)).json() == {"status": "degraded"}
+        page = await outsider.get("/")
         assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
         assert "<strong>degraded</strong>" in page.text
         assert "us:1" not in page.text

@@ -136,7 +136,7 @@ async def test_a_retry_whose_answer_is_lost_is_not_repeated(rig: ApiRig) -> None
     assert (caught.value.status, caught.value.id) == (412, "E075")
 
 
-async def test_refusals_and_silence_are_told_apart(rig: ApiRig) -> None:
+async def test_a_refusal_and_silence_are_different_errors(rig: ApiRig) -> None:
     """With the stable id of a refusal, after as many tries as were asked for."""
     task_id = await rig.submit()
     with pytest.raises(WaitTimeout, match="Queued"):

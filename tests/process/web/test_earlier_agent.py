@@ -75,12 +75,12 @@ async def test_an_earlier_agent_understands_a_refusal(gateway: ServerUnderTest) 
     reply = await caller.call("worker_heartbeat", token="no.token.atall", p_tasks=[], p_health={}, p_logs={})
     assert reply.status_code == 401
     assert reply.json().keys() >= {"code", "message", "details", "hint"}
-    stranger = Caller(caller.id, caller.pool, "another-jti", caller.nonce, caller.client)
-    reply = await stranger.call("worker_heartbeat", p_tasks=[], p_health={}, p_logs={})
+    outsider = Caller(caller.id, caller.pool, "another-jti", caller.nonce, caller.client)
+    reply = await outsider.call("worker_heartbeat", p_tasks=[], p_health={}, p_logs={})
     assert (reply.status_code // 100, reply.json()["code"]) == (4, "OR006")
 
 
 def test_protocol_1_is_still_spoken() -> None:
-    """Whoever raises it writes another file like this one, and keeps this one."""
+    """A change of the number needs another file like this one; this one stays."""
     assert protocol.PROTOCOL >= 1
     assert set(protocol.CLAIMED) >= CLAIMED

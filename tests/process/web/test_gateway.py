@@ -116,7 +116,7 @@ async def test_a_revoked_token_opens_nothing(gateway: ServerUnderTest, function:
 
 
 @pytest.mark.parametrize("function", sorted(FUNCTIONS))
-async def test_a_terminated_worker_is_told_to_stop(gateway: ServerUnderTest, function: str) -> None:
+async def test_a_terminated_worker_gets_the_answer_stop(gateway: ServerUnderTest, function: str) -> None:
     """Its token ended with it."""
     worker = await gateway.worker()
     await gateway.move(worker, (State.ACTIVE,), State.TERMINATING, exit_cause="manual")
@@ -270,7 +270,7 @@ async def test_a_wrong_argument_is_the_callers_fault(
     assert _is_refusal(reply.json())
 
 
-async def test_a_refusal_says_what_why_and_how_to_mend_it(gateway: ServerUnderTest) -> None:
+async def test_a_refusal_has_what_why_and_the_fix(gateway: ServerUnderTest) -> None:
     """PostgREST's `message`, `details` and `hint` carry the database's."""
     worker = await gateway.worker()
     body = (await worker.call(protocol.CLAIM, p_claim_no=0, p_batch=1, p_wait_s=0)).json()
@@ -295,7 +295,7 @@ async def test_answers_are_json(gateway: ServerUnderTest) -> None:
 
 
 @pytest.mark.parametrize("code", ["\x1b[31mred", "x" * 200, "lower", "A B", ""])
-async def test_a_code_that_is_none_is_stored_as_invalid(gateway: ServerUnderTest, code: str) -> None:
+async def test_an_unknown_failure_code_is_stored_as_invalid(gateway: ServerUnderTest, code: str) -> None:
     """The call succeeds: an agent that is refused reports the same failure again and again."""
     worker = await gateway.worker()
     (task_id,) = await gateway.submit(worker.pool)

@@ -19,7 +19,7 @@ async def _grants(worker: Caller, *items: tuple[str, str]) -> dict[str, Any]:
     return answer
 
 
-async def test_an_output_goes_up_and_comes_down_to_who_depends_on_it(gateway: ServerUnderTest) -> None:
+async def test_an_output_is_uploaded_and_downloaded_by_a_dependent_task(gateway: ServerUnderTest) -> None:
     """Signed PUT, completion with the location, signed GET by the dependant: the bytes are the same."""
     worker = await gateway.worker()
     (first,) = await gateway.submit(worker.pool)
@@ -42,7 +42,7 @@ async def test_an_output_goes_up_and_comes_down_to_who_depends_on_it(gateway: Se
 
 
 async def test_nothing_else_is_signed(gateway: ServerUnderTest) -> None:
-    """Not another task's prefix, another attempt's, a log, a path that climbs, or a method beyond the two."""
+    """Not another task's prefix, another attempt's, a log, a path with `..`, or a method beyond the two."""
     worker, other = await gateway.worker(), await gateway.worker()
     (mine,) = await gateway.submit(worker.pool)
     (theirs,) = await gateway.submit(other.pool)
@@ -83,7 +83,7 @@ async def test_a_signature_is_for_one_key_and_one_method(gateway: ServerUnderTes
 
 @pytest.mark.parametrize("ended", ["completed", "worker gone"])
 async def test_no_grant_outlives_the_attempt(gateway: ServerUnderTest, ended: str) -> None:
-    """After the task is over, or taken away, its prefix is closed."""
+    """After the task has ended, or another worker has it, its prefix is closed."""
     worker = await gateway.worker()
     (task_id,) = await gateway.submit(worker.pool)
     (task,) = (await worker.claim())["tasks"]

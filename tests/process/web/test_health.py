@@ -23,7 +23,7 @@ def test_a_process_that_has_just_started_is_alive_and_not_ready() -> None:
     assert health.report(START_S + 5)["role"] == "starting"
 
 
-def test_leader_and_standby_are_ready_alike() -> None:
+def test_leader_and_standby_are_both_ready() -> None:
     """A rolling deploy waits for the new process to be ready, and that one waits for the old to go."""
     for become in (Health.leads, Health.stands_by):
         health = _health()
@@ -45,8 +45,8 @@ def test_leader_and_standby_are_ready_alike() -> None:
         }
 
 
-def test_a_failing_database_is_a_reason_and_no_death() -> None:
-    """Restarting the process would not mend the database."""
+def test_a_failing_database_makes_the_process_degraded_and_not_dead() -> None:
+    """A restart of the process would not repair the database."""
     health = _health()
     health.leads(1, "host:1")
     health.ticked(START_S + 100)
@@ -58,7 +58,7 @@ def test_a_failing_database_is_a_reason_and_no_death() -> None:
     assert health.report(START_S + 101)["status"] == "ok"
 
 
-def test_a_standby_whose_request_is_answered_again_is_well() -> None:
+def test_a_standby_recovers_with_the_next_answer() -> None:
     """It runs no tick that could say so, and its next request may be the only sign for days."""
     health = _health()
     health.stands_by(1, "host:1")
@@ -77,8 +77,8 @@ def test_a_leader_whose_tick_failed_stays_degraded_when_its_lease_is_renewed() -
     assert health.report(START_S + 1)["reason"] == "KeyError: 'pool'"
 
 
-def test_a_loop_that_no_longer_turns_is_dead() -> None:
-    """Only then does the platform start the process anew."""
+def test_a_loop_without_ticks_is_dead() -> None:
+    """Only then does the platform restart the process."""
     health = _health()
     health.leads(1, "host:1")
     health.ticked(START_S + 1)
@@ -87,7 +87,7 @@ def test_a_loop_that_no_longer_turns_is_dead() -> None:
     assert "no tick for 121 s" in health.report(START_S + 122)["reason"]
 
 
-def test_a_loop_that_is_to_look_seldom_is_not_dead_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_with_a_long_interval_counts_as_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     """A platform that kills it for that would never let it look at all."""
     monkeypatch.setenv("ORCHESTRATOR_POLL_SEC", "600")
     health = health_of(load(), Metrics(), "20261123000401")

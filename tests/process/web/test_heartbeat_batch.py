@@ -64,7 +64,7 @@ async def beat(callers: Sequence[Caller], *, company: int = 0, **changed: Any) -
         return list(await asyncio.gather(*beats))
 
 
-async def test_all_beats_go_in_one_statement(gateway: ServerUnderTest, db: Noted, callers: list[Caller]) -> None:
+async def test_all_heartbeats_go_in_one_statement(gateway: ServerUnderTest, db: Noted, callers: list[Caller]) -> None:
     """With what each says of itself, and what is wanted of each."""
     await gateway.store.request_termination(callers[0].id, "test", now_not_drain=False)
     answers = [reply.json() for reply in await beat(callers)]
@@ -86,7 +86,7 @@ async def test_a_beat_without_company_is_an_ordinary_call(db: Noted, callers: li
     assert db.together == [{caller.id for caller in callers[1:]}]
 
 
-async def test_beats_whose_health_is_unchanged_go_together_and_keep_it(
+async def test_heartbeats_with_an_unchanged_health_are_combined_and_keep_it(
     gateway: ServerUnderTest, db: Noted, callers: list[Caller]
 ) -> None:
     """Null leaves the health of the worker as it is."""
@@ -99,7 +99,7 @@ async def test_beats_whose_health_is_unchanged_go_together_and_keep_it(
     assert (await gateway.store.worker(callers[0].id))["worker"]["health"] == BEAT["p_health"]
 
 
-async def test_who_is_not_who_it_says_hears_why(gateway: ServerUnderTest, callers: list[Caller]) -> None:
+async def test_a_worker_with_a_wrong_identity_gets_the_reason(gateway: ServerUnderTest, callers: list[Caller]) -> None:
     """A former launch, a revoked token and a worker that has gone are refused as ever, the others heard."""
     callers[0] = replace(callers[0], nonce="of an earlier launch")
     callers[1] = replace(callers[1], jti="revoked")
@@ -111,7 +111,7 @@ async def test_who_is_not_who_it_says_hears_why(gateway: ServerUnderTest, caller
     assert replies[3].json()["outcome"] == protocol.OK
 
 
-async def test_nobody_is_answered_for_another_launch_of_the_same_worker(db: Noted, callers: list[Caller]) -> None:
+async def test_each_launch_of_a_worker_gets_its_own_answer(db: Noted, callers: list[Caller]) -> None:
     """A revoked token and an earlier launch in the moment of the live one's beat: each hears what it hears alone."""
     live = callers[0]
     same = [live, replace(live, jti="revoked"), replace(live, nonce="of an earlier launch"), *callers[1:3]]
@@ -123,7 +123,7 @@ async def test_nobody_is_answered_for_another_launch_of_the_same_worker(db: Note
     assert db.together == [{caller.id for caller in callers[1:3]}]
 
 
-async def test_nonsense_in_one_beat_is_its_own_affair(callers: list[Caller]) -> None:
+async def test_an_invalid_heartbeat_affects_no_other(callers: list[Caller]) -> None:
     """The others are heard although it spoils the statement for all."""
     first, *others = await beat(callers, p_logs={"agent": -1})
     assert (first.status_code, first.json()["code"]) == (400, protocol.BAD_ARGUMENT)
@@ -142,7 +142,7 @@ async def test_a_beat_that_names_no_launch_is_refused(callers: list[Caller]) -> 
     assert [one.json()["outcome"] for one in heard] == [protocol.OK] * 3
 
 
-async def test_a_locked_row_keeps_nobody_else_waiting(callers: list[Caller], postgres: Database) -> None:
+async def test_a_locked_row_delays_no_other(callers: list[Caller], postgres: Database) -> None:
     """Somebody forgot a transaction in the SQL editor: only that worker's beat waits for its end."""
     async with await psycopg.AsyncConnection.connect(postgres.url) as editor:
         await editor.execute("select from workers where id = %s for update", (callers[0].id,))

@@ -32,7 +32,7 @@ async def _connect(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
 
 
 async def _all(reader: asyncio.StreamReader) -> bytes:
-    """What is said until the other side hangs up."""
+    """Return what the other side sends until it closes the connection."""
     async with asyncio.timeout(DEADLINE_S):
         try:
             return await reader.read()
@@ -40,7 +40,7 @@ async def _all(reader: asyncio.StreamReader) -> bytes:
             return b""
 
 
-async def test_a_head_without_end_is_cut_off(gateway: ServerUnderTest) -> None:
+async def test_an_endless_head_is_cut_off(gateway: ServerUnderTest) -> None:
     """431, and the connection is gone; others are served."""
     reader, writer = await _connect(str(gateway.client.base_url))
     writer.write(REQUEST)
@@ -56,7 +56,7 @@ async def test_a_head_without_end_is_cut_off(gateway: ServerUnderTest) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", REQUEST], ids=["nothing", "half a head"])
-async def test_who_does_not_finish_its_head_is_hung_up_on(
+async def test_a_connection_with_an_unfinished_head_is_closed(
     gateway: ServerUnderTest, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     """A drop now and then buys no more time."""
@@ -73,7 +73,7 @@ async def test_who_does_not_finish_its_head_is_hung_up_on(
     writer.close()
 
 
-async def test_a_body_goes_on_for_ever_for_nobody(gateway: ServerUnderTest) -> None:
+async def test_the_rest_of_a_refused_body_is_not_read(gateway: ServerUnderTest) -> None:
     """After the refusal what still comes is not read for long."""
     worker = await gateway.worker()
     reader, writer = await _connect(str(gateway.client.base_url))
@@ -91,10 +91,10 @@ async def test_a_body_goes_on_for_ever_for_nobody(gateway: ServerUnderTest) -> N
     writer.close()
 
 
-async def test_idle_strangers_keep_nobody_out(
+async def test_idle_outsiders_keep_no_worker_out(
     postgres: Database, blobs: S3Blobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The house is full: the stranger that has been idle longest goes, and a worker's connections stay."""
+    """If the server is full, the outsider that was idle longest loses its connection, and no worker does."""
     monkeypatch.setattr(connections, "MAX_ANONYMOUS", 4)
     db = await PostgresDb.open(postgres.url, pool_size=1)
     headers = {"Authorization": f"Bearer {mint(SECRET, 'gpu-1', 'j', time.time(), 60)}"}
@@ -180,7 +180,7 @@ def test_a_spoofed_address_does_not_help(hops: int, forwarded: str, address: str
     assert connections.Connections(hops).address(Request(scope)) == address
 
 
-async def test_a_stranger_that_keeps_asking_is_told_to_stop(gateway: ServerUnderTest) -> None:
+async def test_an_outsider_that_keeps_asking_is_refused_with_429(gateway: ServerUnderTest) -> None:
     """429 for its address, while a worker at the same address is served."""
     worker = await gateway.worker()
     path, statuses = f"/rest/v1/rpc/{protocol.CLAIM}", []
@@ -190,7 +190,9 @@ async def test_a_stranger_that_keeps_asking_is_told_to_stop(gateway: ServerUnder
     assert (await worker.call(protocol.HEARTBEAT, p_tasks=[], p_health={}, p_logs={})).status_code == 200
 
 
-async def test_a_strangers_connection_closes_soon(gateway: ServerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_connection_of_an_outsider_closes_soon(
+    gateway: ServerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After an answer; a worker's stays for its next heartbeat."""
     monkeypatch.setattr(limits, "ANONYMOUS_KEEP_ALIVE_S", 0.2)
     worker = await gateway.worker()
@@ -276,7 +278,7 @@ async def test_a_body_in_pieces_of_a_byte_is_cut_off(gateway: ServerUnderTest) -
     writer.close()
 
 
-async def test_who_does_not_read_its_answers_is_hung_up_on(
+async def test_a_connection_whose_answers_are_not_read_is_closed(
     gateway: ServerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Answers wait in a buffer of fixed size, and not for ever."""
@@ -305,7 +307,7 @@ async def test_who_does_not_read_its_answers_is_hung_up_on(
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/metrics", "/rest/v1/rpc/worker_claim"])
-async def test_every_refusal_of_a_stranger_counts(
+async def test_every_refusal_of_an_outsider_counts(
     postgres: Database, blobs: S3Blobs, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     """429 and the end of its connection, whatever it asked for; a probe from the same address is answered."""
@@ -314,13 +316,13 @@ async def test_every_refusal_of_a_stranger_counts(
     db = await PostgresDb.open(postgres.url, pool_size=1)
     async with (
         serving(db, blobs, WakeupHub(), Health(time.monotonic())) as url,
-        httpx.AsyncClient(base_url=url) as stranger,
+        httpx.AsyncClient(base_url=url) as outsider,
     ):
-        replies = [await stranger.post(path) for _ in range(6)]
+        replies = [await outsider.post(path) for _ in range(6)]
         assert replies[0].status_code in {401, 404, 405}
         assert replies[-1].status_code == 429
         assert replies[-1].headers["connection"] == "close"
-        probes = [await stranger.get("/healthz") for _ in range(6)]
+        probes = [await outsider.get("/healthz") for _ in range(6)]
         assert {probe.status_code for probe in probes} == {200}
         assert probes[-1].headers["connection"] == "close"
     await db.close()

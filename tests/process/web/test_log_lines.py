@@ -1,4 +1,4 @@
-"""A refused call makes at most one log line, and strangers' calls one a minute: nobody fills the log or its bill."""
+"""A refused call makes at most one log line, and outsiders' calls one a minute: no caller can fill the log."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ from tests.process.web.builders import DEADLINE_S, ServerUnderTest, done, servin
 from tests.process.web.test_outputs import NOWHERE, _claimed
 from worker import protocol
 
-CALLS = 20  # fewer than make a stranger's address too fast
+CALLS = 20  # fewer than make an outsider's address too fast
 CLAIM = f"/rest/v1/rpc/{protocol.CLAIM}"
 
 
@@ -31,7 +31,7 @@ def test_the_first_line_comes_at_once_and_then_one_a_minute_with_the_count() -> 
     assert lines == [1, EVERY_S / 2, EVERY_S / 2, EVERY_S / 2]
 
 
-async def test_refused_strangers_make_one_line_together(postgres: Database, blobs: S3Blobs) -> None:
+async def test_refused_outsiders_make_one_line_together(postgres: Database, blobs: S3Blobs) -> None:
     """Without a token, with a wrong one, and with a body."""
     db = await PostgresDb.open(postgres.url, pool_size=1)
     headers: list[dict[str, str]] = [{}, {"Authorization": "Bearer x.y.z"}, {"Authorization": "Basic eDp5"}]

@@ -39,7 +39,7 @@ async def test_a_task_wakes_the_claim_that_waits_for_it(gateway: ServerUnderTest
     assert task["id"] == task_id
 
 
-async def test_a_wait_ends_in_time_with_nothing(gateway: ServerUnderTest) -> None:
+async def test_a_wait_without_a_task_ends_in_time(gateway: ServerUnderTest) -> None:
     """The answer is an ordinary empty one."""
     worker = await gateway.worker()
     began = time.monotonic()
@@ -50,7 +50,7 @@ async def test_a_wait_ends_in_time_with_nothing(gateway: ServerUnderTest) -> Non
 
 
 @pytest.mark.parametrize("wait_s", [0, -1, None, "nonsense"])
-async def test_who_does_not_wish_to_wait_is_answered_at_once(gateway: ServerUnderTest, wait_s: object) -> None:
+async def test_a_claim_without_a_wait_is_answered_at_once(gateway: ServerUnderTest, wait_s: object) -> None:
     """Zero, or nonsense that the database may judge."""
     worker = await gateway.worker()
     began = time.monotonic()
@@ -58,7 +58,7 @@ async def test_who_does_not_wish_to_wait_is_answered_at_once(gateway: ServerUnde
     assert time.monotonic() - began < SOON_S
 
 
-async def test_a_burst_of_tasks_is_met_by_as_many_workers(gateway: ServerUnderTest) -> None:
+async def test_a_burst_of_tasks_starts_as_many_workers(gateway: ServerUnderTest) -> None:
     """Thirty waiters of one pool, thirty tasks in one insert: each gets one, none twice."""
     workers = [await gateway.worker(pool="burst") for _ in range(30)]
     claims = [asyncio.create_task(worker.claim(wait_s=WAIT_S)) for worker in workers]
@@ -175,7 +175,7 @@ async def test_a_server_that_stops_answers_who_waits(
 
 
 @pytest.mark.parametrize("woken", [False, True])
-async def test_a_caller_who_hangs_up_takes_no_task_along(gateway: ServerUnderTest, woken: bool) -> None:
+async def test_a_caller_that_disconnects_claims_no_task(gateway: ServerUnderTest, woken: bool) -> None:
     """Its wait ends with the connection, and the next task goes to somebody who is there; a wake-up changes nothing."""
     gone, here = await gateway.worker(pool="hang-up"), await gateway.worker(pool="hang-up")
     async with httpx.AsyncClient(base_url=gateway.client.base_url) as client:
@@ -203,7 +203,7 @@ async def test_a_lost_answer_is_given_again(gateway: ServerUnderTest) -> None:
     assert len(first["tasks"]) == 1
 
 
-async def test_a_claim_after_an_empty_one_goes_on_waiting(
+async def test_a_claim_after_an_empty_one_continues_to_wait(
     gateway: ServerUnderTest, postgres: Database, blobs: S3Blobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database is not asked again for what it has just said; two claims that find nothing ask it three times."""
@@ -239,7 +239,7 @@ async def test_a_task_is_found_by_a_claim_that_went_on_waiting(gateway: ServerUn
     assert [task["id"] for task in answer["tasks"]] == [task_id]
 
 
-async def test_a_claim_that_went_on_waiting_hears_of_its_worker_s_end(gateway: ServerUnderTest) -> None:
+async def test_a_waiting_claim_is_woken_by_the_end_of_its_worker(gateway: ServerUnderTest) -> None:
     """An operator's wish between two claims is not slept over."""
     worker = await gateway.worker()
     await worker.claim(1, wait_s=0.05)

@@ -84,7 +84,7 @@ async def test_what_is_not_in_our_bucket_is_not_looked_for(gateway: ServerUnderT
     assert (await worker.call(protocol.COMPLETE, **done(key.split("/")[1], location))).json() == {"outcome": "ok"}
 
 
-async def test_a_bucket_that_is_away_is_no_answer(
+async def test_an_unavailable_bucket_gives_no_answer(
     gateway: ServerUnderTest, postgres: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent keeps its result and asks again: 503 within the bound, and nothing has changed."""
@@ -127,10 +127,10 @@ async def test_a_worker_that_does_not_hold_the_task_learns_nothing_of_the_bucket
     """Whether an object is there is said to the holder only: the database is asked before the bucket."""
     _, key = await _claimed(gateway)
     task_id, location = key.split("/")[1], gateway.blobs.location(key)
-    stranger = await gateway.worker()
-    assert (await stranger.call(protocol.COMPLETE, **done(task_id, location))).json() == {"outcome": "fenced"}
+    outsider = await gateway.worker()
+    assert (await outsider.call(protocol.COMPLETE, **done(task_id, location))).json() == {"outcome": "fenced"}
     await gateway.blobs.put(key, b"x", content_type="text/plain")
-    assert (await stranger.call(protocol.COMPLETE, **done(task_id, location))).json() == {"outcome": "fenced"}
+    assert (await outsider.call(protocol.COMPLETE, **done(task_id, location))).json() == {"outcome": "fenced"}
 
 
 async def test_a_completion_records_what_the_bucket_shows(gateway: ServerUnderTest) -> None:
@@ -170,7 +170,7 @@ async def test_a_completion_says_when_it_uploaded_and_nothing_else(
 
 
 @pytest.mark.parametrize("said", [False, True, 7, "x", [], {}, None], ids=str)
-async def test_a_completion_that_says_nonsense_of_its_output_completes(gateway: ServerUnderTest, said: Any) -> None:
+async def test_a_completion_with_invalid_facts_of_its_output_completes(gateway: ServerUnderTest, said: Any) -> None:
     """Nor does it learn by it what only the gateway may ask."""
     worker, key = await _claimed(gateway)
     task_id = key.split("/")[1]

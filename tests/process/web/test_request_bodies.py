@@ -91,7 +91,7 @@ def test_every_float_and_every_long_integer_of_a_usual_size_is_accepted(least: f
     assert parsed(json.dumps({"p_result_data": values}).encode()) == {"p_result_data": values}
 
 
-async def test_a_worker_is_told_which_numbers_are_too_long(gateway: ServerUnderTest) -> None:
+async def test_a_refusal_names_the_numbers_that_are_too_long(gateway: ServerUnderTest) -> None:
     """What, why and how to change it; a number of 600 digits arrives."""
     worker = await gateway.worker()
     (task_id,) = await gateway.submit(worker.pool)
@@ -167,7 +167,7 @@ async def test_a_large_body_of_a_revoked_token_is_not_parsed(
     assert read == []
 
 
-async def test_a_worker_that_sends_too_much_is_told_to_try_again(gateway: ServerUnderTest) -> None:
+async def test_a_worker_that_sends_too_much_must_try_again(gateway: ServerUnderTest) -> None:
     """429, and another worker at the same address is served, however much it sends."""
     worker, other = await gateway.worker(), await gateway.worker()
 

@@ -70,7 +70,7 @@ def test_an_unencrypted_address_stops_the_start(name: str) -> None:
     require(Settings.model_validate(GIVEN | rest | {name: "http://127.0.0.1:9000"}), "gateway")
 
 
-def test_loopback_is_told_from_names_that_look_like_it() -> None:
+def test_names_that_look_like_loopback_are_not_taken_for_it() -> None:
     """An address is compared as an address."""
     within = ("http://localhost:1/x", "http://127.8.0.1", "http://[::1]:80", "https://anything.example")
     beyond = (

@@ -18,7 +18,7 @@ HOUR_S = 3600.0
 
 
 @pytest.mark.parametrize(("deadman_s", "life_s"), [(900, 4 * HOUR_S), (3 * HOUR_S, 6 * HOUR_S)])
-def test_a_token_lives_four_hours_or_twice_the_dead_mans_time(deadman_s: float, life_s: float) -> None:
+def test_a_token_is_valid_for_four_hours_or_twice_the_dead_mans_time(deadman_s: float, life_s: float) -> None:
     """A worker that is cut off ends itself before its token ends."""
     assert lifetime_s(Renewals((SECRET,), deadman_s).token("gpu-1", "j", 1e9)) == life_s
 
@@ -45,7 +45,7 @@ async def test_the_gateway_answers_a_renewal_at_once(gateway: ServerUnderTest) -
         assert (await worker.call(protocol.HEARTBEAT, token=token, **BEAT)).status_code == 200
 
 
-async def test_nobody_renews_for_a_worker_that_has_ended_or_was_revoked(gateway: ServerUnderTest) -> None:
+async def test_the_token_of_a_worker_that_has_ended_or_was_revoked_is_not_renewed(gateway: ServerUnderTest) -> None:
     """The database says so before a token is made; an earlier launch is fenced."""
     worker = await gateway.worker()
     reply = await worker.call(protocol.RENEW, p_nonce="an earlier launch")

@@ -68,7 +68,7 @@ def test_any_other_token_is_refused(token: str) -> None:
     assert token == "" or token not in str(caught.value)
 
 
-def test_an_expired_token_is_told_apart() -> None:
+def test_an_expired_token_is_distinguished() -> None:
     """The agent and the operator learn that it is a matter of time."""
     with pytest.raises(InvalidToken, match="expired"):
         verify(SECRET, mint(SECRET, WORKER, "j", time.time() - 3_600, 60))
@@ -84,6 +84,6 @@ def test_a_token_that_was_good_once_still_expires(monkeypatch: pytest.MonkeyPatc
 
 
 def test_no_token_is_minted_for_something_that_is_no_worker() -> None:
-    """Ids are validated wherever they enter."""
+    """Ids are validated at every entry."""
     with pytest.raises(ValueError, match="not a worker id"):
         mint(SECRET, "a b", "j", time.time(), 60)

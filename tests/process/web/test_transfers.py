@@ -170,7 +170,7 @@ async def test_two_gigabytes_through_resets_every_200_mb_send_a_tenth_more_at_mo
 
 
 @pytest.mark.parametrize("folder", ["here", "not/yet/there"])
-async def test_a_download_goes_on_where_it_broke(pod: Pod, folder: str) -> None:
+async def test_a_download_continues_where_it_broke(pod: Pod, folder: str) -> None:
     """From its beginning it would never end: each reset costs only what the connection had not delivered yet."""
     path, sha256 = written(pod.folder / "film.bin", 15 << 20)
     key = await pod.put(path)

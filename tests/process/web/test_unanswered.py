@@ -18,7 +18,7 @@ NOWHERE = "postgresql://nobody@127.0.0.1:1/none"  # nothing listens on this port
 BEAT: dict[str, Any] = {"p_tasks": [], "p_health": {}, "p_logs": {}}
 
 
-async def test_a_call_shows_that_a_worker_lives_although_the_database_does_not_answer(blobs: S3Blobs) -> None:
+async def test_a_call_shows_that_a_worker_is_alive_although_the_database_does_not_answer(blobs: S3Blobs) -> None:
     """503 for the agent, its id for the loop; a token that is not ours counts for nobody."""
     heard: list[str] = []
     db = await PostgresDb.open(NOWHERE, pool_size=1, call_timeout_s=0.3)

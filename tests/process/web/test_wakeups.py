@@ -21,7 +21,7 @@ async def _asleep(signal: WakeupHub, count: int) -> None:
     await _until(lambda: signal.waiting == count)
 
 
-async def test_a_wake_up_reaches_one_who_waits() -> None:
+async def test_a_wake_up_reaches_one_waiter() -> None:
     """And only in its own pool."""
     signal = WakeupHub()
     mine = asyncio.create_task(signal.wait("a", LONG_S))
@@ -80,7 +80,7 @@ async def test_handing_on_reaches_as_many_as_there_are_tasks() -> None:
     assert claims <= 30 + FANOUT * 30
 
 
-async def test_a_waiter_who_was_woken_and_left_hands_it_on() -> None:
+async def test_a_waiter_that_was_woken_and_left_passes_the_wake_up_on() -> None:
     """A client that disconnects in the moment of its wake-up does not take it along."""
     signal = WakeupHub()
     waits = [asyncio.create_task(signal.wait("a", LONG_S)) for _ in range(FANOUT + 1)]
@@ -105,7 +105,7 @@ async def test_a_worker_is_woken_by_its_own_name() -> None:
     assert await other is True
 
 
-async def test_after_a_gap_in_listening_everybody_looks_again() -> None:
+async def test_after_a_gap_in_listening_every_waiter_queries_again() -> None:
     """What was notified while nobody listened is unknown."""
     signal = WakeupHub()
     mark = signal.mark()
@@ -117,7 +117,7 @@ async def test_after_a_gap_in_listening_everybody_looks_again() -> None:
     assert await signal.wait("never heard of", LONG_S, mark=mark) is True
 
 
-async def test_closing_lets_everybody_go() -> None:
+async def test_closing_wakes_all_waiters() -> None:
     """A stopping server does not hold its callers."""
     signal = WakeupHub()
     waits = [asyncio.create_task(signal.wait("a", LONG_S)) for _ in range(3)]

@@ -240,7 +240,7 @@ async def test_a_failed_video_is_followed_until_every_part_has_ended(webapp: Web
     assert seen[-1]["parts"][0]["error"] == "no picture"
 
 
-async def test_a_video_of_somebody_else_is_not_shown(webapp: WebApp) -> None:
+async def test_a_video_of_another_user_is_not_shown(webapp: WebApp) -> None:
     """A task of another tenant looks like none; its output is not found."""
     other = await webapp.rig.submit(await webapp.rig.token("submit", tenant="another"))
     (state,) = [state async for state in webapp.states(other) if state["ended"]]
@@ -249,7 +249,7 @@ async def test_a_video_of_somebody_else_is_not_shown(webapp: WebApp) -> None:
     assert (await webapp.visitor.get("/videos/1/events")).status_code == 404
 
 
-async def test_viewers_who_do_not_read_keep_nobody_else_waiting(webapp: WebApp) -> None:
+async def test_viewers_that_do_not_read_delay_no_other_viewer(webapp: WebApp) -> None:
     """The state reaches the others."""
     video, slow = await webapp.submitted(), []
     for _ in range(5):

@@ -19,9 +19,9 @@ class MultipartStore:
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.received: Counter[str] = Counter()  # requests by method and kind
         self.part_bytes = 0  # bodies of parts
-        self.cut_parts = 0  # hang up in the middle of a part
+        self.cut_parts = 0  # close the connection in the middle of a part
         self.forget_uploads = 0  # answer a part with NoSuchUpload, and forget the upload
-        self.lose_replies = 0  # complete, and hang up
+        self.lose_replies = 0  # complete, and close the connection without an answer
         self.late_errors = 0  # complete nothing, and say so with status 200
         self.lose_objects = 0  # complete or store, and forget the object
         self.corrupt = 0  # complete or store other bytes
@@ -177,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
         return {"ETag": f'"{digest}"'}
 
     def _say(self, status: int | None, body: bytes, kind: str, headers: dict[str, str] | None = None) -> None:
-        """Answer; without a status, hang up."""
+        """Answer; without a status, close the connection."""
         self.store.received[kind] += 1
         if status is None:
             self.close_connection = True

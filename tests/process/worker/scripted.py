@@ -462,7 +462,7 @@ class Pod:
     def stop(self, grace_s: float = PATIENCE_S) -> dict[str, Any]:
         return self.agent("stop", "--grace-s", str(grace_s))[1]
 
-    def calls_in_vain(self) -> bool:
+    def calls_unanswered(self) -> bool:
         """What the orchestrator's question over SSH shows: whether a heartbeat has just got no answer."""
         command = agent_commands.unanswered_command(self.nonce)
         shown = subprocess.run(["sh", "-c", command], cwd=self.home, capture_output=True, check=True, timeout=10)

@@ -123,7 +123,7 @@ def test_a_provider_that_will_not_is_not_asked_for_ever(
 
 
 @pytest.mark.parametrize("text", ["", 'export RUNPOD_API_KEY="k"\nexport RUNPOD_POD_ID="../x"\n', "RUNPOD_POD_ID='"])
-def test_without_a_key_of_its_own_a_pod_asks_nobody(root: Path, journal: Journal, text: str) -> None:
+def test_a_pod_without_its_own_key_calls_no_provider(root: Path, journal: Journal, text: str) -> None:
     """It says so in its log, and that is all it can do."""
     (root / "etc/rp_environment").write_text(text)
     assert not podstop.stop_pod(str(root), journal)
@@ -152,7 +152,7 @@ async def test_a_deserted_pod_is_stopped(orchestrator: Orchestrator, tmp_path: P
         assert api.emulator.core.calls["POST /v2/pods/{id}/action"] == 1
 
 
-def test_where_nobody_leads_what_runs_is_finished_and_the_pod_stopped(
+def test_without_a_leader_running_tasks_finish_and_the_pod_is_stopped(
     orchestrator: Orchestrator, make_pod: Callable[..., Pod], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PostgREST answers as long as the project lives: its answers alone must not keep a pod that nobody will end."""
@@ -202,10 +202,10 @@ def test_what_waits_for_a_leader_that_never_comes_is_given_up(monkeypatch: pytes
     assert (state.draining, state.must_stop_pod, state.ending) == (True, True, None)
     state.running = None
     state.note_leader(False)
-    assert str(state.ending).startswith("dead-man's switch: nobody has led the fleet for 5000 s")
+    assert str(state.ending).startswith("dead-man's switch: the fleet has had no leader for 5000 s")
 
 
-async def test_an_agent_that_was_told_to_go_leaves_its_pod_alone(orchestrator: Orchestrator, tmp_path: Path) -> None:
+async def test_an_agent_that_was_asked_to_end_does_not_stop_its_pod(orchestrator: Orchestrator, tmp_path: Path) -> None:
     """Somebody answered, so somebody sees to the pod."""
     async with emulated(tmp_path / "emulator") as api:
         pod, port = await api.reachable()

@@ -102,13 +102,13 @@ def _no_ranges(source: Source, tmp_path: Path) -> None:
     source.knows_ranges = False
 
 
-@pytest.mark.parametrize("harm", [_lose_all, _lose_some, _no_ranges])
+@pytest.mark.parametrize("damage", [_lose_all, _lose_some, _no_ranges])
 def test_it_begins_again_without_what_it_had(
-    source: Source, tmp_path: Path, harm: Callable[[Source, Path], None]
+    source: Source, tmp_path: Path, damage: Callable[[Source, Path], None]
 ) -> None:
-    """The directory is made anew with each try; a store without ranges sends all."""
+    """The directory is created again with each try; a store without ranges sends everything."""
     download = broken(source, tmp_path / "to" / "o")
-    harm(source, tmp_path)
+    damage(source, tmp_path)
     download.send(source.item(), StoreConnection())
     assert (tmp_path / "to" / "o").read_bytes() == source.content
 

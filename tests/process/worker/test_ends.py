@@ -165,7 +165,7 @@ def test_command_ended_by_a_signal(orchestrator: Orchestrator, make_pod: Callabl
         ("sys/fs/cgroup/memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"),
     ],
 )
-def test_oom_is_told_from_a_plain_kill(
+def test_an_oom_kill_and_a_plain_kill_have_different_codes(
     orchestrator: Orchestrator, pod: Pod, tmp_path: Path, name: str, content: str
 ) -> None:
     """SIGKILL with the cgroup's counter grown, v2 or v1, is an OOM; without it, it is a signal."""

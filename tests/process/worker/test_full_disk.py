@@ -112,8 +112,8 @@ def test_a_leftover_of_a_cut_write_does_not_keep_a_launch_from_being_stopped(
     assert live([line["pid"]]) == []
 
 
-def test_a_write_that_the_disk_refuses_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even the temporary file, which would take room and puzzle whoever lists the directory."""
+def test_a_write_that_the_disk_refuses_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even the temporary file stays, which would take room and confuse a reader of the directory."""
 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -87,7 +87,7 @@ def test_code_that_was_changed_runs_no_task(
 def test_files_that_handlers_and_the_setup_command_write_are_no_change(
     orchestrator: Orchestrator, make_pod: Callable[..., Pod], tmp_path: Path
 ) -> None:
-    """Caches and results beside the code; the setup command may change files that were sent."""
+    """Caches and results next to the code; the setup command may change files that were sent."""
     pod = make_pod({"code.py": CODE})
     orchestrator.submit("one", "leave")
     start(pod, tmp_path, setup_command="echo '# built' >> code.py; touch other.py")
@@ -105,7 +105,7 @@ def test_files_that_handlers_and_the_setup_command_write_are_no_change(
         ({}, "UNKNOWN"),
     ],
 )
-def test_a_stop_tells_how_an_agent_ended_that_left_no_word(
+def test_a_stop_reports_how_an_agent_ended_without_a_record(
     make_pod: Callable[..., Pod], tmp_path: Path, changes: dict[str, str], how: str
 ) -> None:
     """The first that fits: another boot id, the OOM killer, an earlier stop of ours."""

@@ -67,9 +67,6 @@ def gate(tmp_path: Path) -> Gate:
     return Gate(tmp_path)
 
 
-# --- start -----------------------------------------------------------------------------------------------------------
-
-
 def test_start_is_idempotent(orchestrator: Orchestrator, pod: Pod) -> None:
     """Ten starts of one launch at once make one agent and print one line."""
     lines: list[dict[str, Any]] = []
@@ -100,7 +97,7 @@ def test_agent_is_detached(pod: Pod) -> None:
 
 
 def test_start_again_after_a_crash(orchestrator: Orchestrator, pod: Pod) -> None:
-    """A launch whose agent was killed can be started again, with the configuration on disk, and claims anew."""
+    """A launch whose agent was killed can be started again, with the configuration on disk, and claims again."""
     first = pod.start(HANDLERS)
     orchestrator.until(lambda: orchestrator.count(protocol.CLAIM))
     os.kill(first["pid"], signal.SIGKILL)
@@ -159,9 +156,6 @@ def test_setup_may_install_into_the_pods_python(make_pod: Callable[..., Pod]) ->
     pod.start(HANDLERS, setup_command=command, env={"PIP_DISABLE_PIP_VERSION_CHECK": "0"})
     assert (pod.home / "said").read_text() == "1 0\n"
     pod.stop()
-
-
-# --- drain, stop, refusals -------------------------------------------------------------------------------------------
 
 
 def test_drain_finishes_what_is_held(orchestrator: Orchestrator, pod: Pod, gate: Gate) -> None:
@@ -258,7 +252,7 @@ def test_final_refusal_ends_the_agent(orchestrator: Orchestrator, pod: Pod, gate
     assert len(orchestrator.calls) == said
 
 
-def test_agents_death_is_its_handlers_death(orchestrator: Orchestrator, pod: Pod, gate: Gate) -> None:
+def test_handlers_end_with_their_agent(orchestrator: Orchestrator, pod: Pod, gate: Gate) -> None:
     """When the agent is killed, its handlers notice and end with all they started, in whatever session."""
     line = pod.start(HANDLERS)
     orchestrator.submit("held", "gated", gate.params)
@@ -268,11 +262,8 @@ def test_agents_death_is_its_handlers_death(orchestrator: Orchestrator, pod: Pod
     wait_for(lambda: not live(pids))
 
 
-# --- an orchestrator that is away ------------------------------------------------------------------------------------
-
-
-def test_a_server_out_of_sorts_is_asked_again(orchestrator: Orchestrator, pod: Pod) -> None:
-    """What PostgREST 12 and 14 say while a project wakes up, migrates or is full is no verdict about the worker."""
+def test_a_call_is_repeated_after_a_server_error(orchestrator: Orchestrator, pod: Pod) -> None:
+    """The answers of PostgREST 12 and 14 while a project starts, migrates or is full do not concern the worker."""
     pod.start(HANDLERS)
     orchestrator.until(lambda: orchestrator.count(protocol.HEARTBEAT) and orchestrator.count(protocol.CLAIM))
 
@@ -319,7 +310,7 @@ def test_result_is_kept_while_the_bucket_is_away(orchestrator: Orchestrator, pod
     assert "kept" not in orchestrator.failures
 
 
-def test_cancel_reaches_a_result_that_nobody_takes(orchestrator: Orchestrator, pod: Pod) -> None:
+def test_cancel_reaches_a_task_whose_result_is_not_delivered(orchestrator: Orchestrator, pod: Pod) -> None:
     """A task whose result waits for the bucket can still be cancelled, and the next one has the slot."""
     orchestrator.tell(bucket_away=True)
     pod.start(HANDLERS)
@@ -344,13 +335,13 @@ def test_upload_waits_for_the_orchestrator(orchestrator: Orchestrator, pod: Pod,
     assert orchestrator.completion("upload")["p_output_location"] == "s3://bucket/x/outputs/upload/1/x"
 
 
-def test_a_silent_agents_pod_shows_that_it_calls_in_vain(orchestrator: Orchestrator, pod: Pod) -> None:
+def test_a_silent_agents_pod_shows_that_it_gets_no_answer(orchestrator: Orchestrator, pod: Pod) -> None:
     """The orchestrator's command is run on the pod: before the outage and during it."""
     pod.start(HANDLERS)
     orchestrator.until(lambda: orchestrator.count(protocol.HEARTBEAT))
-    assert not pod.calls_in_vain()
+    assert not pod.calls_unanswered()
     orchestrator.down()
-    wait_for(pod.calls_in_vain)
+    wait_for(pod.calls_unanswered)
     assert pod.events("heartbeat_unanswered")
     orchestrator.up()
 
@@ -361,7 +352,7 @@ def test_an_answer_of_something_else_is_no_answer(orchestrator: Orchestrator, po
     orchestrator.submit("kept", "gated", gate.params)
     gate.begun()
     orchestrator.tell(refusal=(200, "SIGN_IN"))
-    wait_for(pod.calls_in_vain)
+    wait_for(pod.calls_unanswered)
     gate.open()
     wait_for(lambda: pod.events("call_unanswered"))
     orchestrator.tell(refusal=None)
@@ -410,7 +401,7 @@ def test_dead_mans_switch(orchestrator: Orchestrator, pod: Pod, gate: Gate) -> N
     orchestrator.submit("held", "gated", gate.params)
     pids = gate.begun()
     orchestrator.down()
-    assert pod.ended().startswith("dead-man's switch: nobody answered for")
+    assert pod.ended().startswith("dead-man's switch: no answer for")
     assert not live(pids)
     assert pod.events("agent_ended")[0]["reason"].startswith("dead-man's switch")
 
@@ -443,8 +434,6 @@ def test_freeze_longer_than_the_dead_mans_time(orchestrator: Orchestrator, pod: 
     orchestrator.submit("after", "quick")
     orchestrator.completion("after")
 
-
-# --- a program of one's own ------------------------------------------------------------------------------------------
 
 PROGRAM = """
 import os, pathlib, signal, sys, time

@@ -142,7 +142,7 @@ def test_what_a_command_leaves_is_bounded(orchestrator: Orchestrator, make_pod: 
 
 
 def test_a_link_within_the_tasks_folder_is_an_output(orchestrator: Orchestrator, make_pod: Callable[..., Pod]) -> None:
-    """It stands for the file."""
+    """It replaces the file."""
     pod = make_pod({"job.sh": "#!/bin/sh\necho hello > made\nln -s ../made output/made.txt\n"})
     pod.start({"job": "cmd:./job.sh"})
     orchestrator.submit("t", "job")

@@ -80,7 +80,7 @@ def test_an_xid_during_a_task_is_reported_and_stops_claims(
     orchestrator: Orchestrator, pod: Pod, gate: Gate, machine: Machine
 ) -> None:
     """The task runs to its end; the next one is for another worker."""
-    machine.logs(XID.format(48))  # before the agent's start: bring-up has judged it
+    machine.logs(XID.format(48))  # before the agent's start: bring-up has checked it
     busy(orchestrator, pod, gate)
     machine.logs(XID.format(79).replace(BUS, OTHER_BUS))
     machine.logs(XID.format(79))

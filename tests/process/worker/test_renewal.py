@@ -56,7 +56,9 @@ def test_an_answer_that_holds_no_token_changes_nothing(orchestrator: Orchestrato
     assert orchestrator.count(protocol.RENEW) == 1  # the next try is after RETRY_S, not with the next heartbeat
 
 
-def test_nobody_asks_before_half_of_the_life_or_without_a_key(orchestrator: Orchestrator, make_pod: PodMaker) -> None:
+def test_no_renewal_before_half_of_the_lifetime_or_without_a_key(
+    orchestrator: Orchestrator, make_pod: PodMaker
+) -> None:
     """A fresh token is left alone; so is that of a program of the user's own."""
     fresh, keyless = _old(3600), _old(1)
     orchestrator.tokens |= {fresh, keyless}

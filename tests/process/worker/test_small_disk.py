@@ -129,7 +129,7 @@ def test_a_disk_that_a_task_filled_is_noticed_before_the_next_claim(
 
 
 @pytest.mark.parametrize("happen", [SmallDisk.fill, SmallDisk.crowd], ids=["bytes", "inodes"])
-def test_an_agent_without_room_still_records_that_it_calls_in_vain(
+def test_an_agent_without_room_still_records_that_it_gets_no_answer(
     orchestrator: Orchestrator, pod: Pod, small_disk: SmallDisk, happen: Callable[[SmallDisk], None]
 ) -> None:
     """Otherwise the orchestrator would take it for an agent that makes no calls, and end it with its tasks."""
@@ -142,5 +142,5 @@ def test_an_agent_without_room_still_records_that_it_calls_in_vain(
                 file.write(bytes(512))
                 file.flush()
     orchestrator.down()
-    wait_for(pod.calls_in_vain)
+    wait_for(pod.calls_unanswered)
     orchestrator.up()

@@ -37,7 +37,7 @@ asyncio.run(main())
 """
 
 
-async def test_what_is_put_is_got_back_with_its_size(blobs: S3Blobs) -> None:
+async def test_a_stored_object_is_read_back_with_its_size(blobs: S3Blobs) -> None:
     """Bytes survive the way there and back, empty ones and several MiB of them included."""
     for content in (b"", b"a line\n", os.urandom(9_000_000)):
         await blobs.put("there/and/back", content, content_type="application/octet-stream")
@@ -74,7 +74,7 @@ async def test_presigned_urls_carry_an_object_both_ways(blobs: S3Blobs) -> None:
     assert await blobs.get("by/url") == content
 
 
-async def test_uploads_that_nobody_completes_are_aborted_once_they_are_old(blobs: S3Blobs) -> None:
+async def test_old_uploads_that_were_never_completed_are_aborted(blobs: S3Blobs) -> None:
     """Those below the prefix alone, and not the young ones: an agent may still be at them."""
     now = datetime.now(UTC)
     async with httpx.AsyncClient() as http:
@@ -107,7 +107,7 @@ async def test_a_wrong_key_is_refused_and_not_named_in_the_error(s3: EmbeddedS3)
     await blobs.close()
 
 
-async def test_nobody_listening_is_unavailable() -> None:
+async def test_a_store_without_a_listener_is_unavailable() -> None:
     """A dead endpoint is an outage, and attempts at it are bounded."""
     blobs = S3Blobs(f"http://127.0.0.1:{free_port()}", "a", "b", "bucket", "", REGION)
     async with asyncio.timeout(DEADLINE_S):
@@ -116,7 +116,7 @@ async def test_nobody_listening_is_unavailable() -> None:
     await blobs.close()
 
 
-async def test_a_server_that_keeps_less_than_it_was_given_is_caught() -> None:
+async def test_a_store_that_keeps_fewer_bytes_is_noticed() -> None:
     """A 200 for the PUT proves nothing: the HEAD's size does."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -169,7 +169,7 @@ async def answering(reply: Callable[[int], bytes]) -> AsyncIterator[tuple[S3Blob
 
 
 @pytest.mark.parametrize("what", ODD_REPLIES)
-async def test_a_reply_that_is_none_of_s3_is_an_outage(what: str) -> None:
+async def test_a_reply_that_is_not_s3s_is_an_outage(what: str) -> None:
     """Any other error would end a shipment of logs, or a leader's job, without a word about the store."""
     async with answering(lambda _: ODD_REPLIES[what]) as (blobs, _):
         with pytest.raises(Unavailable, match="cannot be read"):
@@ -188,7 +188,7 @@ async def test_a_list_of_uploads_that_never_ends_is_given_up() -> None:
         assert len(asked) <= MAX_PAGES
 
 
-async def test_calls_that_meet_a_closed_client_are_unavailable_each_and_cancel_nobody() -> None:
+async def test_calls_on_a_closed_client_are_unavailable_and_cancel_no_other() -> None:
     """More calls than there are threads, against a server that says nothing: the close drops what has not begun."""
     let_go = asyncio.Event()
 
@@ -228,7 +228,7 @@ async def test_the_server_keeps_everything_over_a_restart_and_listens_on_loopbac
 
 
 async def test_the_server_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
-    """SIGKILL of whoever started it ends the server too."""
+    """SIGKILL of its parent ends the server too."""
     program = [sys.executable, "-c", START_AND_SLEEP, str(tmp_path / "s3")]
     where = Path(__file__).parents[3]
     parent = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE, cwd=where)

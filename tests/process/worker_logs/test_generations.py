@@ -36,7 +36,7 @@ async def test_a_replaced_file_is_shipped_from_its_start_and_the_loss_declared(h
     assert "truncated or replaced" in lost["reason"]
 
 
-async def test_a_loss_has_its_size_where_a_heartbeat_told_it(hauling: Hauling) -> None:
+async def test_a_loss_has_its_size_if_a_heartbeat_reported_it(hauling: Hauling) -> None:
     """The old file had 1,700 bytes when its agent last said so: 700 of them are lost for certain."""
     shipper = hauling.shipper()
     hauling.write("handler", 1_000)

@@ -26,7 +26,7 @@ NO_DATABASE = "postgresql://nobody@127.0.0.1:9/none"
         (None, "otherwise"),
     ],
 )
-def test_a_failure_is_said_in_the_words_of_the_guide(code: FailureCode | None, said: str) -> None:
+def test_a_failure_has_the_phrases_of_the_guide(code: FailureCode | None, said: str) -> None:
     """Of SSH and of keys; of nothing else."""
     assert log_phrases.of_failure(code, "otherwise") == said
 

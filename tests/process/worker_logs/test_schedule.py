@@ -19,9 +19,9 @@ SOON_S = 60.0
 
 
 async def test_a_changed_host_key_is_refused_and_recorded_once(hauling: Hauling) -> None:
-    """In the worker's row, and as a failed login with its code; no command reaches the stranger."""
-    stranger = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
-    worker = replace(hauling.worker, host_key=" ".join(stranger.split()[:2]))
+    """In the worker's row, and as a failed login with its code; no command reaches the other machine."""
+    outsider = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
+    worker = replace(hauling.worker, host_key=" ".join(outsider.split()[:2]))
     hauling.write("agent", 100)
     store, term = hauling.rig.store, hauling.rig.term
     wakes: list[str] = []
@@ -36,13 +36,13 @@ async def test_a_changed_host_key_is_refused_and_recorded_once(hauling: Hauling)
     assert [(a["stage"], a["outcome"], a["exception_type"]) for a in told] == [
         (Stage.SSH_AUTH, "failed", "HostKeyChanged")
     ]
-    assert stranger.split()[1] in told[0]["evidence"]["error"]
+    assert outsider.split()[1] in told[0]["evidence"]["error"]
     assert found["worker"]["metadata"]["logs_late"].startswith("HostKeyChanged")
     assert (found["worker"]["status"], hauling.sshd.commands) == ("active", [])
     assert wakes == ["late"]  # the loop looks at the list, once: the pod may be shown at another address
 
 
-async def test_an_idle_worker_s_logs_are_looked_at_again_once_it_tells_of_more(hauling: Hauling) -> None:
+async def test_an_idle_worker_s_logs_are_read_again_once_it_reports_more_bytes(hauling: Hauling) -> None:
     """Else seldom: the next round finds the same bytes in its row, and leaves it alone."""
     looks: list[str] = []
 
@@ -63,8 +63,8 @@ async def test_an_idle_worker_s_logs_are_looked_at_again_once_it_tells_of_more(h
         assert len(looks) == wanted
 
 
-async def test_logs_go_on_from_a_new_address_of_the_same_machine_and_of_no_other(hauling: Hauling) -> None:
-    """The pinned key holds there too: a stranger at the new address is refused, the pod itself is not."""
+async def test_logs_continue_from_a_new_address_of_the_same_machine_and_of_no_other(hauling: Hauling) -> None:
+    """The pinned key counts there too: another machine at the new address is refused, and the pod itself is not."""
     hauling.write("agent", 100)
     rig, sshd, shipper = hauling.rig, hauling.sshd, hauling.shipper()
     assert await shipper.ship(rig.term, hauling.worker) == 100

@@ -26,10 +26,7 @@ STREAMS = ("agent", "handler", "system")
 DEAD_S3 = ("http://127.0.0.1:9", "nobody", "nothing", "none", "", REGION)
 
 
-# --- while the pod lives
-
-
-async def test_random_bytes_arrive_identical_over_many_shipments_and_restarts(hauling: Hauling) -> None:
+async def test_random_bytes_arrive_unchanged_over_many_shipments_and_restarts(hauling: Hauling) -> None:
     """Three streams of two launches grow between shipments; every other shipment is a new process's."""
     shipper = hauling.shipper()
     total = 0
@@ -48,7 +45,7 @@ async def test_random_bytes_arrive_identical_over_many_shipments_and_restarts(ha
     assert total == len(earlier) + sum(hauling.file(stream).stat().st_size for stream in STREAMS)
 
 
-async def test_a_large_backlog_goes_out_in_bounded_pieces(hauling: Hauling) -> None:
+async def test_a_large_backlog_is_shipped_in_bounded_pieces(hauling: Hauling) -> None:
     """No piece is larger than the bound, so that memory is bounded too."""
     hauling.write("handler", 2 * PIECE_BYTES + 123)
     assert await hauling.shipper().ship(hauling.rig.term, hauling.worker) == 2 * PIECE_BYTES + 123
@@ -57,7 +54,7 @@ async def test_a_large_backlog_goes_out_in_bounded_pieces(hauling: Hauling) -> N
     assert await hauling.shipped("handler") == hauling.file("handler").read_bytes()
 
 
-async def test_what_is_in_s3_gives_its_room_on_the_pod_back(
+async def test_logs_stored_in_s3_are_deleted_on_the_pod(
     hauling: Hauling, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All but the newest of it, under the same offsets; what comes next is shipped as ever, by a new process too."""
@@ -78,7 +75,7 @@ async def test_what_is_in_s3_gives_its_room_on_the_pod_back(
     assert (logs.shipped, logs.missing) == (len(written), 0)
 
 
-async def test_where_no_room_can_be_given_back_the_logs_go_out_all_the_same(
+async def test_logs_are_shipped_although_the_pods_copy_cannot_be_deleted(
     hauling: Hauling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tool is not on every image, and not every file system can do it."""
@@ -92,7 +89,7 @@ async def test_where_no_room_can_be_given_back_the_logs_go_out_all_the_same(
     assert await hauling.shipped("handler") == hauling.file("handler").read_bytes()
 
 
-async def test_nothing_new_costs_nothing(hauling: Hauling) -> None:
+async def test_without_new_logs_nothing_is_read(hauling: Hauling) -> None:
     """A quiet stream makes no object and no row."""
     blobs = Counting(hauling.blobs)
     shipper = hauling.shipper(blobs=blobs)
@@ -154,7 +151,7 @@ async def test_a_connection_that_breaks_is_made_again_by_the_next_shipment(hauli
     assert await hauling.shipped("agent") == hauling.file("agent").read_bytes()
 
 
-async def test_a_file_that_was_rewritten_is_declared_and_not_papered_over(hauling: Hauling) -> None:
+async def test_a_rewritten_file_is_declared_lost(hauling: Hauling) -> None:
     """A begun piece whose bytes are gone is lost by name; what follows goes on from its end."""
     hauling.write("handler", 1_000)
     with pytest.raises(Crash):
@@ -174,9 +171,6 @@ async def test_a_stale_leader_ships_nothing(hauling: Hauling) -> None:
     with pytest.raises(NotLeader):
         await hauling.shipper(blobs=blobs).ship(hauling.rig.term - 1, hauling.worker)
     assert blobs.put_keys == []
-
-
-# --- the end
 
 
 async def test_the_end_stops_the_agent_and_ships_its_last_byte(rig: Rig, db: PostgresDb, blobs: S3Blobs) -> None:
@@ -204,7 +198,7 @@ async def test_an_agent_that_cannot_be_stopped_is_shipped_all_the_same(hauling: 
     assert await hauling.shipped("agent") == hauling.file("agent").read_bytes()
 
 
-async def test_what_went_with_its_host_is_declared_with_its_size(hauling: Hauling) -> None:
+async def test_logs_lost_with_their_host_are_declared_with_their_size(hauling: Hauling) -> None:
     """From the last byte that arrived to the size last told of, and an open end after it; twice is once."""
     hauling.write("agent", 1_000)
     await hauling.shipper().ship(hauling.rig.term, hauling.worker)
@@ -231,7 +225,7 @@ async def test_a_launch_that_ended_before_anything_of_it_was_shipped_is_declared
         assert (lost["first"], lost["last"], lost["declared_lost"]) == (0, None, True)
 
 
-async def test_a_piece_that_had_arrived_before_the_host_was_lost_is_not_lost(hauling: Hauling) -> None:
+async def test_a_piece_stored_before_the_host_was_lost_is_not_declared_lost(hauling: Hauling) -> None:
     """S3 is asked before anything is declared."""
     hauling.write("agent", 1_000)
     with pytest.raises(Crash):
@@ -244,15 +238,15 @@ async def test_a_piece_that_had_arrived_before_the_host_was_lost_is_not_lost(hau
     assert (open_end["first"], open_end["last"]) == (1_000, None)
 
 
-@pytest.mark.parametrize("ailment", ["away", "refuses"])
-async def test_s3_that_gives_no_answer_does_not_keep_a_lost_pod(hauling: Hauling, s3: EmbeddedS3, ailment: str) -> None:
+@pytest.mark.parametrize("fault", ["away", "refuses"])
+async def test_s3_that_gives_no_answer_does_not_keep_a_lost_pod(hauling: Hauling, s3: EmbeddedS3, fault: str) -> None:
     """Declaring goes on without S3, and says what is not known."""
     hauling.write("agent", 1_000)
     with pytest.raises(Crash):
         await hauling.shipper(blobs=Crashing(hauling.blobs, "put", "before")).ship(hauling.rig.term, hauling.worker)
     await hauling.sshd.stop()
     refusing = (s3.endpoint_url, s3.access_key, "a revoked secret", "bucket", "", REGION)
-    blobs = S3Blobs(*(DEAD_S3 if ailment == "away" else refusing))
+    blobs = S3Blobs(*(DEAD_S3 if fault == "away" else refusing))
     await hauling.shipper(blobs=blobs).finish(hauling.rig.term, hauling.worker, reachable=False)
     lost, open_end = await hauling.pieces("agent")
     assert (lost["first"], lost["last"], lost["declared_lost"]) == (0, 1_000, True)

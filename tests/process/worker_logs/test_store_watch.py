@@ -64,7 +64,7 @@ async def test_an_outage_of_writes_alone_ends_too(own_s3: EmbeddedS3) -> None:
     await blobs.close()
 
 
-async def test_a_refusal_is_told_apart_and_names_what_to_check(own_s3: EmbeddedS3) -> None:
+async def test_a_refusal_has_its_own_message_that_names_what_to_check(own_s3: EmbeddedS3) -> None:
     """A missing bucket or a wrong key is for the operator."""
     watch = StoreWatch()
     blobs = S3Blobs(

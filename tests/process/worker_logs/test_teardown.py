@@ -95,10 +95,7 @@ async def last_snapshot(hauling: Hauling) -> Mapping[str, Any]:
     return kept
 
 
-# --- what the row says
-
-
-async def test_a_drain_names_the_tasks_and_the_end_of_its_patience(hauling: Hauling) -> None:
+async def test_a_drain_names_its_tasks_and_its_deadline(hauling: Hauling) -> None:
     """The worker is waited for, by name of what it holds, until the grace is over."""
     held = await claimed(hauling, 7)
     parts = teardown(hauling, drain_grace_s=600)
@@ -121,7 +118,7 @@ async def test_a_drain_of_an_empty_worker_waits_for_nothing(hauling: Hauling) ->
     assert (await now(hauling)).waiting_for == "nothing: it held no task when the drain began"
 
 
-async def test_a_failed_worker_is_not_waited_for(hauling: Hauling) -> None:
+async def test_no_drain_time_for_a_failed_worker(hauling: Hauling) -> None:
     """What comes next is ours to do, and soon."""
     failed = end(hauling, ExitCause.HEARTBEAT_LOST, FailureCode.NO_HEARTBEAT)
     await teardown(hauling, flush_deadline_s=60).begin(hauling.rig.term, failed)
@@ -207,9 +204,6 @@ async def test_a_short_grace_does_not_shorten_the_wait_for_lists(hauling: Haulin
     assert seconds(worker.deadline_at, worker.stage_since) >= LISTING_LAG_S
 
 
-# --- the final snapshot
-
-
 async def test_the_last_look_sees_the_real_agent_and_its_machine(rig: Rig) -> None:
     """Running at first; ended, with its own words, once it was stopped."""
     worker, sshd = await rig.worker()
@@ -257,7 +251,7 @@ async def nothing_to_finish(_term: int, _worker: Worker, _reachable: bool) -> in
     raise AssertionError("no agent ever wrote a log there")
 
 
-async def test_a_pod_that_failed_before_its_agent_leaves_a_last_look(rig: Rig) -> None:
+async def test_a_pod_that_failed_before_its_agent_leaves_a_final_snapshot(rig: Rig) -> None:
     """What its GPUs, its cgroup, its disk and its kernel show; taken once, and of an agent nothing is said."""
     worker, sshd, parts = await failed_early(rig)
     for _ in range(2):
@@ -275,7 +269,7 @@ async def test_a_pod_that_failed_before_its_agent_leaves_a_last_look(rig: Rig) -
 
 
 @pytest.mark.parametrize("how", ["gone", "another key"])
-async def test_a_last_look_that_sees_nothing_does_not_keep_a_pod_without_an_agent(rig: Rig, how: str) -> None:
+async def test_an_empty_final_snapshot_does_not_keep_a_pod_without_an_agent(rig: Rig, how: str) -> None:
     """One try, within the look's bounds; why there is nothing is kept."""
     worker, sshd, parts = await failed_early(rig)
     await sshd.stop()
@@ -290,7 +284,7 @@ async def test_a_last_look_that_sees_nothing_does_not_keep_a_pod_without_an_agen
     assert kept["why"].startswith("ConnectionRefused" if how == "gone" else "HOST_KEY_CHANGED")
 
 
-async def test_a_pod_that_ssh_never_reached_is_not_looked_at(rig: Rig) -> None:
+async def test_a_pod_that_ssh_never_reached_gets_no_final_snapshot(rig: Rig) -> None:
     """On to the delete at once."""
     worker, sshd, parts = await failed_early(rig)
     handshakes = sshd.handshakes
@@ -299,7 +293,7 @@ async def test_a_pod_that_ssh_never_reached_is_not_looked_at(rig: Rig) -> None:
     assert (row["stage"], "last_snapshot" in row["metadata"], sshd.handshakes) == (Stage.DELETING, False, handshakes)
 
 
-async def test_a_driver_that_hangs_takes_nothing_else_along(hauling: Hauling, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_driver_hides_no_other_section(hauling: Hauling, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest is there, and the reason; an agent that left no word was killed."""
     monkeypatch.setattr(final_snapshot, "SMI_S", 1)
     hauling.rig.install(hauling.sshd, "nvidia-smi", "sleep 100")
@@ -345,7 +339,7 @@ async def test_the_first_final_snapshot_is_kept_and_precedes_the_stop_of_the_age
     assert await last_snapshot(hauling) == first
 
 
-async def test_how_an_agent_was_is_not_taken_from_a_look_after_its_stop(
+async def test_the_state_of_an_agent_is_not_taken_from_a_snapshot_after_its_stop(
     hauling: Hauling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first look hung, and the agent was stopped all the same: the second sees the machine alone."""
@@ -372,7 +366,7 @@ async def test_an_unreachable_pod_leaves_unknown_with_the_reason(hauling: Haulin
     assert (kept["known"], kept["why"]) == (False, "pod_lost: EXITED")
 
 
-async def test_tries_that_reach_nobody_are_counted_and_a_bucket_that_is_away_is_none(hauling: Hauling) -> None:
+async def test_attempts_that_do_not_reach_the_pod_count_and_those_without_a_bucket_do_not(hauling: Hauling) -> None:
     """What proves that the rest of the logs will not come is a pod where nobody answers, again and again."""
     hauling.write("agent", 100)
     parts = teardown(hauling, blobs=DEAD_S3)
@@ -436,7 +430,7 @@ def test_no_limit_of_memory_is_one_word_for_both_versions_of_cgroups(text: str) 
     assert (seen["memory_limit_bytes"], seen["memory_bytes"]) == ("max", 4096)
 
 
-def test_whatever_a_pod_prints_the_snapshot_is_small() -> None:
+def test_the_snapshot_is_small_whatever_a_pod_prints() -> None:
     """Rubbish of any size and form becomes at most 16 KiB of JSON."""
     for text in (
         "",

@@ -1,4 +1,4 @@
-"""What must hold in the end, judged by rows, by the provider's ledger and by bytes; the figures; the table."""
+"""The checks at the end, by rows, by the provider's ledger and by bytes; the figures; the table."""
 
 import asyncio
 import json
@@ -14,12 +14,11 @@ from rich.table import Table
 from orchestrator.core.liveness import RETRY_S
 from orchestrator.ports import Blobs, NotFound
 from testbed.audit import CONCURRENT_READS, count, faults
-from tests.proofs.chaos.environment import BUDGET_USD, ChaosEnvironment, Death
-from tests.proofs.chaos.faults import GOODBYE, NOBODY
+from tests.proofs.chaos.environment import BUDGET_USD, ChaosEnvironment, LostWorker
+from tests.proofs.chaos.faults import BOTH_KILLED, GRACEFUL
 from tests.proofs.fault_matrix.invariants import REASONLESS, STALE, UNOWNED_S, WORKERS, unowned_s
 
-FAIL_OVER_S = 20.0  # the bars of the specification
-AGAIN_S = 90.0
+FAIL_OVER_S, AGAIN_S = 20.0, 90.0  # the limits of the specification
 QUOTED = 5
 LEASE_TAKEN = b'"lease_taken"'
 REFUSED = (b"Traceback (most recent call last)", b'"action_crashed"')
@@ -34,7 +33,7 @@ FILES = """
 
 @dataclass(slots=True)
 class InjectedFault:
-    """One harm as it was done."""
+    """One fault as it was injected."""
 
     name: str
     began_s: float  # of the run
@@ -44,7 +43,7 @@ class InjectedFault:
 
 
 async def assess(chaos: ChaosEnvironment, ids: Sequence[str], injections: Sequence[InjectedFault]) -> dict[str, Any]:
-    """The summary, with `ok` and what was `wrong`."""
+    """Return the summary, with `ok` and what was `wrong`."""
     ledger = await chaos.stack.control("GET", "ledger")
     async with await chaos.stack.connect() as sql:
         summary = await count(sql, ledger, chaos.stack.blobs(), len(ids))
@@ -65,21 +64,24 @@ async def assess(chaos: ChaosEnvironment, ids: Sequence[str], injections: Sequen
     wrong += sorted(chaos.env.observer.waits) + _said(chaos)
     figures, late = _figures(chaos, injections, await rows(ATTEMPTS))
     wrong += late
-    harms = Counter(injected.name for injected in injections if injected.done)
+    by_kind = Counter(injected.name for injected in injections if injected.done)
     return {
         "ok": not wrong,
         "wrong": wrong,
         **summary,
         **figures,
         "killed": dict(chaos.killed),
-        "harms": dict(sorted(harms.items())),
+        "faults": dict(sorted(by_kind.items())),
         "unowned_pod_s": round(unowned, 1),
-        **{name: [asdict(one) for one in of] for name, of in (("blows", injections), ("deaths", chaos.deaths))},
+        **{
+            name: [asdict(one) for one in of]
+            for name, of in (("injections", injections), ("lost_workers", chaos.lost_workers))
+        },
     }
 
 
 async def _wrong_files(blobs: Blobs, tasks: Sequence[Mapping[str, Any]]) -> int:
-    """How many complete tasks did not leave the file that they should have."""
+    """Return how many complete tasks did not leave their file."""
     gate = asyncio.Semaphore(CONCURRENT_READS)
 
     async def right(task: Mapping[str, Any]) -> bool:
@@ -94,44 +96,44 @@ async def _wrong_files(blobs: Blobs, tasks: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _said(chaos: ChaosEnvironment) -> list[str]:
-    """What stands in the orchestrators' log and must not."""
+    """Return the lines of the orchestrators' log that must not be there."""
     said = (chaos.stack.directory / "orchestrator.log").read_bytes().splitlines()
     return [line.decode(errors="replace")[:1000] for line in said if any(word in line for word in REFUSED)][:QUOTED]
 
 
 def _again(
-    deaths: Sequence[Death],
+    lost_workers: Sequence[LostWorker],
     attempts: Sequence[Mapping[str, Any]],
     leads: Sequence[float],
-    deaf: Sequence[tuple[float, float]],
+    unreachable: Sequence[tuple[float, float]],
 ) -> list[tuple[float, float, str]]:
-    """For each dead worker's task, the seconds until it ran again: in all, and those in which it could have been heard.
+    """Return for each lost worker's task the seconds until it ran again: in all, and those that count.
 
-    A leader that could not have heard an agent does not take that silence for death: the time that it takes to notice
-    begins with its lead, and stands still while agents cannot reach it. A task that its worker had ended is none.
+    Only the time counts in which a leader could have received the agent's heartbeat. It begins with the lease of the
+    leader, and stops while agents cannot reach it. A task that had ended before its worker was lost is left out.
     """
     known = {(row["task"], row["attempt"]): row for row in attempts}
     found = []
-    for death in deaths:
-        again = known.get((death.task, death.attempt + 1))
-        if again is not None and known[death.task, death.attempt]["outcome"] == "lost":
+    for lost in lost_workers:
+        again = known.get((lost.task, lost.attempt + 1))
+        if again is not None and known[lost.task, lost.attempt]["outcome"] == "lost":
             at = again["at"]
-            heard_from = max([death.at, *(led for led in leads if led < at)])
-            found.append((at - death.at, _outside(heard_from, at, deaf), death.how))
+            heard_from = max([lost.at, *(led for led in leads if led < at)])
+            found.append((at - lost.at, _outside(heard_from, at, unreachable), lost.how))
     return found
 
 
-def _outside(since: float, to: float, deaf: Sequence[tuple[float, float]]) -> float:
-    """How much of the time from `since` to `to` is in none of these."""
+def _outside(since: float, to: float, gaps: Sequence[tuple[float, float]]) -> float:
+    """Return the seconds from `since` to `to` that are in none of these gaps."""
     outside, reached = 0.0, since
-    for began, ended in sorted(deaf):
+    for began, ended in sorted(gaps):
         outside += max(0.0, min(began, to) - reached)
         reached = max(reached, min(ended + min(ended - began, RETRY_S), to))
     return outside + max(0.0, to - reached)
 
 
 def _leads(chaos: ChaosEnvironment) -> list[float]:
-    """When a lease was taken, in epoch seconds."""
+    """Return when each lease was taken, in epoch seconds."""
     said = (chaos.stack.directory / "orchestrator.log").read_bytes().splitlines()
     taken = (json.loads(line) for line in said if LEASE_TAKEN in line and line.endswith(b"}"))
     return [datetime.fromisoformat(line["timestamp"]).timestamp() for line in taken]
@@ -140,24 +142,28 @@ def _leads(chaos: ChaosEnvironment) -> list[float]:
 def _figures(
     chaos: ChaosEnvironment, injections: Sequence[InjectedFault], attempts: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, Any], list[str]]:
-    """How quickly things were mended, and which of it was too slow."""
+    """Return how fast faults were repaired, and which repairs were too slow."""
     away = [injected for injected in injections if injected.done and injected.name.startswith("postgres")]
     away += [
-        injected for injected in injections if injected.name.startswith("line") and injected.what.startswith("postgres")
+        injected
+        for injected in injections
+        if injected.name.startswith("proxy") and injected.what.startswith("postgres")
     ]
     clear = [
         (to - since, after)
         for since, to, after in chaos.fail_overs
         if not any(
             injected.began_s < to and injected.ended_s > since for injected in away
-        )  # nobody leads without a database
+        )  # without a database, no process can lead
     ]
-    fail_overs = sorted(took for took, after in clear if after not in {GOODBYE, NOBODY})
-    hand_overs = sorted(took for took, after in clear if after == GOODBYE)
+    fail_overs = sorted(took for took, after in clear if after not in {GRACEFUL, BOTH_KILLED})
+    hand_overs = sorted(took for took, after in clear if after == GRACEFUL)
     gaps = [(injected.began_s, injected.ended_s) for injected in away]
-    gaps += [(b.began_s, b.ended_s) for b in injections if b.name.startswith("line") and b.what.startswith("pods")]
-    again = _again(chaos.deaths, attempts, _leads(chaos), [(chaos.began_at + a, chaos.began_at + b) for a, b in gaps])
-    late = [f"a dead worker's task ran again after {took:.0f} s ({how})" for _, took, how in again if took > AGAIN_S]
+    gaps += [(b.began_s, b.ended_s) for b in injections if b.name.startswith("proxy") and b.what.startswith("pods")]
+    again = _again(
+        chaos.lost_workers, attempts, _leads(chaos), [(chaos.began_at + a, chaos.began_at + b) for a, b in gaps]
+    )
+    late = [f"a lost worker's task ran again after {took:.0f} s ({how})" for _, took, how in again if took > AGAIN_S]
     if _quantile(fail_overs) > FAIL_OVER_S:
         late.append(f"fail-over took {_quantile(fail_overs):.1f} s")
     return {
@@ -177,19 +183,19 @@ def _figures(
 
 
 def _quantile(values: Sequence[float], share: float = 0.99) -> float:
-    """Of sorted values; 0 of none."""
+    """Return a quantile of sorted values; 0 without values."""
     return round(values[min(len(values) - 1, int(len(values) * share))], 2) if values else 0.0
 
 
 def show(summary: Mapping[str, Any], stream: TextIO) -> None:
-    """The table for people; what is wrong stands below it."""
+    """Print the table for people, and what is wrong below it."""
     console = Console(file=stream, highlight=False)
     table = Table(title=f"chaos, seed {summary['seed']}", title_justify="left", show_header=False, box=None)
-    harms = ", ".join(f"{number} {name}" for name, number in summary["harms"].items())
+    injected = ", ".join(f"{number} {name}" for name, number in summary["faults"].items())
     killed = ", ".join(f"{number} of {who}" for who, number in summary["killed"].items())
     lines = {
         "tasks": "{tasks_done} of {tasks_submitted} done, {tasks_failed} failed, {tasks_lost} lost, "
-        "{tasks_doubled} doubled; {tasks_requeued} attempts in vain",
+        "{tasks_doubled} doubled; {tasks_requeued} attempts without a result",
         "pods": "{pods_created} rented, {pods_leaked} leaked; without a live row for at most {unowned_pod_s} s",
         "log bytes": "{log_bytes_produced:,} written, {log_bytes_shipped:,} in S3, "
         "{log_bytes_declared_lost:,} declared lost, {log_bytes_missing} missing",
@@ -199,12 +205,12 @@ def show(summary: Mapping[str, Any], stream: TextIO) -> None:
         "hand-over {hand_over_max_s} s at most",
         "run again": "{tasks_run_again}: within {run_again_max_s} s; of time in which a leader could have heard: "
         "p50 {run_again_heard_p50_s} s, {run_again_heard_max_s} s at most",
-        "rest": "{rest_s} s after the last harm",
+        "rest": "{rest_s} s after the last fault",
     }
     if "restart" in summary:
         lines["restart"] = "reconciled {restart[pods]} pods {restart[restart_s]} s after its start, or "
         lines["restart"] += "{restart[from_lease_s]} s after it got a killed one's lease"
-    for name, text in {"harms": harms, "SIGKILLs and restarts": killed, **lines}.items():
+    for name, text in {"faults": injected, "SIGKILLs and restarts": killed, **lines}.items():
         table.add_row(name, text.format(**summary))
     console.print(table)
     for wrong in summary["wrong"]:

@@ -1,4 +1,4 @@
-"""The stack behind lines that can be harmed, its two orchestrators, and what a harm must know of them."""
+"""The stack behind TCP proxies, its two orchestrators, and what the faults need to know of them."""
 
 import asyncio
 import os
@@ -25,13 +25,13 @@ from tests.proofs.fault_matrix.environment import Environment
 from tests.proofs.fault_matrix.runner import cancelled
 
 ORCHESTRATORS = 2
-NEXT_LEADER_S = 4 * LEASE_TTL_S  # longest wait: more is a violation whatever else goes on
+NEXT_LEADER_S = 4 * LEASE_TTL_S  # the longest wait for a leader: more is a violation in any case
 ANSWER_S = 30.0  # of a database that is being restarted
 ASK_AGAIN_S = 0.2
 BUDGET_USD = 25.0
 UNANSWERED = "the database does not answer"
-SAYS_NOTHING = "$^"  # the witness looks for waits without an end; no harm here has a sentence of its own
-# Quick to notice, and with work for two cores; attempts are many because a task may lose its worker many times.
+SAYS_NOTHING = "$^"  # the observer looks for waits without an end, and for no sentence about a certain fault
+# Short timeouts, and work for two cores. A task has many attempts because it may lose its worker many times.
 OPERATOR = {
     "MAX_ACTIVE_GPUS": "8",
     "TASKS_PER_GPU_THRESHOLD": "3",
@@ -49,7 +49,7 @@ OPERATOR = {
     "WORKER_TASKS_PER_CLAIM": "4",
     "WORKER_CODE_DIR": str(Path(__file__).parent / "handlers"),
 }
-BEHIND = {"s3": "S3_ENDPOINT_URL", "provider": "RUNPOD_API_BASE_URL", "pods": "WORKER_API_URL"}  # line -> variable
+BEHIND = {"s3": "S3_ENDPOINT_URL", "provider": "RUNPOD_API_BASE_URL", "pods": "WORKER_API_URL"}  # proxy -> variable
 LEADER = "select holder, term from fleet_lease where expires_at > now()"
 NEXT_LEADER = "select holder, term from fleet_lease where expires_at > now() and term > %s and holder <> %s"
 BUSY = """
@@ -60,8 +60,8 @@ BUSY = """
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
-    """A worker that was killed or stopped with a task in its hands."""
+class LostWorker:
+    """A worker that was killed or stopped while it ran a task."""
 
     task: str
     attempt: int
@@ -70,19 +70,19 @@ class Death:
 
 
 class ChaosEnvironment:
-    """What harms are done to."""
+    """The processes and proxies that the faults affect."""
 
     def __init__(
-        self, env: Environment, lines: Mapping[str, TcpProxy], urls: Sequence[str], ports: Sequence[int]
+        self, env: Environment, proxies: Mapping[str, TcpProxy], urls: Sequence[str], ports: Sequence[int]
     ) -> None:
-        self.env, self.stack, self.lines = env, env.stack, lines
+        self.env, self.stack, self.proxies = env, env.stack, proxies
         self._urls, self._ports = urls, ports
         self.orchestrators: list[Child] = []
-        self.killed: Counter[str] = Counter()  # SIGKILLs and restarts, by whom they struck
+        self.killed: Counter[str] = Counter()  # SIGKILLs and restarts, by their target
         self.fail_overs: list[tuple[float, float, str]] = []  # from, to (seconds of the run), after what
-        self.deaths: list[Death] = []
+        self.lost_workers: list[LostWorker] = []
         self.wrong: list[str] = []
-        self._sent_away: set[int] = set()  # process ids that ended because we wanted it
+        self._ended_by_us: set[int] = set()  # ids of processes that the test ended
         self.began_at = time.time()
         self._began_s = time.monotonic()
 
@@ -91,7 +91,7 @@ class ChaosEnvironment:
         return time.monotonic() - self._began_s
 
     async def begin(self, number: int) -> Child:
-        """Start the orchestrator of that number, or start it again; it is not waited for."""
+        """Start the orchestrator with this number, or start it again, without a wait until it is ready."""
         wants = {"PORT": str(self._ports[number]), "DATABASE_URL": self._urls[number]}
         child = await self.stack.begin_orchestrator(wants)
         self.orchestrators[number : number + 1] = [child]
@@ -104,17 +104,17 @@ class ChaosEnvironment:
 
     async def kill(self, number: int) -> None:
         """SIGKILL an orchestrator."""
-        self._sent_away.add(self.orchestrators[number].pid)
+        self._ended_by_us.add(self.orchestrators[number].pid)
         self.killed["orchestrators"] += 1
         await self.orchestrators[number].kill()
 
     async def end(self, number: int) -> int:
-        """SIGTERM an orchestrator; its exit status."""
-        self._sent_away.add(self.orchestrators[number].pid)
+        """SIGTERM an orchestrator. Return its exit status."""
+        self._ended_by_us.add(self.orchestrators[number].pid)
         return await self.orchestrators[number].stop()
 
     async def leader(self) -> tuple[int, Mapping[str, Any]] | None:
-        """Which orchestrator leads, and its lease; None while nobody does."""
+        """Return which orchestrator leads, and its lease. None without a leader."""
         for row in await self._ask(LEADER):
             for number, child in enumerate(self.orchestrators):
                 if f":{child.pid}:" in row["holder"]:
@@ -122,19 +122,19 @@ class ChaosEnvironment:
         return None
 
     async def next_leader(self, before: Mapping[str, Any], after: str) -> float:
-        """Wait until another process has a later term; how long that took, in seconds. Raises NotWithin."""
+        """Wait until another process has a later term. Return the seconds that it took. Raises NotWithin."""
         began = self.seconds()
         await self.env.until(NEXT_LEADER, before["term"], before["holder"], timeout_s=NEXT_LEADER_S)
         self.fail_overs.append((began, self.seconds(), after))
         return self.seconds() - began
 
     async def busy(self, dice: random.Random) -> Mapping[str, Any] | None:
-        """Some worker with a task in its hands."""
+        """Return a worker with a running task, or None."""
         rows = await self._ask(BUSY)
         return dice.choice(rows) if rows else None
 
     async def _ask(self, query: str) -> Sequence[Mapping[str, Any]]:
-        """Ask the database; where it is being restarted, once it is back."""
+        """Query the database. During its restart, wait until it is available again."""
         async with asyncio.timeout(ANSWER_S):
             while True:
                 try:
@@ -143,7 +143,7 @@ class ChaosEnvironment:
                     await asyncio.sleep(ASK_AGAIN_S)
 
     def signal_agent(self, busy: Mapping[str, Any], number: signal.Signals) -> bool:
-        """Signal the agent of a worker, and nobody else: the process must bear its pod's mark."""
+        """Signal the agent of a worker. The mark of its pod shows that it is the agent and no other process."""
         pod = self.stack.directory / "runpod" / "pods" / str(busy["pod"])
         with suppress(psutil.Error, OSError, ValueError):
             process = psutil.Process(int((pod / f"home/.orchestrator/run/{busy['nonce']}/agent.pid").read_text()))
@@ -152,27 +152,27 @@ class ChaosEnvironment:
                 return True
         return False
 
-    def died(self, busy: Mapping[str, Any], how: str) -> None:
-        """Note a worker that is gone with its task."""
-        self.deaths.append(Death(busy["task"], busy["attempt"], time.time(), how))
+    def note_lost(self, busy: Mapping[str, Any], how: str) -> None:
+        """Note a worker that was lost with its task."""
+        self.lost_workers.append(LostWorker(busy["task"], busy["attempt"], time.time(), how))
 
     async def look_for_crashes(self) -> None:
-        """An orchestrator that ended by itself is started again; only at its start may it say that nobody answers."""
+        """Start orchestrators again that ended by themselves: only an unanswered database at the start is a reason."""
         for number, child in enumerate(self.orchestrators):
-            if not child.alive and child.pid not in self._sent_away:
-                self._sent_away.add(child.pid)
+            if not child.alive and child.pid not in self._ended_by_us:
+                self._ended_by_us.add(child.pid)
                 if UNANSWERED not in child.output_tail():
                     self.wrong.append(f"an orchestrator ended with {child.process.returncode}{child.output_tail()}")
                 await self.begin(number)
 
     async def calm(self) -> None:
-        """No more harm: every line as it should be, no fault left, both orchestrators awake and there."""
-        for line in self.lines.values():
-            line.open()
+        """Stop all faults: open the proxies, start the servers, and continue or start both orchestrators."""
+        for proxy in self.proxies.values():
+            proxy.open()
         await self.stack.postgres.start()
         await self.stack.s3.start()
         await self.stack.control("DELETE", "faults")
-        # Until here somebody may have been late because nobody led, or nobody answered.
+        # Until now, a party may have been late because there was no leader, or no answer.
         self.env.observer.waits = {wait for wait in self.env.observer.waits if wait.endswith("for nobody")}
         for number, child in enumerate(self.orchestrators):
             if child.alive:
@@ -184,7 +184,7 @@ class ChaosEnvironment:
 
 @asynccontextmanager
 async def prepared(directory: Path, seed: int) -> AsyncIterator[ChaosEnvironment]:
-    """The stack with a line before everything that is reached over a network, and two orchestrators that are ready."""
+    """The stack with a proxy before each server, and two orchestrators that are ready."""
     async with AsyncExitStack() as exits:
         stack = await exits.enter_async_context(Stack(directory, seed=seed, boot_s=(0.8, 1.5)))
         await stack.migrate()
@@ -194,17 +194,17 @@ async def prepared(directory: Path, seed: int) -> AsyncIterator[ChaosEnvironment
         balancer = await env.start(ORCHESTRATORS)
         assert balancer is not None
         await exits.enter_async_context(balancer)
-        lines: dict[str, TcpProxy] = {}
+        proxies: dict[str, TcpProxy] = {}
 
-        async def line(name: str, url: str) -> str:
+        async def behind_proxy(name: str, url: str) -> str:
             port = urlsplit(url).port or 0
-            lines[name] = await exits.enter_async_context(TcpProxy(port, name=name))
-            return url.replace(f":{port}", f":{lines[name].port}")
+            proxies[name] = await exits.enter_async_context(TcpProxy(port, name=name))
+            return url.replace(f":{port}", f":{proxies[name].port}")
 
         for name, variable in BEHIND.items():
-            stack.environment[variable] = await line(name, stack.environment[variable])
-        urls = [await line(f"postgres {number}", stack.database_url) for number in range(ORCHESTRATORS)]
-        chaos = ChaosEnvironment(env, lines, urls, env.ports)
+            stack.environment[variable] = await behind_proxy(name, stack.environment[variable])
+        urls = [await behind_proxy(f"postgres {number}", stack.database_url) for number in range(ORCHESTRATORS)]
+        chaos = ChaosEnvironment(env, proxies, urls, env.ports)
         exits.push_async_callback(cancelled, asyncio.create_task(env.observer.watch(lambda: False)))
         for number in range(ORCHESTRATORS):
             await chaos.begin(number)

@@ -1,4 +1,4 @@
-"""The order of it: set up, feed tasks and deal harms, calm, wait for rest, reckon."""
+"""The steps of the test: set up, submit tasks and inject faults, stop the faults, wait for rest, check."""
 
 import asyncio
 import random
@@ -17,48 +17,47 @@ from psycopg.types.json import Jsonb
 from testbed.services.processes import ChildFailed
 from tests.proofs.chaos.assertions import InjectedFault, assess
 from tests.proofs.chaos.environment import ChaosEnvironment, prepared
-from tests.proofs.chaos.faults import DECK, Harm, NobodyThere
+from tests.proofs.chaos.faults import RANDOM_FAULTS, NoTarget, RandomFault
 from tests.proofs.fault_matrix.environment import NotWithin
 from tests.proofs.fault_matrix.runner import until_rest
 
-AT_ONCE = 4  # harms under way
-DEAL_AGAIN_S = 0.25  # when all cards in hand touch what is being harmed already
+AT_ONCE = 4  # faults at the same time
+DRAW_AGAIN_S = 0.25  # if all drawn faults affect parts that are broken already
 FEED_EVERY_S = 1.0
 BATCH = 500
-FIRST_TASKS = 20  # before the first harm
-REST_S = 240.0  # after the last harm, for whatever it broke; and for each task that is still to be done:
-TASK_REST_S = 0.5
-HARM_S = 150.0  # the longest that one may last, mending included
+FIRST_TASKS = 20  # before the first fault
+REST_S, TASK_REST_S = 240.0, 0.5  # to come to rest after the last fault, and more for each task that has not ended
+FAULT_S = 150.0  # the longest duration of one fault, with its repair
 QUEUED = "select count(*) as n from tasks where status in ('Queued', 'In Progress')"
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What was asked for."""
+    """The options of the command."""
 
-    minutes: float  # of harms
-    tasks: int  # spread over them
+    minutes: float  # with faults
+    tasks: int  # submitted evenly during these minutes
     seed: int
-    every_s: float  # between two harms, on average
+    every_s: float  # between two faults, on average
     directory: Path
-    deck: tuple[Harm, ...] = DECK
+    kinds: tuple[RandomFault, ...] = RANDOM_FAULTS
 
 
 async def run(options: Options) -> dict[str, Any]:
-    """The whole soak; its summary, with `ok` and what was `wrong`."""
+    """Run the whole test. Return its summary, with `ok` and what was `wrong`."""
     async with prepared(options.directory, options.seed) as chaos:
         injections: list[InjectedFault] = []
         feeding = asyncio.create_task(_feed(chaos, options))
-        await _struck(chaos, options, injections)
+        await _inject_all(chaos, options, injections)
         ids = await feeding
-        _tell(chaos, "the harms are over")
+        _log(chaos, "the faults are over")
         try:
             await chaos.calm()
             left = (await chaos.env.rows(QUEUED))[0]["n"]
             began_s = time.monotonic()
             await until_rest(chaos.env, REST_S + TASK_REST_S * left)
             rest_s = time.monotonic() - began_s
-            _tell(chaos, f"at rest after {rest_s:.0f} s, {left} tasks included")
+            _log(chaos, f"at rest after {rest_s:.0f} s, {left} tasks included")
         except (NotWithin, ChildFailed) as error:
             chaos.wrong.append(str(error))
             rest_s = None
@@ -68,58 +67,58 @@ async def run(options: Options) -> dict[str, Any]:
     return {**about, **summary}
 
 
-async def _struck(chaos: ChaosEnvironment, options: Options, injections: list[InjectedFault]) -> None:
-    """Deal harms until the time is up, and wait for the last of them."""
-    dice, busy, under_way = random.Random(f"harms:{options.seed}"), set[str](), set[asyncio.Task[None]]()
-    hand, cards = list[Harm](), _deal(options.deck, dice)
+async def _inject_all(chaos: ChaosEnvironment, options: Options, injections: list[InjectedFault]) -> None:
+    """Inject faults until the time is over, and wait for the last of them."""
+    dice, busy, running = random.Random(f"harms:{options.seed}"), set[str](), set[asyncio.Task[None]]()
+    drawn, draws = list[RandomFault](), _draws(options.kinds, dice)
     until_s = chaos.seconds() + options.minutes * 60
     async with asyncio.TaskGroup() as group:
         while chaos.seconds() < until_s:
             await asyncio.sleep(min(dice.expovariate(1 / options.every_s), 3 * options.every_s))
-            while len(under_way) >= AT_ONCE:
-                await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
-            while (card := next((card for card in hand if not busy & set(card.subjects)), None)) is None:
-                hand.append(next(cards))
-                if len(hand) > len(options.deck):
-                    await asyncio.sleep(DEAL_AGAIN_S)
-            hand.remove(card)
-            busy |= set(card.subjects)
-            injections.append(InjectedFault(card.name, round(chaos.seconds(), 2)))
-            harming = _strike(chaos, card, injections[-1], random.Random(f"{options.seed}:{len(injections)}"), busy)
-            under_way.add(task := group.create_task(harming))
-            task.add_done_callback(under_way.discard)
+            while len(running) >= AT_ONCE:
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            while (kind := next((kind for kind in drawn if not busy & set(kind.subjects)), None)) is None:
+                drawn.append(next(draws))
+                if len(drawn) > len(options.kinds):
+                    await asyncio.sleep(DRAW_AGAIN_S)
+            drawn.remove(kind)
+            busy |= set(kind.subjects)
+            injections.append(InjectedFault(kind.name, round(chaos.seconds(), 2)))
+            injecting = _inject(chaos, kind, injections[-1], random.Random(f"{options.seed}:{len(injections)}"), busy)
+            running.add(task := group.create_task(injecting))
+            task.add_done_callback(running.discard)
             await chaos.look_for_crashes()
 
 
-def _deal(deck: Sequence[Harm], dice: random.Random) -> Iterator[Harm]:
-    """The deck, shuffled again and again."""
+def _draws(kinds: Sequence[RandomFault], dice: random.Random) -> Iterator[RandomFault]:
+    """Yield each kind as often as its weight, in a random order, again and again."""
     while True:
-        cards = [description for description in deck for _ in range(description.cards)]
-        dice.shuffle(cards)
-        yield from cards
+        draws = [kind for kind in kinds for _ in range(kind.weight)]
+        dice.shuffle(draws)
+        yield from draws
 
 
-async def _strike(
-    chaos: ChaosEnvironment, description: Harm, injected: InjectedFault, dice: random.Random, busy: set[str]
+async def _inject(
+    chaos: ChaosEnvironment, kind: RandomFault, injected: InjectedFault, dice: random.Random, busy: set[str]
 ) -> None:
-    """Do one harm, write down what came of it, and free what it harmed."""
+    """Inject one fault, record its effect, and release the parts that it affected."""
     try:
-        async with asyncio.timeout(HARM_S):
-            injected.what = await description.act(chaos, dice)
-    except NobodyThere:
-        injected.done, injected.what = False, "nobody was there"
+        async with asyncio.timeout(FAULT_S):
+            injected.what = await kind.act(chaos, dice)
+    except NoTarget:
+        injected.done, injected.what = False, "there was no target"
     except (psycopg.OperationalError, httpx.HTTPError) as error:
-        injected.done, injected.what = False, f"not done: {type(error).__name__}"  # another harm was quicker
+        injected.done, injected.what = False, f"not done: {type(error).__name__}"  # another fault was faster
     except (NotWithin, ChildFailed, TimeoutError) as error:
         injected.done, injected.what = False, f"{type(error).__name__}: {error}"
-        chaos.wrong.append(f"{description.name}: {injected.what}")
-    busy.difference_update(description.subjects)
+        chaos.wrong.append(f"{kind.name}: {injected.what}")
+    busy.difference_update(kind.subjects)
     injected.ended_s = round(chaos.seconds(), 2)
-    _tell(chaos, f"{description.name}: {injected.what}")
+    _log(chaos, f"{kind.name}: {injected.what}")
 
 
 async def _feed(chaos: ChaosEnvironment, options: Options) -> list[str]:
-    """Submit the tasks evenly over the time of the harms; their ids. The same batch is sent until it is answered."""
+    """Submit the tasks evenly while faults are injected, each batch until it is answered. Return their ids."""
     dice, ids = random.Random(f"tasks:{options.seed}"), list[str]()
     began_s = time.monotonic()
     while len(ids) < options.tasks:
@@ -129,7 +128,7 @@ async def _feed(chaos: ChaosEnvironment, options: Options) -> list[str]:
         while batch:
             try:
                 await chaos.env.rows("select task_submit(%s)", Jsonb(batch))
-            except psycopg.OperationalError:  # away, or gone with the answer: by its ids it is the same batch again
+            except psycopg.OperationalError:  # down, or the answer was lost: the ids make it the same batch
                 await asyncio.sleep(FEED_EVERY_S)
                 continue
             ids += [task["id"] for task in batch]
@@ -139,7 +138,7 @@ async def _feed(chaos: ChaosEnvironment, options: Options) -> list[str]:
 
 
 def _task(dice: random.Random, before: Sequence[str]) -> dict[str, Any]:
-    """Short and long ones; some leave a file, some wait for another."""
+    """Return a short or long task. Some leave a file, some depend on an earlier task."""
     params = {"seconds": round(dice.uniform(0.02, 0.2), 2), "lines": dice.randint(1, 20)}
     params["leaves_file"] = dice.random() < 0.125
     waits = [dice.choice(before[-50:])] if before and dice.random() < 0.05 else []
@@ -147,5 +146,5 @@ def _task(dice: random.Random, before: Sequence[str]) -> dict[str, Any]:
     return {"id": task_id, "task_type": "toil", "params": params, "max_attempts": 100, "depends_on": waits}
 
 
-def _tell(chaos: ChaosEnvironment, text: str) -> None:
+def _log(chaos: ChaosEnvironment, text: str) -> None:
     print(f"{chaos.seconds():7.1f} s  {text}", file=sys.stderr, flush=True)

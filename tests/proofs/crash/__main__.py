@@ -22,7 +22,7 @@ from tests.proofs.crash.upgrades import cut_migrations
 @click.option("--kills/--no-kills", default=True, help="Whether processes are killed at all of their calls.")
 @click.option("--upgrades/--no-upgrades", default=True, help="Whether every migration is cut at all of its messages.")
 def main(cuts: int, kills: bool, upgrades: bool) -> None:
-    """The coverage by operation, and exit 1 if something broke."""
+    """Print the coverage by operation. Exit 1 if a law was broken."""
     if kills and not _kill_everywhere():
         sys.exit(1)
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""A line to a real PostgreSQL that is cut: before a statement arrives, or after its COMMIT and before the answer."""
+"""Cuts a connection to a real PostgreSQL: before a statement arrives, or after its COMMIT and before the answer."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from orchestrator.ports import LostRace, Unavailable
 from testbed.tcp_proxy import Break, TcpProxy
 from tests.db.conformance.builders import Agent, Fleet, result
 
-READY = b"Z\x00\x00\x00\x05"  # ReadyForQuery: what was sent has been carried out
+READY = b"Z\x00\x00\x00\x05"  # ReadyForQuery: the server has executed what was sent
 
 
 class Line(TcpProxy):
-    """The way to a database; `arm` cuts a connection at the n-th message of a client from then on."""
+    """A proxy before a database; `arm` cuts a connection at the n-th message of a client from then on."""
 
     def __init__(self, url: str) -> None:
         super().__init__(int(str(conninfo_to_dict(url)["port"])))
@@ -27,36 +27,36 @@ class Line(TcpProxy):
 
     @property
     def url(self) -> str:
-        """The same database, through this line."""
+        """Return the URL of the database through this proxy."""
         return make_conninfo(self._url, host="127.0.0.1", port=self.port)
 
     @property
     def cuts(self) -> int:
-        """How often it was cut."""
+        """Return how often a connection was cut."""
         return sum(one.happened.is_set() for one in self._armed)
 
     def arm(self, *, after: bool, message: int = 1) -> None:
-        """Cut at this message from now on."""
+        """Cut the connection at this message, counted from now on."""
         self.breaks = Break(b"", after, message, READY)
         self._armed.append(self.breaks)
 
 
 @dataclass
 class Cuts:
-    """A fleet behind a line; each check cuts one call, repeats it as its caller would, and looks at what came of it."""
+    """A fleet behind a proxy. Each check cuts one call, repeats it like its caller, and checks the result."""
 
     fleet: Fleet
     line: Line
     after: bool = False
 
     async def twice(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        """The answer of the repetition."""
+        """Return the answer of the repeated call."""
         self.line.arm(after=self.after)
         try:
             await call()
         except Unavailable:
             return await call()
-        raise AssertionError("the call was answered over a line that was cut")
+        raise AssertionError("the call was answered over a connection that was cut")
 
     async def claim(self, agent: Agent) -> None:
         """The same task under the same token."""
@@ -140,7 +140,7 @@ CHECKS = ("claim", "complete", "complete_and_claim", "fail", "release", "submit"
 
 
 async def cut_often(url: str, cuts: int, now: datetime) -> dict[str, int]:
-    """As many cuts before as after COMMIT, over every check in turn; how many of each were resolved right."""
+    """Cut as often before as after COMMIT, in every check in turn. Return how many cuts each check resolved."""
     resolved: dict[str, int] = {}
     async with Line(url) as line:
         db = await PostgresDb.open(line.url, pool_size=1, call_timeout_s=10)

@@ -1,8 +1,8 @@
-"""Kills a process at every call it makes to the world, before and after the call's effect, and lets life go on.
+"""Kills a process at every outside call, before and after the call's effect, and lets the others continue.
 
-What a process has done is what its calls have done, and between two calls there is nothing to lose: so a kill at any
-suspension point is a kill before the next call, or after the last one. The calls are counted as they are made, by the
-product's own code in the simulator: whatever it calls in future is a point of its own without a line here.
+Between two calls, a process changes nothing outside. So a kill at any moment equals a kill before the next call, or
+after the last one. The product's own code makes the calls in the simulator, and they are counted there: a new call in
+the product is a new point without a change of this file.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from tests.proofs.simulator.provider import FLEET
 SEED = 3
 RESTART_S = 0.5
 LIMIT_S = 3600.0  # of virtual time, for everything to have ended
-DRAIN_S = 1.0  # into the first task, its worker is told to drain
+DRAIN_S = 1.0  # after the begin of the first task, its worker must drain
 WORK_S = 2
 KINDS = ("ok", "ok", "fail")
 NUMBERED = re.compile(r"[-:.].*")
@@ -31,15 +31,15 @@ NUMBERED = re.compile(r"[-:.].*")
 
 @dataclass(frozen=True)
 class Point:
-    """One call of a run in which nothing goes wrong."""
+    """One call of a run without faults."""
 
     number: int
-    operation: str  # on whose behalf: an action of the loop, its tick, a shipment, or an agent's call
+    operation: str  # the part that calls: an action of the loop, its tick, a shipment, or an agent
     call: str
 
 
 class CrashWorld(World):
-    """A quiet world in which one process dies at one point."""
+    """A world without faults in which one process is killed at one point."""
 
     def __init__(self, kill_at: int = 0, *, after: bool = False) -> None:
         super().__init__(SEED)
@@ -48,8 +48,8 @@ class CrashWorld(World):
         self._kill_at, self._after, self._calls = kill_at, after, 0
 
     async def carry(self, loop: SimLoop, link: str, act: Callable[[], Any], *, timeout_s: float) -> Any:
-        """The call, counted; at the chosen one its process ends."""
-        if loop.dead:  # what a killed one left open is being cleared away
+        """Count the call, and make it. At the chosen call, its process is killed."""
+        if loop.dead:  # a coroutine of a killed process is being closed
             raise Killed
         self._calls += 1
         if not self._kill_at:  # names cost more than the simulation
@@ -75,11 +75,11 @@ class CrashWorld(World):
             self.kernel.after(RESTART_S, lambda: self.start_replica(0))
 
     def live(self) -> Outcome:
-        """Tasks of every kind, a drain in the middle, and on until everything has ended."""
-        return self.run(_story)
+        """Run tasks of every kind, with a drain in the middle, until everything has ended."""
+        return self.run(_scenario)
 
 
-def _story(world: World) -> None:
+def _scenario(world: World) -> None:
     ids = iter(range(1, 100))
     tasks = [
         {
@@ -113,7 +113,7 @@ def _story(world: World) -> None:
 
 
 def walk() -> list[Point]:
-    """Every point of the run in which nobody is killed."""
+    """Return every point of a run without a kill."""
     world = CrashWorld()
     outcome = world.live()
     if outcome.violation:
@@ -122,7 +122,7 @@ def walk() -> list[Point]:
 
 
 def killed_at(point: Point, *, after: bool) -> str | None:
-    """What is broken by a kill there; None if nothing is."""
+    """Return the law that a kill at this point breaks; None if it breaks none."""
     gc.disable()
     try:
         violation = CrashWorld(point.number, after=after).live().violation
@@ -134,7 +134,7 @@ def killed_at(point: Point, *, after: bool) -> str | None:
 
 
 class Terminated(World):
-    """A quiet world whose orchestrator is told to end while it writes the next decision."""
+    """A world without faults whose orchestrator gets SIGTERM while it writes the next decision."""
 
     def __init__(self) -> None:
         super().__init__(SEED)
@@ -147,7 +147,7 @@ class Terminated(World):
         return replace(policy, pools=(replace(policy.pools[0], max_active=2, tasks_per_gpu=1),), hourly_budget_usd=None)
 
     async def carry(self, loop: SimLoop, link: str, act: Callable[[], Any], *, timeout_s: float) -> Any:
-        """The call; with the first decision after the world is armed on its way, SIGTERM comes."""
+        """Make the call. Once the world is armed, the first decision on its way brings SIGTERM."""
         if self.armed and self.told_s is None and _name(act).startswith("fleet_record_decision"):
             self.told_s = self.kernel.now
             self.replicas[0].terminate()
@@ -167,7 +167,7 @@ def spawned_at_sigterm() -> tuple[int, float]:
         tasks = [{"id": one, "task_type": "t", "params": {"kind": "ok", "work_s": WORK_S}} for one in ids]
         world.commit("task_submit", {"p_tasks": tasks}, by="somebody")
 
-    def story(_: World) -> None:
+    def scenario(_: World) -> None:
         world.start_replica(0)
         submit(1, 1)
         world.kernel.run(lambda: _is_over(world), LIMIT_S)
@@ -176,7 +176,7 @@ def spawned_at_sigterm() -> tuple[int, float]:
         submit(2, 5)
         world.kernel.run(lambda: world.replicas[0].ended, LIMIT_S)
 
-    world.run(story)
+    world.run(scenario)
     assert world.told_s is not None
     return len(world.db.workers) - len(before), world.kernel.now - world.told_s
 

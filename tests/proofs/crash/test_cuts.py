@@ -1,4 +1,4 @@
-"""Commit unknown: whether the line was cut before or after it, asking again gives the right answer once."""
+"""An unknown COMMIT: a repeated call gives the right answer once, after a cut before or after the COMMIT."""
 
 import sys
 
@@ -23,6 +23,6 @@ async def test_a_cut_before_or_after_a_commit_is_resolved_right(database: str) -
     ("before", "every"),
     [("users", EVERY), *(pytest.param(name, EVERY // 2, marks=pytest.mark.full) for name in BEFORE)],
 )
-async def test_a_migration_that_was_cut_goes_on_where_it_stopped(before: str, every: int) -> None:
-    """Whatever was there before it: a user's tables; with --full nothing, too, and a development version."""
+async def test_a_migration_that_was_cut_continues_where_it_stopped(before: str, every: int) -> None:
+    """The database has a user's tables; with --full also nothing, or a development version."""
     assert await cut_migrations([before], every=every) >= 2

@@ -1,4 +1,4 @@
-"""A process that is killed at any of its calls leaves nothing behind that the next one does not put right."""
+"""If a process is killed at any of its calls, the next process repairs what it left."""
 
 import sys
 
@@ -14,12 +14,12 @@ OPERATIONS = {
 
 
 def _of_each_kind(points: list[Point]) -> list[Point]:
-    """The first point of each kind: whose operation it is, and what is called."""
+    """Return the first point of each kind: its operation and its call."""
     return list({(point.operation, point.call): point for point in reversed(points)}.values())
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.full) for part in range(1, PARTS))])
-def test_a_kill_at_every_kind_of_call_is_put_right(part: int) -> None:
+def test_a_kill_at_every_kind_of_call_is_repaired(part: int) -> None:
     """Before its effect and after it: an eighth of both, the others with --full; `./run soak crash` has every call."""
     points = walk()
     chosen = _of_each_kind(points)
@@ -34,7 +34,7 @@ def test_a_kill_at_every_kind_of_call_is_put_right(part: int) -> None:
     assert not broken
 
 
-def test_a_process_told_to_end_finishes_the_writes_of_its_tick() -> None:
+def test_a_process_that_is_terminated_finishes_the_writes_of_its_tick() -> None:
     """SIGTERM while it decides on two workers: both intents are written, the lease is given back, within 1 s."""
     spawned, took_s = spawned_at_sigterm()
     assert spawned == 2

@@ -1,7 +1,7 @@
 """Cuts a migration at every message that its client sends, before it arrives and after it was carried out.
 
 Every cut is made on a database of its own: an empty one, one with a user's tables, and one that a development version
-made. Whatever was applied by then, migrating again must end at the schema of a migration that was never cut.
+made. After any cut, a second migration must end with the schema of a migration that was never cut.
 """
 
 import tempfile
@@ -19,7 +19,7 @@ from testbed.services.postgres import EmbeddedPostgres
 from testbed.services.supabase_roles import create_roles
 from tests.proofs.crash.cuts import Line
 
-CONNECTING = 4  # messages, SSLRequest and startup of two connections: nothing of a migration has been said yet
+CONNECTING = 4  # messages, SSLRequest and startup of two connections: the migration has not begun
 USERS_TABLES = """
 create table tasks (id uuid primary key default gen_random_uuid(), task_type text, params jsonb, status text,
                     attempts int, created_at timestamptz, dependant_on uuid);
@@ -51,14 +51,14 @@ ROWS = "select count(*) from public.tasks where attempts = 0 and created_at <= n
 
 @dataclass
 class Upgrades:
-    """All cuts on one server. `every`: of so many messages one is cut."""
+    """All cuts on one server. `every`: one message in so many is cut."""
 
     server: EmbeddedPostgres
     every: int = 1
     cuts: int = field(default=0, init=False)
 
     async def cut_everywhere(self, before: str) -> None:
-        """Cut the migration of such a database, at every message that it takes."""
+        """Cut the migration of such a database at every message."""
         await self._create(before, "template0")
         async with Line(self.server.url_of(await self._create("whole", before))) as line:
             await migrate(line.url)
@@ -71,7 +71,7 @@ class Upgrades:
         await self._drop("whole")
 
     async def _cut(self, before: str, message: int, *, after: bool) -> None:
-        """At this message, and migrated again."""
+        """Cut at this message, then migrate again."""
         await self._drop("cut")
         url = self.server.url_of(await self._create("cut", before))
         async with Line(url) as line:

@@ -14,7 +14,7 @@ from orchestrator.cli.output import Output
 from orchestrator.cli.progress import counting
 from orchestrator.cli.report_builder import report_on
 from orchestrator.config.settings import Settings
-from orchestrator.diagnostics.conditions import HIGH
+from orchestrator.diagnostics.condition_kinds import HIGH
 
 ASK_EVERY_S = 1.0
 NOT_ASKED = {"runpod_api_key": None, "s3_bucket": None}

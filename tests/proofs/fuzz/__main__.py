@@ -13,13 +13,13 @@ from tests.proofs.fuzz.targets import TARGETS
 @click.option("--inputs", default=1_000_000, show_default=True, type=click.IntRange(min=1), help="In all, at least.")
 @click.option("--seed", default=1, show_default=True, help="Of the first round; it grows by one.")
 def main(inputs: int, seed: int) -> None:
-    """Ends at the first input that breaks a promise: its target, seed and number say how to have it again."""
+    """Stop at the first input that breaks a promise. Its target, seed and number replay it."""
     began, done = time.monotonic(), dict.fromkeys((target.name for target in TARGETS), 0)
     while sum(done.values()) < inputs:
         for target in TARGETS:
             try:
                 hunt(target, seed, target.inputs)
-            except AssertionError as error:  # the hook for what nobody caught is one of the targets' by now
+            except AssertionError as error:  # one of the targets has replaced the hook for uncaught errors
                 sys.exit(str(error))
             done[target.name] += target.inputs
         seed += 1

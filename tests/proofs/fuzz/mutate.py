@@ -1,4 +1,4 @@
-"""Spoils real input: structure first (a field gone, a type changed, a value that hurts), then bytes."""
+"""Mutates real input: first its structure (a missing field, another type, an extreme value), then bytes."""
 
 import json
 import math
@@ -50,7 +50,7 @@ CODES = (0, 9, 27, 0x85, 0xA0, 0x2029, 0x1F4A9)
 
 
 def spoilt(draw: Random, value: Any) -> Any:
-    """The value with one to three things wrong with it; the original is left alone."""
+    """Return the value with one to three mutations. The original is unchanged."""
     value = json.loads(json.dumps(value))
     for _ in range(draw.choice((1, 1, 2, 3))):
         value = _once(draw, value)
@@ -60,7 +60,7 @@ def spoilt(draw: Random, value: Any) -> Any:
 def _once(draw: Random, value: Any) -> Any:
     inside = isinstance(value, dict | list) and value and draw.random() < 0.85
     if not inside:
-        return deepcopy(draw.choice(VALUES))  # the next change must not spoil what later inputs are made of
+        return deepcopy(draw.choice(VALUES))  # the next mutation must not change what later inputs are made of
     key: Any = draw.choice(list(value)) if isinstance(value, dict) else draw.randrange(len(value))
     match draw.randrange(6):
         case 0:
@@ -77,7 +77,7 @@ def _once(draw: Random, value: Any) -> Any:
 
 
 def spoilt_text(draw: Random, text: str) -> str:
-    """The text with pieces cut, doubled, put in or taken from elsewhere in it."""
+    """Return the text with pieces removed, doubled, inserted or copied from another place in it."""
     for _ in range(draw.choice((1, 1, 2, 4))):
         at, end = sorted((draw.randint(0, len(text)), draw.randint(0, len(text))))
         piece = draw.choice(("", text[at:end] * 2, draw.choice(HOSTILE), chr(draw.choice(CODES))))
@@ -86,7 +86,7 @@ def spoilt_text(draw: Random, text: str) -> str:
 
 
 def spoilt_bytes(draw: Random, content: bytes) -> bytes:
-    """The same for bytes, with bits flipped."""
+    """Return mutated bytes, also with flipped bits."""
     raw = bytearray(content)
     for _ in range(draw.choice((1, 1, 2, 5))):
         at, end = sorted((draw.randint(0, len(raw)), draw.randint(0, len(raw))))

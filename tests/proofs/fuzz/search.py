@@ -1,15 +1,15 @@
-"""Feeds a target with spoilt input, and keeps the time of each."""
+"""Feeds a target with mutated input, and measures the time of each input."""
 
 import time
 from random import Random
 
 from tests.proofs.fuzz.targets import Target
 
-LIMIT_S = 2.0  # of CPU time for one input; a regular expression that runs away takes minutes
+LIMIT_S = 2.0  # of CPU time for one input; a regular expression without a bound takes minutes
 
 
 def hunt(target: Target, seed: int, inputs: int) -> None:
-    """Raises at the first input that breaks a promise; its number says how to have it again."""
+    """Run inputs. Raises at the first one that breaks a promise, with the number that replays it."""
     for number in range(inputs):
         draw = Random(f"{target.name}:{seed}:{number}")
         given = target.make(draw)

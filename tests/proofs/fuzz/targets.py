@@ -1,4 +1,4 @@
-"""What reads input from outside, each with real input, the errors it may raise, and what holds of what it accepts."""
+"""The readers of outside input: each with real input, the errors that it may raise, and its promise."""
 
 import io
 import json
@@ -50,7 +50,7 @@ NONCE = "launch-0123456789abcdef"
 
 @dataclass(frozen=True)
 class Target:
-    """One reader: `make` spoils an input, `check` reads it and raises where a promise is broken."""
+    """One reader: `make` returns a mutated input, `check` reads it and raises if a promise is broken."""
 
     name: str
     make: Callable[[Random], Any]
@@ -59,17 +59,14 @@ class Target:
 
 
 def storable(value: Any) -> None:
-    """What goes into a jsonb column by way of the store: numbers that are numbers, and not without bounds."""
+    """Check a value for a jsonb column: its numbers are finite and bounded."""
     assert len(json.dumps(rows.storable(value), allow_nan=False)) < 1_000_000
 
 
 def harmless(text: str) -> None:
-    """Nothing in it steers a terminal."""
+    """Check that a text has no control sequence for a terminal."""
     bad = [c for c in text if not (c.isprintable() or c in "\n\t")]
     assert not bad, f"{bad!r} reached the terminal"
-
-
-# --- RunPod's replies
 
 
 def _reply(draw: Random) -> tuple[str, object]:
@@ -120,9 +117,6 @@ def _read_event(line: bytes) -> None:
     assert len(runpod_logs._message(line)) <= runpod_logs.MAX_MESSAGE_CHARACTERS
 
 
-# --- what pods say
-
-
 def _read_probe(output: bytes) -> None:
     found = machine_checks.sections(output)
     for result in (
@@ -148,9 +142,6 @@ def _read_agent(output: bytes) -> None:
         assert shlex.split(agent_commands.alive_command(agent.pid))
         agent_commands.is_alive(output, agent, NONCE)
     agent_commands.digests(output)
-
-
-# --- what reaches a shell, and what an operator configures
 
 
 def _in_a_shell(text: str) -> None:
@@ -245,9 +236,6 @@ def _read_key(given: tuple[str, str]) -> None:
 def _keys(draw: Random) -> tuple[str, str]:
     private, public = _key()
     return (spoilt_text(draw, private), public) if draw.random() < 0.5 else (private, spoilt_text(draw, public))
-
-
-# --- what people and their programs read
 
 
 class _Terminal(io.StringIO):

@@ -1,4 +1,4 @@
-"""Bad input: nothing crashes, hangs, gets in unseen, or steers a shell, a query, a log or a terminal."""
+"""Bad input crashes nothing, hangs nothing, and reaches no shell, query, log or terminal."""
 
 import pytest
 
@@ -8,5 +8,5 @@ from tests.proofs.fuzz.targets import TARGETS, Target
 
 @pytest.mark.parametrize("target", TARGETS, ids=[target.name for target in TARGETS])
 def test_bad_input_is_refused_or_understood(target: Target) -> None:
-    """Only the declared errors, in bounded time, and what is accepted is within its bounds."""
+    """A reader raises only its declared errors, in bounded time, and accepts only values within its bounds."""
     hunt(target, 1, target.inputs)

@@ -1,4 +1,4 @@
-"""Bad input on its way to the database: through the workers' gateway, as tasks, and as what pods and providers said."""
+"""Bad input for the database: through the workers' gateway, as tasks, and as replies of pods and providers."""
 
 import json
 import math
@@ -30,8 +30,8 @@ TASK: dict[str, Any] = {
 }
 
 
-async def test_a_spoilt_call_of_a_worker_is_answered_or_refused(gateway: ServerUnderTest) -> None:
-    """Never with our own error, never without an answer; and the database stands as it did."""
+async def test_a_mutated_call_of_a_worker_is_answered_or_refused(gateway: ServerUnderTest) -> None:
+    """The answer is never an error of ours, and the database is unchanged."""
     worker = await gateway.worker()
     (task_id,) = await gateway.submit(worker.pool)
     await worker.claim()
@@ -78,8 +78,8 @@ async def test_a_spoilt_call_of_a_worker_is_answered_or_refused(gateway: ServerU
     assert (await gateway.store.task(task_id))["task"]["status"] in {"In Progress", "Complete"}
 
 
-async def test_a_spoilt_task_is_refused_or_kept_as_it_is(fleet: Fleet) -> None:
-    """What is accepted is what was said: no value is bent into another one."""
+async def test_a_mutated_task_is_refused_or_stored_unchanged(fleet: Fleet) -> None:
+    """An accepted task has the submitted values: none is changed into another one."""
     kept = 0
     for number in range(TASKS):
         draw = Random(f"tasks:{number}")
@@ -101,8 +101,8 @@ async def test_a_spoilt_task_is_refused_or_kept_as_it_is(fleet: Fleet) -> None:
     assert kept > TASKS / 10
 
 
-async def test_whatever_pods_and_providers_say_can_be_written_down(fleet: Fleet) -> None:
-    """A NUL byte in a tool's output must not keep the row of an attempt open, nor a worker from its end."""
+async def test_any_text_of_a_pod_or_provider_can_be_stored(fleet: Fleet) -> None:
+    """A NUL byte in a tool's output must not keep the row of an attempt open, or prevent the end of a worker."""
     store = SqlStore(fleet.db, FLEET)
     worker_id = await fleet.spawn()
     for said in HOSTILE:

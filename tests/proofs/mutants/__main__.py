@@ -1,4 +1,4 @@
-"""`./run mutants`: tries the planted bugs, prints a line for each, and writes docs/mutants.md."""
+"""`./run mutants`: runs the planted bugs, prints a line for each, and writes docs/mutants.md."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from tests.proofs.mutants.caught_by_laws import MUTANTS
 from tests.proofs.mutants.caught_by_tests import MUTANTS_WITH_TESTS
-from tests.proofs.mutants.trial import ROOT, MutantResult, tried, unmutated
+from tests.proofs.mutants.run_mutant import ROOT, MutantResult, run_mutant, unmutated
 
 SEEDS = 100  # after so many without a violation a mutant has survived
 DOC = """# Planted bugs
@@ -22,7 +22,7 @@ does not run, the page names the test that must fail.
 
 
 def report(outcomes: Sequence[MutantResult], took_s: float) -> str:
-    """The table, and what the same seeds say of the code as it is."""
+    """Return the table of the planted bugs."""
     lines = ["| planted bug | where | breaks | caught after | by |", "|---|---|---|---|---|"]
     for outcome in outcomes:
         one = outcome.mutant
@@ -44,7 +44,7 @@ def _cell(text: str) -> str:
 
 
 def main() -> int:
-    """The table; 1 if one survived, or if the code as it is fails as well."""
+    """Print the table. Return 1 if a mutant survived, or if the unchanged code fails too."""
     parser = argparse.ArgumentParser(prog="./run mutants", description=__doc__)
     parser.add_argument("names", nargs="*", help="only those whose name contains one of these")
     parser.add_argument("--seeds", type=int, default=SEEDS)
@@ -56,14 +56,14 @@ def main() -> int:
     ]
     began, outcomes = time.monotonic(), list[MutantResult]()
     with ThreadPoolExecutor(options.processes) as pool:
-        for done in as_completed([pool.submit(tried, mutant, options.seeds) for mutant in chosen]):
+        for done in as_completed([pool.submit(run_mutant, mutant, options.seeds) for mutant in chosen]):
             outcomes.append(outcome := done.result())
             law, after = "" if outcome.mutant.has_test else outcome.mutant.law, _after(outcome, "SURVIVED")
             sys.stdout.write(f"{outcome.mutant.name:52s} {law:7s} {after:8s}  {outcome.how[:110]}\n")
             sys.stdout.flush()
     most, of_clusters = (
-        max((outcome.seeds or 0 for outcome in outcomes if outcome.mutant.story == story), default=0)
-        for story in ("fleet", "clusters")
+        max((outcome.seeds or 0 for outcome in outcomes if outcome.mutant.simulation == simulation), default=0)
+        for simulation in ("fleet", "clusters")
     )
     wrong = unmutated(most, of_clusters, options.processes, [mutant.law for mutant in chosen if mutant.has_test])
     outcomes.sort(key=lambda outcome: chosen.index(outcome.mutant))

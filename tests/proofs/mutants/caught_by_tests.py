@@ -1,29 +1,29 @@
-"""Planted bugs that were chosen without a look at the tests, each with the test that notices it.
+"""Planted bugs in code that the simulator does not run, each with the test that catches it.
 
-Of thirty, the tests of that time noticed thirteen; the other seventeen have brought a test, or a law, each.
+They were chosen without a look at the tests.
 """
 
 from tests.proofs.mutants.mutant import Mutant
 
 CORE, DB, PROCESS = "tests/unit/core", "tests/db/conformance", "tests/process"
 MUTANTS_WITH_TESTS = (
-    Mutant("an empty list of variables is no list", f"{CORE}/test_pool_share.py::test_a_pod_gets_what_its_pool_is_allowed",
+    Mutant("an empty list of variables is no list", f"{CORE}/test_pool_share.py::test_a_pod_gets_the_settings_of_its_pool",
            "orchestrator/service/control_loop.py",
            "if pool.env is not None}", "if pool.env}", "launch_config"),
-    Mutant("data centres alone change no offer", f"{CORE}/test_pools.py::test_each_key_of_the_market_counts_alone",
+    Mutant("data centres alone change no offer", f"{CORE}/test_pools.py::test_each_key_of_the_offers_is_independent",
            "orchestrator/config/pools.py", '"gpu_types", "data_centers", "cloud"}', '"gpu_types", "cloud"}', "_offers"),
-    Mutant("the last pod's price counts, not the dearest", f"{CORE}/test_budget.py::test_of_several_live_pods_the_dearest_one_counts",
+    Mutant("the last pod's price counts, not the dearest", f"{CORE}/test_budget.py::test_of_several_live_pods_the_most_expensive_one_counts",
            "orchestrator/core/budget.py", "key=lambda one: one[:2]", "key=lambda one: one[0]", "_observed_prices"),
     Mutant("a reservation keeps the price of the offer", f"{DB}/test_scaling_rows.py::test_a_price_that_a_list_shows_later_raises_the_reservation",
            "migrations/functions/costs.sql",
            "w.reserved_usd * greatest(1, w.price_usd_per_hour / nullif(w.reserved_usd_per_hour, 0))", "w.reserved_usd", "internal_spent"),
-    Mutant("yesterday's hours are today's money", f"{DB}/test_scaling_rows.py::test_todays_money_is_what_was_booked_and_what_runs",
+    Mutant("yesterday's hours are today's money", f"{DB}/test_scaling_rows.py::test_todays_spend_is_the_booked_and_the_running_cost",
            "migrations/functions/costs.sql", "l.billing_since, d.began)", "l.billing_since)", "internal_spent"),
-    Mutant("a create call of unknown outcome is no probe", f"{CORE}/test_offers.py::test_calls_that_are_under_way_use_up_the_probe_budget",
+    Mutant("a create call of unknown outcome is no probe", f"{CORE}/test_offers.py::test_calls_in_flight_use_up_the_probe_budget",
            "orchestrator/core/offers.py",
            "worker.stage is Stage.POD_CREATED or (worker.stage is Stage.INTENT and worker.id in snapshot.in_flight)",
            "worker.stage in (Stage.INTENT, Stage.POD_CREATED) and worker.id in snapshot.in_flight", "_has_create_call"),
-    Mutant("a pod that can be adopted is created again", f"{CORE}/test_lifecycle.py::test_a_pod_that_bears_a_live_intents_id_is_adopted",
+    Mutant("a pod that can be adopted is created again", f"{CORE}/test_lifecycle.py::test_a_pod_with_the_id_of_a_live_intent_is_adopted",
            "orchestrator/core/offers.py", " | adoptable", "", "plan"),
     Mutant("an orphan that one list lacks begins again", f"{CORE}/test_lifecycle.py::test_a_pod_without_a_row_that_only_some_lists_show_is_deleted",
            "orchestrator/core/pod_tracking.py", "pod.id: known.get(pod.id, now)", "pod.id: before.orphan_since.get(pod.id, now)", "fold"),
@@ -35,10 +35,10 @@ MUTANTS_WITH_TESTS = (
            "orchestrator/loop/row_writer.py", ', "metadata": metadata(unreached=0)', "", "RowWriter._update_address"),
     Mutant("a refused delete of an orphan is repeated at once", f"{DB}/test_cloud_deletes.py::test_an_orphan_whose_delete_is_refused_is_left_alone_for_a_while",
            "orchestrator/loop/execute.py", "        finally:\n", "        else:\n", "Executor._delete_orphan"),
-    Mutant("a later 429 shortens the wait", f"{CORE}/test_call_budget.py::test_of_several_429s_the_longest_wait_holds",
+    Mutant("a later 429 shortens the wait", f"{CORE}/test_call_budget.py::test_the_longest_wait_of_several_429s_counts",
            "orchestrator/core/call_budget.py", "max(self._closed_until_s, now_s + retry_after_s(headers))", "now_s + retry_after_s(headers)",
            "CallBudget.answered"),
-    Mutant("volumes are as urgent as pods", f"{DB}/test_cloud_calls.py::test_what_can_wait_leaves_calls_for_pods",
+    Mutant("volumes are as urgent as pods", f"{DB}/test_cloud_calls.py::test_calls_that_can_wait_leave_calls_for_pods",
            "orchestrator/adapters/runpod.py", "Priority.OTHER", "Priority.LIST", "RunPodCloud.volume_id"),
     Mutant("an empty claim over PostgREST is not spent", "tests/db/privilege/test_semantics.py::test_a_claim_over_postgrest_waits_for_nothing_and_is_spent",
            "migrations/functions/claiming.sql", " or public.internal_is_pod() and public.internal_is_over_postgrest()", "", "internal_claim"),
@@ -54,14 +54,14 @@ MUTANTS_WITH_TESTS = (
            "worker/podstop.py", " and status != 429", "", "stop_pod"),
     Mutant("capitals open another tenant's tasks", f"{PROCESS}/web/test_api_tasks.py::test_what_is_not_ones_own_looks_absent",
            "migrations/functions/api.sql", "r.id ~* '", "r.id ~ '", "internal_submit_scoped"),
-    Mutant("only a text under a telling name is hidden", f"{PROCESS}/secrets/test_redaction.py::test_what_stands_under_a_telling_name_is_hidden_whole",
+    Mutant("only a text under a telling name is hidden", f"{PROCESS}/secrets/test_redaction.py::test_the_value_of_a_secret_name_is_hidden_completely",
            "orchestrator/observability/redaction.py", "by_name and content and _named_secret(key)",
            "by_name and content and isinstance(content, str) and _named_secret(key)", "Redactor._rebuilt"),
     Mutant("a host key is trusted anew at each connection", f"{PROCESS}/bringup/test_ssh.py::test_the_first_key_seen_holds_for_rows_that_do_not_know_it_yet",
            "orchestrator/adapters/ssh_pool.py", "worker.host_key or pooled.pinned", "worker.host_key", "SshPool._live"),
     Mutant("bring-ups that fail for long are not named", "tests/unit/diagnostics/test_conditions.py::test_each_problem_is_named_with_its_fix",
            "orchestrator/diagnostics/pool_rules.py", "facts.ago_s(failed[0].at)", "facts.ago_s(failed[-1].at)", "_bringups"),
-    Mutant("each failed tick is the first one", f"{PROCESS}/service/test_leader_conditions.py::test_ticks_that_fail_are_shown_beside_what_was_last_seen",
+    Mutant("each failed tick is the first one", f"{PROCESS}/service/test_leader_conditions.py::test_failed_ticks_are_shown_with_the_last_known_conditions",
            "orchestrator/leader_jobs/conditions.py", "self._failing_s or now_s", "now_s", "LeaderConditions.failed"),
     Mutant("an outage of writes has no end", f"{PROCESS}/worker_logs/test_store_watch.py::test_an_outage_of_writes_alone_ends_too",
            "orchestrator/loop/store_watch.py", "writes=bool(failing)", "writes=bool(self._reads.failures)", "StoreWatch.probe_if_due"),

@@ -1,11 +1,12 @@
 """A planted bug: a small change of the product, which the simulation or a test must catch.
 
-A mutant is a file, a function in it, a text that stands there once, what takes its place, and the law that this breaks.
-It is caught when a seed ends with a violation; one that survives its seeds is a fault that the world lacks, or a rule that
-nothing needs. What the simulated world does not have, such as SQL and the agent, is caught by a test, whose id then
-takes the place of the law. Without a text the whole body of the function is replaced; without a function the text
-stands once in the file. What is not found (any more) is an error: the mutant has to follow the code. Mutants of SQL
-functions that break a law are laid on the model of them, which the drift test holds equal to the migrations.
+A mutant names a file, a function in it, a text that occurs once there, the text that replaces it, and the law that the
+change breaks. It is caught if a seed ends with a violation of this law. A mutant that survives its seeds shows that the
+simulated world lacks a fault, or that nothing needs the rule. Parts that the simulation does not run, such as SQL and
+the agent, are caught by a test; its id then takes the place of the law. Without a text, the whole body of the function
+is replaced; without a function, the text occurs once in the file. A place that is not found is an error: the mutant has
+to follow the code. Mutants of SQL functions that break a law change the model of these functions; the drift test
+compares the model with the migrations.
 """
 
 import ast
@@ -17,12 +18,12 @@ class Mutant:
     """One planted bug."""
 
     name: str
-    law: str  # what it breaks: one, or several with a space between; a violation of another one is no catch. Or a test id
+    law: str  # the law that it breaks, or several with spaces between; a violation of another one does not count. Or a test
     path: str
     old: str
     new: str
-    function: str = ""  # Class.method, function or SQL function: where the text stands
-    story: str = "fleet"  # of the simulator: "fleet" or "clusters"
+    function: str = ""  # Class.method, function or SQL function that contains the text
+    simulation: str = "fleet"  # "fleet" or "clusters"
 
     @property
     def has_test(self) -> bool:
@@ -30,7 +31,7 @@ class Mutant:
         return self.law.startswith("tests/")
 
     def planted(self, text: str) -> str:
-        """The file's text with the bug in it. Raises ValueError where its place is not found, or found twice."""
+        """Return the file's text with the bug in it. Raises ValueError if its place is not found, or found twice."""
         lines_of = _lines_of_sql if self.path.endswith(".sql") else _lines_of
         first, last = lines_of(text, self.function) if self.function else (0, len(text.splitlines()))
         lines = text.splitlines(keepends=True)
@@ -39,12 +40,12 @@ class Mutant:
             return "".join(lines[:first]) + self.new + "".join(lines[last:])
         if body.count(self.old) != 1:
             where = f"{self.path}, {self.function}" if self.function else self.path
-            raise ValueError(f"{self.name!r}: its text stands {body.count(self.old)} times in {where}")
+            raise ValueError(f"{self.name!r}: its text occurs {body.count(self.old)} times in {where}")
         return "".join(lines[:first]) + body.replace(self.old, self.new) + "".join(lines[last:])
 
 
 def _lines_of(text: str, function: str) -> tuple[int, int]:
-    """The lines of a function's body: from the first after its docstring, up to but without the last one's successor."""
+    """Return the lines of a function's body without its docstring: the first one, and the one after the last."""
     scope: list[ast.stmt] = ast.parse(text).body
     *outer, name = function.split(".")
     for one in outer:
@@ -57,7 +58,7 @@ def _lines_of(text: str, function: str) -> tuple[int, int]:
 
 
 def _lines_of_sql(text: str, function: str) -> tuple[int, int]:
-    """The lines of a SQL function, up to the end of its body."""
+    """Return the lines of a SQL function, up to the end of its body."""
     lines = text.splitlines()
     first = [at for at, line in enumerate(lines) if line.startswith(f"create or replace function public.{function}(")]
     if len(first) != 1:

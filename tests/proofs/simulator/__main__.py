@@ -14,18 +14,18 @@ from functools import partial
 from tests.proofs.simulator import clusters
 from tests.proofs.simulator.cluster_world import ClusterWorld
 from tests.proofs.simulator.environment import Outcome, World
-from tests.proofs.simulator.scenario import story
+from tests.proofs.simulator.scenario import scenario
 
 LOT = 16  # seeds for each process at a time
 
 
 def one(seed: int, *, trace: bool = False, clustered: bool = False) -> Outcome:
-    """Live through a seed; what it leaves is collected once, at its end, which takes a sixth less time."""
+    """Run one seed. The garbage collector runs once, at its end, which saves a sixth of the time."""
     gc.disable()
     try:
         if clustered:
-            return ClusterWorld(seed, trace=trace).run(clusters.story)
-        return World(seed, trace=trace).run(story)
+            return ClusterWorld(seed, trace=trace).run(clusters.scenario)
+        return World(seed, trace=trace).run(scenario)
     finally:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # a process was killed before its tick
@@ -34,7 +34,7 @@ def one(seed: int, *, trace: bool = False, clustered: bool = False) -> Outcome:
 
 
 def main() -> int:
-    """Run and report; 1 if a law was broken."""
+    """Run the seeds and print the result. Return 1 if a law was broken."""
     parser = argparse.ArgumentParser(prog="./run sim", description=__doc__)
     parser.add_argument("--seed", type=int, help="replay this one")
     parser.add_argument("--trace", action="store_true", help="print what happened")
@@ -66,7 +66,7 @@ def _until(seeds: Iterable[int], minutes: float | None) -> Iterator[int]:
 
 
 def _outcomes(seeds: Iterator[int], processes: int, *, clustered: bool) -> Iterator[Outcome]:
-    """Of each seed, in any order; without processes in order, and here."""
+    """Yield the outcome of each seed: in any order, or without processes in order and in this process."""
     live = partial(one, clustered=clustered)
     if not processes:
         yield from map(live, seeds)

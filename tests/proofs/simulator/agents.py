@@ -1,7 +1,7 @@
-"""The agent on a pod, as its contract says (worker/protocol.py): registers, claims, runs, reports until it is heard.
+"""A model of the agent on a pod by its contract (worker/protocol.py): it registers, claims, runs, and reports.
 
-A model, not the program: that one is threads and child processes. What counts here is what it says when, and what it
-does when nobody answers, when it is fenced, and when it comes back from the dead.
+It is not the program, which has threads and child processes. The model makes the agent's calls at the right times. It
+also behaves like the agent without an answer, after it was fenced, and after it was frozen.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ STEP_S = 6.0  # of work, between two looks around
 
 
 class Ended(Exception):
-    """The agent is to end now."""
+    """Raised when the agent must end now."""
 
 
 @dataclass(eq=False)
@@ -69,17 +69,17 @@ class Agent:
 
     @property
     def lives(self) -> bool:
-        """Whether its process is there."""
+        """Whether its process runs."""
         return not self.loop.dead and not self.done
 
     @property
     def well(self) -> bool:
-        """… and turns, and could be heard."""
+        """Whether it runs, is not frozen, and has a network."""
         now = self._world.kernel.now
         return self.lives and not self.loop.frozen and now >= self.cut_until_s and self._ending is None
 
     def begin(self) -> None:
-        """Fork."""
+        """Start the process."""
         self.loop.create_task(self._live())
         for stream in protocol.STREAMS:
             self.log(stream, "started")
@@ -88,13 +88,13 @@ class Agent:
             self._world.kernel.after(lives_s, self.loop.kill)
 
     def end(self, why: str) -> None:
-        """SIGTERM, or a last word from the orchestrator."""
+        """End it, after SIGTERM or at the request of the orchestrator."""
         self._ending = self._ending or why
         if self._wake is not None:
             self.loop.call_soon(self._wake.set)
 
     def log(self, stream: str, text: str) -> None:
-        """One line of one of its logs."""
+        """Write a line to one of its logs."""
         path = f"{agent_commands.run_dir(self.nonce)}/logs/{stream}.log"
         line = f"{self._world.kernel.now:.3f} {self.nonce[:8]} {text}\n"
         self.pod.files.setdefault(path, bytearray()).extend(line.encode())
@@ -158,7 +158,7 @@ class Agent:
         return tasks
 
     async def _carry(self, held: Held, *, last: bool = False) -> list[Held]:
-        """Run it and say how it ended; with the end of a claim's last one comes what is claimed next."""
+        """Run a task and report its end. The report of a claim's last task also claims the next tasks."""
         if self._ending is not None:
             return []
         self.still_s, self.running = 0.0, held
@@ -285,7 +285,7 @@ class Agent:
         return self.silent_s is None and self._is_fit()
 
     def _is_fit(self) -> bool:
-        """An agent that finds its own machine faulty claims nothing."""
+        """Whether it may claim: an agent on a faulty machine claims nothing."""
         blocks = any(isinstance(one, dict) and one.get("severity") in ("C", "H") for one in self._found())
         return self.pod.full_s is None and not blocks
 

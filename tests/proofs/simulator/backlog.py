@@ -1,4 +1,4 @@
-"""Two tenants in virtual time: one has thousands of tasks in the queue, and the other hands in its first ten.
+"""Two tenants in virtual time: one has thousands of tasks in the queue, and the other submits its first ten.
 
 A call of the simulated database is one step, so the bound is exact: before the n-th of the ten, claims take at most
 (n - 1) / weight + 1 tasks of the other tenant, whatever the number of workers.
@@ -25,8 +25,8 @@ class Backlog:
         self._few: list[str] = []
         self.before: list[int] = []  # tasks of the first tenant claimed since the ten came and before each of these
 
-    def live(self) -> None:
-        """From the first task to the end of the ten."""
+    def run(self) -> None:
+        """Run from the first task until the ten have ended."""
         world = self._world
         world.faults.active = False
         world.policy = replace(world.policy, hourly_budget_usd=None, daily_budget_usd=None)
@@ -78,7 +78,7 @@ class Backlog:
 
 
 def main() -> int:
-    """Run some seeds and report; 1 if one of the ten waited for longer than it may."""
+    """Run some seeds and print the result. Return 1 if one of the ten waited too long."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", type=int, default=10_000)
     parser.add_argument("--seeds", type=int, default=3)
@@ -88,10 +88,10 @@ def main() -> int:
     for seed in range(args.seeds):
         world = World(seed)
         world.policy = replace(world.policy, pools=tuple(replace(one, batch=args.batch) for one in world.policy.pools))
-        plot = Backlog(world, args.tasks, args.weight)
-        outcome = world.run(lambda _, plot=plot: plot.live())  # type: ignore[misc]
+        fleet = Backlog(world, args.tasks, args.weight)
+        outcome = world.run(lambda _, fleet=fleet: fleet.run())  # type: ignore[misc]
         workers = world.policy.pools[0].max_active
-        print(f"seed {seed}: {outcome.violation or 'no violation'}; {plot.before} tasks of {args.tasks} were claimed "
+        print(f"seed {seed}: {outcome.violation or 'no violation'}; {fleet.before} of {args.tasks} tasks were claimed "
               f"before the {FEW} of weight {args.weight}, by {workers} workers of {args.batch} a claim, "
               f"in {outcome.virtual_s:.0f} virtual s")  # fmt: skip
         if outcome.violation:

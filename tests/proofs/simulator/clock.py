@@ -1,8 +1,9 @@
 """Virtual time: one kernel, one event loop per simulated process, no real I/O, no thread, one order of events.
 
-A process is an event loop of its own, so that what happens to real ones can happen to it: killed, it never runs another
-line, no `finally` either; frozen, its timers fall due and wait, and fire late, all at once, when it is woken. Whatever
-would read a real clock or a random source is given the kernel's while a simulation runs (`virtual`).
+Each process has an event loop of its own, so it can be killed and frozen like a real one. A killed process never runs
+another line, not even a `finally`. The timers of a frozen process wait, and fire late and all at once when it
+continues. While a simulation runs, all code gets the kernel's clock and random numbers in place of the real ones
+(`virtual`).
 """
 
 import asyncio
@@ -32,15 +33,15 @@ BURST = 200_000  # callbacks of one process at one instant: more is a loop that 
 
 
 class Livelock(Exception):
-    """A process runs on and on without letting time pass."""
+    """Raised for a process that runs without end while no time passes."""
 
 
 class Killed(BaseException):
-    """What is left of a killed process is being cleared away: it may do nothing any more."""
+    """Raised in the coroutines of a killed process when they are closed, so that they do nothing."""
 
 
 class Kernel:
-    """The clock and all that will happen."""
+    """The clock, and the queue of all events."""
 
     def __init__(self, seed: int) -> None:
         self.now = 0.0  # seconds since EPOCH
@@ -54,23 +55,23 @@ class Kernel:
         self._read_s, self._moment = 0.0, EPOCH  # the clock was last read then, and showed that
 
     def moment(self) -> datetime:
-        """The clock on every wall of the world."""
+        """Return the time as a datetime, the same for every process."""
         if self._read_s != self.now:
             self._read_s, self._moment = self.now, EPOCH + timedelta(seconds=self.now)
         return self._moment
 
     def after(self, delay_s: float, event: Callable[[], None]) -> None:
-        """Let something happen."""
+        """Schedule a call."""
         heapq.heappush(self._heap, (self.now + delay_s, next(self._numbers), event))
 
     def wants_to_run(self, loop: "SimLoop") -> None:
-        """Note that a process has something to do now."""
+        """Note that a process has a callback that is due."""
         if not loop.queued:
             loop.queued = True
             self._runnable.append(loop)
 
     def run(self, until: Callable[[], bool], limit_s: float) -> bool:
-        """Let time pass until the condition holds, or to the limit; whether it held."""
+        """Run until the condition holds, or until the limit. Return whether it held."""
         self._settle()
         while not until():
             if not self._heap or self._heap[0][0] > limit_s:
@@ -90,7 +91,7 @@ class Kernel:
             loop.drain()
 
     def clear(self) -> None:
-        """End every process for good: what a killed one left open never runs, and is not spoken of."""
+        """End every process. Open coroutines of killed processes never run, and cause no warning."""
         for loop in self.loops:
             loop.kill()
             loop.ready.clear()
@@ -100,13 +101,13 @@ class Kernel:
 
 
 def _quietly(left: "sys.UnraisableHookArgs") -> None:
-    """The collector closes what killed processes left open, and they refuse to do anything any more."""
+    """Close the coroutines of killed processes without their effects."""
     if not isinstance(left.exc_value, Killed | RuntimeError):
         sys.__unraisablehook__(left)
 
 
 class SimTask(asyncio.Task[Any]):
-    """Hashes by its number: sets of tasks are gone through in the same order in every run."""
+    """A task whose hash is its number, so that sets of tasks have the same order in every run."""
 
     _counter = itertools.count()
 
@@ -139,7 +140,7 @@ class Due(asyncio.TimerHandle):
 
 
 class SimLoop(asyncio.AbstractEventLoop):
-    """One process."""
+    """The event loop of one simulated process."""
 
     def __init__(self, kernel: Kernel, name: str) -> None:
         self.kernel, self.name = kernel, name
@@ -169,7 +170,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.kernel.wants_to_run(self)
 
     def drain(self) -> None:
-        """Run what is ready, as the loop of a real process would between two waits."""
+        """Run the callbacks that are due, like a real loop between two waits."""
         if not self.ready or not self._turns():
             return
         asyncio._set_running_loop(self)
@@ -259,7 +260,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
 @contextlib.contextmanager
 def virtual(kernel: Kernel) -> Iterator[None]:
-    """Give this process the kernel's clock and dice, for everything that asks by the names of the standard library."""
+    """Replace the clocks and random numbers of the standard library by the kernel's while inside."""
 
     class Moment(datetime):
         @classmethod

@@ -77,7 +77,7 @@ FIELDS = (*Worker.__dataclass_fields__,)
 
 
 class Leader:
-    """A process that leads, or believes so."""
+    """A process that leads, or assumes that it does."""
 
     def __init__(self, world: "ClusterWorld", name: str) -> None:
         self.world, self.name, self.term = world, name, world.rows.term
@@ -110,7 +110,7 @@ class Leader:
 
 
 class LeaderLoop(SimLoop):
-    """Its event loop: a clock of its own, and what its tasks raise is a violation."""
+    """The event loop of a leader, with a clock of its own. An exception of a task is a violation."""
 
     def __init__(self, world: "ClusterWorld", name: str) -> None:
         super().__init__(world.kernel, name)
@@ -128,7 +128,7 @@ class LeaderLoop(SimLoop):
 
 
 class Calls:
-    """The database of one leader: each call is one transaction, whose answer may get lost."""
+    """The connection of one leader to the database. Each call is one transaction, whose answer may be lost."""
 
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
@@ -231,7 +231,7 @@ class SlurmSession:
 
 
 class ClusterWorld:
-    """One seed's."""
+    """The simulated world of one seed."""
 
     def __init__(self, seed: int, *, trace: bool = False) -> None:
         self.seed, self._trace = seed, trace
@@ -277,14 +277,14 @@ class ClusterWorld:
     # --- what is kept
 
     def say(self, line: str) -> None:
-        """One line of the action log."""
+        """Write a line to the action log."""
         text = f"{self.kernel.now:10.3f} {line}"
         self._digest.update(text.encode())
         if self._trace:
             self.log.append(text)
 
     def broken(self, law: str, text: str) -> None:
-        """A law is broken."""
+        """Record the violation of a law."""
         self.violations.append(f"{law}: {text} (at {self.kernel.now:.0f} s)")
         self.say(f"BROKEN {law}: {text}")
 
@@ -294,7 +294,7 @@ class ClusterWorld:
             self.broken("key", f"the munge key is in {where}")
 
     def key_of(self, cluster: str) -> bytes:
-        """Its munge key, remembered so that it is found where it should not be."""
+        """Return the cluster's munge key, and remember it for the law `key`."""
         if cluster in self._keys:
             return self._keys[cluster]
         key = self._keys[cluster] = munge_key(SECRET, cluster)
@@ -307,7 +307,7 @@ class ClusterWorld:
     async def carry(
         self, loop: SimLoop, link: str, act: Callable[[], Any], timeout_s: float, takes_s: float = 0.0
     ) -> Any:
-        """One call over a link, with what may become of it; `act` happens where it arrives."""
+        """Make one call over a link that may fail or lose its answer. `act` runs at the other end."""
         if loop.dead:
             raise Killed
         answer: asyncio.Future[Any] = loop.create_future()
@@ -356,7 +356,7 @@ class ClusterWorld:
         return answer
 
     def operate(self, action: str, cluster: str, **args: Any) -> Row:
-        """An operator's action, which is always answered."""
+        """Run an action of an operator, which is always answered."""
         what = {"p_action": f"cluster.{action}", "p_subject": cluster, "p_args": args}
         said = {"p_fleet": FLEET, "p_actor": "ann", **what}
         answer = self.rows.call("fleet_act", self.kernel.moment(), said)
@@ -371,7 +371,7 @@ class ClusterWorld:
         return next((c for c in self.rows.clusters.values() if c["status"] in LIVE_CLUSTER), None)
 
     def fleet_tick(self, leader: Leader) -> None:
-        """One tick: the real plan, carried out at once."""
+        """Run one tick: the real plan, executed at once."""
         if leader.term != self.rows.term:
             raise NotLeader("another leads")
         now = self.kernel.moment()
@@ -494,7 +494,7 @@ class ClusterWorld:
                                 f"{self.kernel.now - (since_s or 0):.0f} s, and {why}")  # fmt: skip
 
     def look(self) -> None:
-        """What is looked at each second."""
+        """Check the laws, once a second."""
         now = self.kernel.now
         heads = []
         for row in self.rows.members.values():
@@ -525,7 +525,7 @@ class ClusterWorld:
             self.broken("size", f"{spare} workers are rented that no place waits for")
 
     def overdue(self) -> list[str]:
-        """What is open beyond its deadline."""
+        """Return what is open beyond its deadline."""
         limit = self.kernel.moment() - timedelta(seconds=SWEPT_S)
         late = [f"operation {o['kind']} {o['id']}" for o in self.rows.operations.values()
                 if o["status"] in OPEN_OPERATION and o["deadline_at"] < limit]  # fmt: skip
@@ -535,18 +535,18 @@ class ClusterWorld:
     # --- one seed
 
     def start_leader(self) -> None:
-        """A new process leads, with a new term and no memory."""
+        """Let a new process lead, with a new term and no memory."""
         self.started += 1
         self.rows.term += 1
         self.leader = Leader(self, f"leader-{self.started}")
         self.say(f"{self.leader.name} leads with term {self.rows.term}")
 
-    def run(self, story: Callable[["ClusterWorld"], None]) -> Outcome:
-        """Live through it."""
+    def run(self, scenario: Callable[["ClusterWorld"], None]) -> Outcome:
+        """Run the scenario."""
         structlog.configure(processors=[self._heard], cache_logger_on_first_use=False)
         try:
             with virtual(self.kernel), _clocks(self.kernel):
-                story(self)
+                scenario(self)
         finally:
             self.kernel.clear()
             structlog.reset_defaults()

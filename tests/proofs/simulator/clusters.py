@@ -1,4 +1,4 @@
-"""A cluster's life in one seed: up to 50 members, everything going wrong, then calm, and then its end.
+"""The life of a cluster in one seed: up to 50 members, many faults, then none, and then its end.
 
 The laws, by the word that a violation begins with:
 
@@ -34,12 +34,12 @@ def bound_s(world: ClusterWorld) -> float:
     return policy.allocate_s + policy.deploy_s + policy.reconcile_s + policy.cut_off_s + policy.idle_s + SLACK_S
 
 
-def story(world: ClusterWorld) -> None:
-    """One seed."""
+def scenario(world: ClusterWorld) -> None:
+    """Run the scenario of one seed."""
     dice, kernel = world.dice, world.kernel
     size = 50 if world.seed % FIFTY == 0 else dice.randint(1, 9)
     fixed = dice.random() < 0.6
-    begun = Story(world, size, fixed=fixed)
+    begun = ClusterScenario(world, size, fixed=fixed)
     world.start_leader()
     begun.create()
     kernel.after(LOOK_S, begun.every_second)
@@ -60,8 +60,8 @@ def story(world: ClusterWorld) -> None:
     _end(world, begun)
 
 
-def _end(world: ClusterWorld, begun: "Story") -> None:
-    """It is deleted, and nothing is left."""
+def _end(world: ClusterWorld, begun: "ClusterScenario") -> None:
+    """Delete the cluster, and wait until nothing is left."""
     if world.violations:
         return
     if world.cluster is not None:
@@ -71,8 +71,8 @@ def _end(world: ClusterWorld, begun: "Story") -> None:
         world.broken("settles", f"deleted, and not gone: {begun.state()}")
 
 
-class Story:
-    """What happens to it."""
+class ClusterScenario:
+    """The events in the life of a cluster."""
 
     def __init__(self, world: ClusterWorld, size: int, *, fixed: bool) -> None:
         self.world, self.size, self.fixed = world, size, fixed
@@ -96,7 +96,7 @@ class Story:
         world.kernel.after(BEAT_S, self.beat)
 
     def every_second(self) -> None:
-        """Looks, jobs, and another cluster after one that failed."""
+        """Check the laws, run jobs, and create another cluster after one that failed."""
         world = self.world
         world.look()
         self._jobs()
@@ -139,7 +139,7 @@ class Story:
     # --- faults
 
     def next_fault(self) -> None:
-        """One, and then the next."""
+        """Inject one fault, and schedule the next."""
         world = self.world
         if world.calm_s is not None:
             return
@@ -267,7 +267,7 @@ class Story:
     # --- the end
 
     def calm(self) -> None:
-        """From now on nothing goes wrong, and what was wrong ends."""
+        """Stop all faults, and inject no others."""
         world = self.world
         world.calm_s = world.kernel.now
         world.faults.active = False
@@ -278,7 +278,7 @@ class Story:
         world.say("calm")
 
     def is_settled(self) -> bool:
-        """Whether it may stay as it is."""
+        """Whether the cluster is in a state in which it may stay."""
         world, cluster = self.world, self.world.cluster
         if world.overdue() and world.leader is not None and world.kernel.now - (world.calm_s or 0) > 200:
             world.broken("waits", f"{world.overdue()[:3]}")
@@ -305,7 +305,7 @@ class Story:
         return world.cluster is None and ended and not live and not opened
 
     def state(self) -> str:
-        """What a violation shows."""
+        """Return the state that a violation shows."""
         world, cluster = self.world, self.world.cluster
         if cluster is None:
             return f"no cluster; {sum(w['state'] is not State.TERMINATED for w in world.rows.workers.values())} workers"

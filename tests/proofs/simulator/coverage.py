@@ -1,4 +1,4 @@
-"""What of the real SQL the model lacks, each with the reason. The drift test fails on anything that is not named here.
+"""The parts of the real SQL that the model lacks, each with the reason. The drift test fails for any other part.
 
 The random calls compare what both have. This is the other direction: a function, an argument, a column, a code, a
 transition or a key of an answer that is added to the migrations has to be modelled, or named here.
@@ -203,7 +203,7 @@ MODEL = Path(__file__).parent / "sql"
 
 
 def functions_missing() -> Iterator[str]:
-    """Functions, and arguments of them, that the model lacks."""
+    """Return the functions and arguments that the model lacks."""
     for name, arguments in FUNCTIONS.items():
         method = getattr(Records, name, None)
         if method is None:
@@ -217,7 +217,7 @@ def functions_missing() -> Iterator[str]:
 
 
 async def tables_missing(connection: psycopg.AsyncConnection[Any]) -> list[str]:
-    """Tables and columns of which the model's code has no trace."""
+    """Return the tables and columns that do not occur in the model's code."""
     words = set(re.findall(r"\w+", _model_text())) | set(vars(Tables()))
     rows = await connection.execute(
         "select c.table_name, c.column_name from information_schema.columns c join information_schema.tables t"
@@ -232,7 +232,7 @@ async def tables_missing(connection: psycopg.AsyncConnection[Any]) -> list[str]:
 
 
 async def codes_missing(connection: psycopg.AsyncConnection[Any]) -> list[str]:
-    """Codes of failures and refusals that a function of the migrations writes, and the model never does."""
+    """Return the codes that a function of the migrations writes, and the model never does."""
     rows = await connection.execute("select prosrc from pg_proc where pronamespace = 'public'::regnamespace")
     real = {code for (text,) in await rows.fetchall() for code in CODE.findall(text)} - TRIGGER_WORDS
     model = set(re.findall(r'"([A-Z][A-Z0-9_]{3,})"', _model_text()))
@@ -240,7 +240,7 @@ async def codes_missing(connection: psycopg.AsyncConnection[Any]) -> list[str]:
 
 
 async def transitions_missing(connection: psycopg.AsyncConnection[Any]) -> list[str]:
-    """Moves of workers that one side allows and the other refuses."""
+    """Return the transitions of workers that one side allows and the other refuses."""
     rows = await connection.execute("select from_state, to_state from public.worker_transitions")
     real = {(str(before), str(after)) for before, after in await rows.fetchall()}
     return sorted(f"{before} > {after}" for before, after in real ^ LEGAL)

@@ -1,7 +1,7 @@
-"""The model of the SQL functions against the real ones: the same calls to both, the same answers from both.
+"""Compares the model of the SQL functions with the real ones: both get the same calls and must give the same answers.
 
-Seeded random steps, on a clock that both are told; what a step may do is chosen so that most calls succeed and every
-refusal is met. `python -m tests.proofs.simulator.drift --steps N` runs it alone, on a server of its own.
+The steps are random by a seed, and both sides get the same time. They are chosen so that most calls succeed and every
+refusal occurs. `python -m tests.proofs.simulator.drift --steps N` runs it alone, on a server of its own.
 """
 
 import argparse
@@ -43,11 +43,11 @@ NEXT = {"spawning": ("active", "terminating"), "active": ("terminating", "idle")
 
 
 class Drift(AssertionError):
-    """The two do not agree."""
+    """Raised if the two sides differ."""
 
 
 def plain(value: Any, *, at: str = "") -> Any:
-    """A comparable form: times to the millisecond, numbers to six places."""
+    """Return a comparable form: times to the millisecond, numbers to six places."""
     if isinstance(value, dict):
         return {key: plain(one, at=key) for key, one in value.items()}
     if isinstance(value, list):
@@ -68,7 +68,7 @@ def plain(value: Any, *, at: str = "") -> Any:
 
 
 def same(real: Any, model: Any) -> bool:
-    """Whether all that the model says is what the real one says, rounding of a millisecond aside."""
+    """Whether all values of the model's answer equal the real ones, except for the rounding of a millisecond."""
     if isinstance(model, dict) and isinstance(real, dict):
         return all(key in real and same(real[key], one) for key, one in model.items())
     if isinstance(model, list) and isinstance(real, list):
@@ -81,7 +81,7 @@ def same(real: Any, model: Any) -> bool:
 
 
 def only_real(real: Any, model: Any, path: str) -> Iterator[str]:
-    """Where the real answer has keys that the model's lacks."""
+    """Return the places where the real answer has keys that the model's lacks."""
     if isinstance(model, dict) and isinstance(real, dict):
         for key, value in real.items():
             if key in model:
@@ -108,7 +108,7 @@ class Pair:
         self._tasks: list[str] = []
 
     async def call(self, function: str, **args: Any) -> Any:
-        """One call to both."""
+        """Make one call to both."""
         theirs = dict(args)
         self.last.append(f"{function} {args}")
         if function in ("fleet_attempt_close", "fleet_attempt_note"):
@@ -145,7 +145,7 @@ class Pair:
     # --- steps
 
     async def step(self) -> None:
-        """One random call."""
+        """Make one random call."""
         self.now += timedelta(microseconds=self.dice.choice((1, 1000, 10**6, 5 * 10**6, 40 * 10**6)))
         acts = (
             (2, self._lead),
@@ -312,7 +312,7 @@ class Pair:
         )
 
     async def _deploy(self) -> None:
-        """A worker of one release meets a task that only another one can do, before or after that one is there."""
+        """Let a worker claim a task that only another release can run, before or after that release is there."""
         dice = self.dice
         await self.call("fleet_lead", p_fleet=FLEET, p_holder="a", p_ttl_s=600)
         fleet = {"p_fleet": FLEET, "p_term": self._term}
@@ -417,7 +417,7 @@ class Pair:
         await self.call("fleet_strike", p_fleet=FLEET, p_term=self._term, **said)
 
     async def _keep(self) -> None:
-        """Renew the leases of a worker's tasks: some of them are over, and some have lost their place."""
+        """Renew the leases of a worker's tasks: some have expired, and some have lost their place."""
         busy = [name for name in sorted(self.model.running) if self.model.running[name]]
         name = self.dice.choice(busy) if busy and self.dice.random() < 0.8 else self._worker()
         await self.call("fleet_keep_tasks", p_fleet=FLEET, p_term=self._term, p_worker_id=name)
@@ -485,7 +485,7 @@ class Pair:
 
 
 def _where(real: Any, model: Any, path: str = "") -> str:
-    """The first difference."""
+    """Return the first difference."""
     if isinstance(model, dict) and isinstance(real, dict):
         for key, one in model.items():
             if key not in real:
@@ -500,7 +500,7 @@ def _where(real: Any, model: Any, path: str = "") -> str:
 
 
 async def drift(db: PostgresDb, seed: int, steps: int) -> Counter[str]:
-    """So many steps; the calls by function and outcome. Raises Drift with the seed."""
+    """Run so many steps. Return the calls by function and outcome. Raises Drift with the seed."""
     pair = Pair(db, seed)
     try:
         for number in range(steps):

@@ -1,4 +1,4 @@
-"""The world: its clock, its dice, the network between its parts, and what everybody can look up afterwards."""
+"""The simulated world of one seed: its clock, its random numbers, the network between its parts, and its action log."""
 
 import asyncio
 import hashlib
@@ -48,7 +48,7 @@ AGENT = b"the agent's program"
 
 @dataclass
 class Outcome:
-    """What came of one seed."""
+    """The result of one seed."""
 
     seed: int
     violation: str | None
@@ -60,7 +60,7 @@ class Outcome:
 
 
 class World:
-    """One seed's."""
+    """The simulated world of one seed."""
 
     def __init__(self, seed: int, *, trace: bool = False) -> None:
         self.seed, self._trace = seed, trace
@@ -84,8 +84,8 @@ class World:
         self.bad_release_s: float | None = None  # since when every task fails on every pod
         self.path_cut = (0.0, 0.0)  # from when until when no agent reaches a gateway
         self.offline_until_s = 0.0  # until when the orchestrators reach neither pods nor the provider
-        self.alarm: Any = None  # a finding that every agent reports, whatever its machine is
-        self.belated = False  # whether what arrives now was given up long ago by whoever sent it
+        self.alarm: Any = None  # a finding that every agent reports, on any machine
+        self.belated = False  # whether the sender of the present call gave it up long ago
         self.outages: list[tuple[float, float]] = []  # of the database
         self.started = 0
 
@@ -129,7 +129,7 @@ class World:
         )
 
     def _pools(self, pool: Pool) -> tuple[Pool, ...]:
-        """In some seeds a second pool, in which everything that a pool says of its pods is another."""
+        """Return the pools: in some seeds also a second one, whose pods differ in every property."""
         dice = random.Random(f"pools of {self.seed}")
         if dice.random() >= POOLS:
             return (pool,)
@@ -147,18 +147,18 @@ class World:
         return (pool, other)
 
     def pool(self, name: str) -> Pool | None:
-        """One of the policy's."""
+        """Return a pool of the policy."""
         return next((pool for pool in self.policy.pools if pool.name == name), None)
 
     def listened_s(self, since_s: float) -> float:
-        """How much of the time since then the database was there; what a loop may not notice is no outage."""
+        """Return for how long the database has been available since then. Short outages do not count."""
         away = (min(to, self.kernel.now) - max(since, since_s) for since, to in self.outages if to - since > NOTICED_S)
         return self.kernel.now - since_s - sum(max(0.0, each) for each in away)
 
     # --- what is kept
 
     def say(self, line: str) -> None:
-        """One line of the action log."""
+        """Write a line to the action log."""
         text = f"{self.kernel.now:10.3f} {line}"
         self._digest.update(text.encode())
         if self._trace:
@@ -166,13 +166,13 @@ class World:
 
     @property
     def digest(self) -> str:
-        """Of the action log so far."""
+        """Return the digest of the action log so far."""
         return self._digest.hexdigest()
 
     # --- the network
 
     async def carry(self, loop: SimLoop, link: str, act: Callable[[], Any], *, timeout_s: float) -> Any:
-        """One call over a link, with what may become of it; `act` happens where it arrives."""
+        """Make one call over a link that may fail or lose its answer. `act` runs at the other end."""
         if loop.dead:
             raise Killed
         answer: asyncio.Future[Any] = loop.create_future()
@@ -213,7 +213,7 @@ class World:
         return await answer
 
     def _attempt(self, link: str, fate: str, act: Callable[[], Any]) -> Any:
-        """The call where it arrives, if it does; what comes back, if anything does."""
+        """Run the call at the other end, if it arrives. Return its answer, if the answer arrives."""
         if fate in ("refused", "lost_before", "hung_before", "late"):
             self._cut(link)
         self._reach(link)
@@ -253,7 +253,7 @@ class World:
     async def call_as_agent(
         self, agent: "Agent", function: str, said: Mapping[str, Any], claims: Mapping[str, Any], timeout_s: float
     ) -> Any:
-        """A worker's call through the gateway of one replica, or straight to PostgREST, which tells of no knocking."""
+        """Make a call of a worker through a replica's gateway, or to PostgREST, which reports no unanswered calls."""
         up = [replica for replica in self.replicas if replica.up] or self.replicas
         replica = self.faults.one_of(up)
 
@@ -269,17 +269,17 @@ class World:
         return await self.carry(agent.loop, "rpc", at_the_gateway, timeout_s=timeout_s)
 
     def listening(self, host: str, port: int) -> SimPod | None:
-        """The pod that answers there: the newest, where an address was given out again."""
+        """Return the pod that answers at an address: the newest, if the address was used before."""
         now = self.kernel.now
         here = [p for p in self.provider.pods.values() if p.address == (host, port) and p.runs(now) and p.sshd_s <= now]
         return here[-1] if here else None
 
     def claimed(self, agent: "Agent", held: "Held") -> None:
-        """An agent got a task."""
+        """Note that an agent got a task."""
         self.laws.claims[held.id, held.attempt] = (agent, self.kernel.now)
 
     def start_replica(self, slot: int) -> None:
-        """A new process in the place of an old one."""
+        """Start a new process in the place of an old one."""
         self.started += 1
         replica = Replica(self, f"orchestrator-{self.started}", self.policy)
         if slot < len(self.replicas):
@@ -290,8 +290,8 @@ class World:
 
     # --- one seed
 
-    def run(self, story: Callable[["World"], None]) -> Outcome:
-        """Live through it."""
+    def run(self, scenario: Callable[["World"], None]) -> Outcome:
+        """Run the scenario."""
         before = http_deadline.response
         structlog.configure(processors=[self._heard], cache_logger_on_first_use=False)
         jobs = logging.getLogger("apscheduler")
@@ -299,7 +299,7 @@ class World:
         try:
             with virtual(self.kernel):
                 http_deadline.response = self.provider.request  # type: ignore[assignment]
-                story(self)
+                scenario(self)
         finally:
             http_deadline.response = before
             jobs.handlers = [logging.NullHandler()]  # what is collected later still speaks
@@ -320,7 +320,7 @@ class World:
 
 
 class _Crashes(logging.Handler):
-    """What a timer's job raised."""
+    """The exceptions of timers' jobs."""
 
     def __init__(self, world: World) -> None:
         super().__init__(logging.ERROR)

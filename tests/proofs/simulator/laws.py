@@ -1,4 +1,4 @@
-"""The invariants I1 to I8, as far as a world can tell, asked at every commit and at every effect on the provider."""
+"""The invariants I1 to I8, as far as the simulation can show them, checked at each commit and each provider call."""
 
 import gzip
 import itertools
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.proofs.simulator.environment import World
 
 LEAK_S = 120.0  # I1, without any other fault meanwhile
-STALE_LIST_S = 10.0  # a pod that became visible so lately may be missing from two lists
+STALE_LIST_S = 10.0  # a pod that became visible so recently may be missing from two lists
 RACE_S = 25.0  # decisions made before a refusal was written down, and writes that were late on the wire
 FORGIVEN_S = 3600.0  # after a refusal an offer is probed for so long
 OVERDUE_S = 120.0
@@ -56,7 +56,7 @@ GUARD_BOUNDS_S = {("XID_79", "C"): 0.0, ("INODES_FULL", "H"): LASTS_S}
 
 
 class Laws:
-    """Watches, and writes down what was broken."""
+    """Checks the laws, and records violations."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
@@ -79,17 +79,17 @@ class Laws:
         self.addressed_s: dict[str, float] = {}  # worker -> when its row's SSH address last changed
 
     def broken(self, law: str, what: str) -> None:
-        """A violation."""
+        """Record a violation."""
         self._world.violations.append(f"{law}: {what} (at {self._world.kernel.now:.3f} s)")
 
     # --- the provider's limits
 
     def called(self, process: str) -> None:
-        """A process makes a call to the provider: within its account's limits, and with room for another process."""
+        """Check a call to the provider: it is within the account's limits, with room for another process."""
         now, calls = self._world.kernel.now, self._calls[process]
         calls.append(now)
         for quota, length_s in WINDOWS.values():
-            most = quota * 2  # a window may begin anew in the middle of ours
+            most = quota * 2  # a window may start in the middle of ours
             if len(calls) > most and calls[-most - 1] > now - length_s:
                 self.broken("calls", f"{process} makes more than {most} calls in {length_s} s")
         lately = sum(at > now - 60 for at in islice(reversed(calls), CALLS_PER_MINUTE + 1))
@@ -97,7 +97,7 @@ class Laws:
             self.broken("calls", f"{process} makes more than {CALLS_PER_MINUTE} calls in a minute")
 
     def delete_asked(self, pod_id: str) -> None:
-        """A delete arrives: one that is refused must not be repeated without end."""
+        """Check a delete: a refused one must not be repeated without end."""
         now, deletes = self._world.kernel.now, self._deletes[pod_id]
         deletes.append(now)
         lately = sum(at > now - 60 for at in deletes)
@@ -107,7 +107,7 @@ class Laws:
     # --- the database
 
     def changed(self, table: str, old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> None:
-        """A row was written."""
+        """Check a row that was written."""
         if table == "workers":
             self._worker(old, new)
         elif table == "worker_events":
@@ -200,7 +200,7 @@ class Laws:
             self.broken("I2", f"{new['id']} was ended by {new['exit_cause']} with a task running")
 
     def _is_cut_off(self, agent: "Agent") -> bool:
-        """Whether a well agent is silent only because none reaches a gateway now, or did until lately."""
+        """Whether a healthy agent is silent only because no agent reaches a gateway now, or until a moment ago."""
         since_s, until_s = self._world.path_cut
         well = agent.lives and not agent.loop.frozen and agent.cut_until_s < since_s
         answered = agent.beaten_s is not None and agent.beaten_s > since_s - self._world.policy.heartbeat_s - BACK_S
@@ -261,7 +261,7 @@ class Laws:
                 self.broken("I8", f"task {new['id']} was taken from an agent that was answered lately")
 
     def committed(self, function: str, args: Mapping[str, Any], answer: Any) -> None:
-        """A transaction is done."""
+        """Check a committed transaction."""
         term, leads = args.get("p_term"), self._world.db.leases.get(FLEET, {}).get("term")
         if term is not None and function != "fleet_resign" and term != leads:
             self.broken("fence", f"{function} was carried out for term {term}, and {leads} leads")
@@ -281,7 +281,7 @@ class Laws:
     # --- workers whose tasks fail
 
     def _fitness(self, function: str, args: Mapping[str, Any], answer: Any) -> None:
-        """A worker takes few tasks while all of them fail; a release that fails everywhere is no host's fault."""
+        """Check that a worker takes few tasks while all of them fail, and that a bad release blames no host."""
         if _completed(function, args, answer):
             self._failing.pop(args["p_worker_id"], None)
             self._failing_since.pop(args["p_worker_id"], None)
@@ -359,14 +359,14 @@ class Laws:
     # --- what agents report of their machines
 
     def _heard(self, row: Mapping[str, Any]) -> None:
-        """A heartbeat was written down."""
+        """Check a recorded heartbeat."""
         if _reports_fault(row):
             self._told[row["id"]] = (self._told.get(row["id"], (self._world.kernel.now,))[0], self._world.kernel.now)
         elif self._world.kernel.now - self._told.get(row["id"], (0.0, 0.0))[1] > RACE_S:
             self._told.pop(row["id"], None)
 
     def _guarded(self, old: Mapping[str, Any], new: Mapping[str, Any], pod: SimPod | None) -> None:
-        """A worker ends by a finding only if its agent reports it, for long enough; a false alarm empties no fleet."""
+        """Check the end by a finding: its agent reports it, for long enough, and a false alarm ends few workers."""
         if old["status"] == "spawning" or new["failure_code"] not in GUARD_CODES:
             return
         now, moment = self._world.kernel.now, self._world.kernel.moment().timestamp()
@@ -386,7 +386,7 @@ class Laws:
         self._faults.append((now, size))
 
     def _faulty(self, quiet: float) -> None:
-        """A worker on a faulty machine ends within its bound, unless all report the same."""
+        """Check that a worker on a faulty machine ends within its bound, unless all workers report the same."""
         moment = self._world.kernel.moment().timestamp()
         for row in self._world.db.workers.values():
             pod = self._world.provider.pods.get(row["pod_id"] or "")
@@ -399,7 +399,7 @@ class Laws:
                     self.broken("guard", f"{row['id']} is still {row['status']}, and its agent reports {one['code']}")
 
     def _unfit(self, quiet: float) -> None:
-        """A worker that claims nothing is known to be sick, or not, within its bound."""
+        """Check that the cause of a worker that claims nothing is known within its bound."""
         moment = self._world.kernel.moment()
         for row in self._world.db.workers.values():
             if row["status"] not in ("active", "idle"):
@@ -418,7 +418,7 @@ class Laws:
                 self.broken("sick", f"{row['id']} claims no more, and is still {row['status']} after {held_s:.0f} s")
 
     def _silent(self, new: Mapping[str, Any], pod: SimPod | None) -> None:
-        """A worker ends because it claims nothing: that is so, and it is the only one of its pool at that time."""
+        """Check the end of a worker that claims nothing: that is true, and it is the only such end in its pool."""
         if new["failure_code"] != "NOT_CLAIMING":
             return
         agent = pod.agents.get(new["nonce"]) if pod else None
@@ -431,7 +431,7 @@ class Laws:
                 self.broken("claims", f"{new['id']} was ended as NOT_CLAIMING while {other['id']} is being replaced")
 
     def _unclaimed(self, quiet: float) -> None:
-        """Tasks do not wait behind workers that claim nothing for longer than it takes to be sure of that."""
+        """Check that tasks wait behind workers that claim nothing only until this is certain."""
         now, db = self._world.kernel.now, self._world.db
         silent = {a.worker_id for p in self._world.provider.own() for a in p.agents.values() if a.silent_s is not None}
         for pool in self._world.policy.pools:
@@ -454,7 +454,7 @@ class Laws:
     # --- the provider, S3, and what is said to them
 
     def asked(self, name: str, offer: str) -> None:
-        """A create call arrives."""
+        """Check a create call."""
         row = self._world.db.workers.get(name)
         if row is None:
             self.broken("I1", f"a pod is asked for {name}, of which there is no row")
@@ -472,7 +472,7 @@ class Laws:
             self._priced_as_seen(row)
 
     def _priced_as_seen(self, row: Mapping[str, Any]) -> None:
-        """What an offer's last pod cost is what the next one reserves: dear pods are not rented again and again."""
+        """Check that a pod reserves what the offer's last pod cost, so expensive pods are not rented repeatedly."""
         others = [one for one in self._world.db.workers.values() if _offer(one) == _offer(row) and one is not row]
         if any(one["status"] != "terminated" for one in others):
             return  # the price of a live pod may be a later and lower one
@@ -487,7 +487,7 @@ class Laws:
             self.broken("I4", f"{row['id']} reserves {row['reserved_usd_per_hour']}/h, {ended['id']} cost {usd}/h")
 
     def _learned_since(self, row: Mapping[str, Any]) -> bool:
-        """Whether a pod turned out dearer after this create was allowed and before it arrived: nobody could know."""
+        """Whether a pod proved more expensive after this create was allowed and before it arrived."""
         return any(
             other["status"] != "terminated"
             and other["price_usd_per_hour"] is not None
@@ -496,7 +496,7 @@ class Laws:
         )
 
     def created(self, pod: SimPod) -> None:
-        """A pod begins."""
+        """Check a new pod."""
         if pod.env.get(DATABASE_VARIABLE) != DATABASE:
             self.broken("I1", f"{pod.id} of {pod.name} does not say whose it is")
         self._made[pod.name] += 1
@@ -504,7 +504,7 @@ class Laws:
             self.broken("I1", f"{self._made[pod.name]} pods were made for {pod.name}")
 
     def ordered(self, body: Mapping[str, Any]) -> None:
-        """What a create call asks for: nothing of another pool."""
+        """Check the content of a create call: it has no values of another pool."""
         row = self._world.db.workers.get(body["name"])
         pool = None if row is None else self._world.pool(row["pool"])
         if row is None or pool is None:
@@ -522,14 +522,14 @@ class Laws:
             self.broken("pool", f"{body['name']} of {pool.name} is asked for as {asked} at {place}, not {wanted}")
 
     def launched(self, pod: SimPod, config: Mapping[str, Any]) -> None:
-        """What an agent is started with."""
+        """Check the configuration of a new agent."""
         row = self._world.db.workers.get(pod.worker_id or "")
         pool = None if row is None else self._world.pool(row["pool"])
         if pool is not None and config["batch"] != pool.batch:
             self.broken("pool", f"{pod.worker_id} of {pool.name} claims {config['batch']} tasks, not {pool.batch}")
 
     def deleting(self, pod: SimPod) -> None:
-        """A delete call arrives for a pod that is there."""
+        """Check a delete call for an existing pod."""
         if not pod.ours:
             self.broken("I1", f"{pod.id} ({pod.name}) is not ours and is deleted")
             return
@@ -551,19 +551,19 @@ class Laws:
                 self.broken("I5", f"{left} bytes of {stream}.log of {agent.worker_id} go with {agent.pod.id}")
 
     def stored(self, key: str, content: bytes) -> None:
-        """An object arrives in S3."""
+        """Check an object that was stored in S3."""
         if self._world.bucket.get(key, content) != content:
             self.broken("I5", f"{key} is overwritten with other bytes")
 
     def clean(self, value: Any, where: str) -> None:
-        """Something leaves for a place where secrets must not be."""
+        """Check that a text for outside contains no secret."""
         if SECRET in str(value):
             self.broken("I6", f"a token is in {where}")
 
     # --- time
 
     def look(self) -> None:
-        """Once a second."""
+        """Check the laws about time, once a second."""
         now, quiet, moment = self._world.kernel.now, self._world.faults.over_s, self._world.kernel.moment()
         workers = self._world.db.workers
         for pod in self._world.provider.own():
@@ -592,7 +592,7 @@ class Laws:
                 self.broken("I7", f"{row['id']} is {row['stage']} {late_s:.0f} s after its deadline")
 
     def _lead(self, now: float, quiet: float) -> None:
-        """Where the database answers and somebody could lead, somebody does."""
+        """Check that a process leads if the database answers and a process could lead."""
         lease = self._world.db.leases.get(FLEET)
         led = lease is not None and lease["expires_at"] > self._world.kernel.moment()
         if led or self._world.db_down or now < quiet or not any(replica.up for replica in self._world.replicas):
@@ -612,7 +612,7 @@ class Laws:
             self.broken("I4", f"{live} workers live, MAX_ACTIVE_GPUS={over[0].max_active} of {over[0].name}")
 
     def _cost(self, now: float, quiet: float) -> None:
-        """By what the provider really bills: a price that turns out higher than the offer's counts too."""
+        """Check the cost by the true bill: a price above the catalogue counts too."""
         limit = self._world.policy.hourly_budget_usd
         rows = self._world.db.workers
         usd = sum(
@@ -636,7 +636,7 @@ class Laws:
             self.broken("retention", f"term {lease['term']} leads for {led_s:.0f} s, and it was last done at {done_at}")
 
     def at_the_end(self) -> None:
-        """The faults have stopped long ago."""
+        """Check the end of the seed, long after the last fault."""
         world = self._world
         for task in world.db.tasks.values():
             if task["attempts"] - task["uncounted"] > task["max_attempts"]:

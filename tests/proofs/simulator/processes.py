@@ -1,7 +1,7 @@
-"""Laws about what one orchestrator process does, by what this process knows: its lease, its lists, its connections.
+"""Laws about a single orchestrator process and what it knows: its lease, its pod lists, its connections.
 
-The other laws look at the database and at the provider, where several processes meet. A process that acts on what it no
-longer knows, or that holds what it should have given back, often harms nobody in one seed: so it is watched by itself.
+The other laws look at the database and at the provider, where several processes meet. A process that acts on outdated
+knowledge, or holds a resource for too long, often breaks no other law in one seed. So these laws watch each process.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class SimHealth(Health):
 
 @dataclass
 class ProcessLaws:
-    """One process's."""
+    """The laws about one process."""
 
     world: "World"
     name: str
@@ -71,7 +71,7 @@ class ProcessLaws:
     # --- lists
 
     def thought(self, snapshot: Snapshot, actions: tuple[act.Action, ...]) -> None:
-        """A plan was made. A list that failed before the plan before this one was made is known to the process."""
+        """Check a plan. The process knows of a failed list that ended before the previous plan."""
         acted_on = Counter(getattr(action, "worker_id", None) for action in actions)
         for action in actions:
             if isinstance(action, BEGINNINGS) and acted_on[action.worker_id] > 1:
@@ -89,7 +89,7 @@ class ProcessLaws:
     # --- calls
 
     async def bring_up(self, up: Callable[[int, Worker], Awaitable[None]], term: int, worker: Worker) -> None:
-        """A bring-up, from its beginning to its end."""
+        """Watch a bring-up from its begin to its end."""
         task = asyncio.current_task()
         self._bringups[worker.id] = term, task
         try:
@@ -98,7 +98,7 @@ class ProcessLaws:
             del self._bringups[worker.id]
 
     def _taught(self) -> None:
-        """No bring-up goes on for a term that this process knows to be over, unless it was told to end."""
+        """Check that no bring-up continues in a term that this process knows to be over, unless it was cancelled."""
         known = (self.health.role, self.health.term)
         if self.world.kernel.now - self.health.learnt_s < UNTAUGHT_S or known[0] not in ("leader", "standby"):
             return
@@ -107,7 +107,7 @@ class ProcessLaws:
                 self._broken("term", f"brings {worker_id} up for term {term}, and knows that it is {known}")
 
     def deletes(self, pod_id: str) -> None:
-        """A delete call begins."""
+        """Note the begin of a delete call."""
         pod = self.world.provider.pods.get(pod_id)
         row = self.world.db.workers.get(pod.worker_id or "") if pod else None
         if row is None or row["status"] == "terminated":
@@ -119,7 +119,7 @@ class ProcessLaws:
         self._deleting.add(pod_id)
 
     def deleted(self, pod_id: str, *, answered: bool) -> None:
-        """It ended."""
+        """Note the end of a delete call."""
         self._deleting.discard(pod_id)
         if answered:
             self._deleted_s[pod_id] = self.world.kernel.now
@@ -127,7 +127,7 @@ class ProcessLaws:
     # --- time
 
     def speaks(self, session: "SimSession") -> None:
-        """Something is asked over an SSH connection."""
+        """Check a request over an SSH connection."""
         row = self.world.db.workers.get(session.worker_id or "")
         if row is None or row["ssh_host"] is None or (row["ssh_host"], row["ssh_port"]) == session.address:
             return
@@ -138,7 +138,7 @@ class ProcessLaws:
             self._broken("address", f"speaks to {row['id']} at {session.address}; it is at {where} for {after_s:.0f} s")
 
     def look(self, *, up: bool) -> None:
-        """Once a second."""
+        """Check the laws about time, once a second."""
         now = self.world.kernel.now
         if not up:
             self._down_s = now

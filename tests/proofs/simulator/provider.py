@@ -1,6 +1,6 @@
-"""RunPod as it is: REST v2 over `requests`, a listing that lags, capacity, prices, refusals, lies and lost replies.
+"""A model of RunPod: REST v2 over `requests`, lists that lag, capacity, prices, refusals, wrong and lost replies.
 
-The unmodified SDK and the orchestrator's own adapter stand in front of it: what is faked is `http_deadline.response`.
+The unmodified SDK and the orchestrator's own adapter call it: it replaces `http_deadline.response`.
 """
 
 import json
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from tests.proofs.simulator.environment import World
 
 FLEET = "default"
-STRANGERS: tuple[
+FOREIGN_PODS: tuple[
     tuple[str, Mapping[str, str]], ...
-] = (  # another fleet's, another database's of this fleet's name, and somebody's who has never heard of us
+] = (  # of another fleet, of this fleet's name in another database, and of no fleet
     ("gpu-20261120_101500-1a2b3c4d", {FLEET_VARIABLE: "other", WORKER_VARIABLE: "gpu-1"}),
     ("gpu-20261120_111500-5e6f7a8b", {FLEET_VARIABLE: FLEET, WORKER_VARIABLE: "gpu-2", DATABASE_VARIABLE: "another"}),
     ("lab", {}),
@@ -32,7 +32,7 @@ DEAR, DEARER = 0.1, 1.6  # of the pods cost more than the catalogue says, and ho
 PAGE = 5  # pods
 WINDOWS = {"minute": (60, 60), "hour": (3_000, 3_600), "day": (50_000, 86_400)}  # calls, seconds
 TOO_MANY = 429
-KEEPS = 0.5  # of the moves: what was connected before stays so, as behind a translation of addresses
+KEEPS = 0.5  # of the moves: in these, present connections stay, as with address translation
 ADDRESSES = [(f"10.0.0.{number // 3}", 20000 + number % 3) for number in range(45)]
 MANGLED = (b"<html>502</html>", b'{"pods": [', b"null", b"[]", b"{}", b'{"pods": null, "pagination": {}}',
            b'{"pods": {}, "pagination": {"hasNextPage": false}}', b'{"pods": [], "pagination": null}',
@@ -44,7 +44,7 @@ SICK = ("zero_gpus", "gpu_busy", "xid", "disk_full", "wrong_pod_id", "ssh_relaye
 
 @dataclass
 class SimPod:
-    """One pod, as it truly is."""
+    """The true state of one pod."""
 
     id: str
     name: str
@@ -64,22 +64,22 @@ class SimPod:
     address: tuple[str, int]
     host_key: str
     sick: str | None = None
-    fails_tasks: bool = False  # each task that runs here fails, whatever it is
+    fails_tasks: bool = False  # each task that runs here fails
     full_s: float | None = None  # since when its disk has been full
     findings: tuple[Any, ...] = ()  # what its agent reports of the machine
     dead_s: float | None = None  # it ended by itself: EXITED or ERROR
-    gone_s: float | None = None  # it is no more
+    gone_s: float | None = None  # when it was deleted
     locked_s: float = 0.0  # its delete is refused until then
-    unlisted_s: float = 0.0  # the listing shows it no more
-    keeps_connections: bool = False  # those made to an earlier address live on
-    lies: int = 0  # deletes that will be answered and not carried out
+    unlisted_s: float = 0.0  # when lists no longer show it
+    keeps_connections: bool = False  # connections to an earlier address stay
+    lies: int = 0  # deletes that will be answered and have no effect
     files: dict[str, bytearray] = field(default_factory=dict)
     agents: dict[str, Any] = field(default_factory=dict)  # nonce -> Agent
     stopped: set[str] = field(default_factory=set)  # nonces of launches that were stopped, for good
 
     @property
     def worker_id(self) -> str | None:
-        """Whose it is, by its own environment."""
+        """Return the worker that its environment names."""
         return self.env.get(WORKER_VARIABLE)
 
     @property
@@ -96,7 +96,7 @@ class SimPod:
         return self.exists() and self.dead_s is None and now >= self.running_s
 
     def status(self, now: float) -> str:
-        """As the API words it."""
+        """Return the status as the API shows it."""
         if self.dead_s is not None:
             return "ERROR" if self.sick == "boot_error" else "EXITED"
         if now >= self.running_s:
@@ -105,7 +105,7 @@ class SimPod:
 
 
 class Reply:
-    """What `requests` gives for an answer."""
+    """An answer with the interface of `requests`."""
 
     def __init__(self, status: int, content: bytes) -> None:
         self.status_code, self.content = status, content
@@ -123,7 +123,7 @@ class Reply:
 
 
 class Provider:
-    """The account."""
+    """The RunPod account."""
 
     def __init__(self, world: "World") -> None:
         self._world, self._faults = world, world.faults
@@ -135,7 +135,7 @@ class Provider:
         self._made: dict[str, tuple[float, int]] = {}  # window -> since when, how many calls
         self.mangled: bytes | None = None  # what every list is, for a while
         self.coming = 0  # pods that were asked for, answered with an error, and will be made all the same
-        for number, (name, env) in enumerate(STRANGERS):
+        for number, (name, env) in enumerate(FOREIGN_PODS):
             pod = self._new(name, env, "NVIDIA A40", "EU-1", "SECURE", number)
             pod.visible_s = pod.assigned_s = pod.running_s = pod.runtime_s = pod.ssh_s = 0.0
 
@@ -144,7 +144,7 @@ class Provider:
         return (pod for pod in self.pods.values() if pod.exists() and pod.ours)
 
     def request(self, method: str, url: str, _limit_s: float, **said: Any) -> Reply:
-        """`http_deadline.response`, at the moment when it arrives."""
+        """Answer a request: the replacement of `http_deadline.response`."""
         path = url.partition("/v2/")[2]
         if self.down:
             raise requests.ConnectionError("refused")
@@ -157,12 +157,12 @@ class Provider:
         return reply
 
     def _strikes(self, kind: str, chance: float) -> bool:
-        """Whether a fault that the emulator knows too happens this time."""
+        """Whether a fault of the emulator's table occurs this time."""
         assert kind in KINDS, kind
         return self._faults.happens(kind, chance)
 
     def _count(self) -> tuple[dict[str, str], int]:
-        """Count a call of the account; what the reply says of its windows, and what is left of the fullest."""
+        """Count a call of the account. Return the rate-limit headers, and the calls that are left."""
         now, policy, state, least = self._world.kernel.now, [], [], 1
         for name, (quota, length_s) in WINDOWS.items():
             begun, made = self._made.get(name, (now, 0))
@@ -296,12 +296,12 @@ class Provider:
         return pod
 
     def _free(self) -> list[tuple[str, int]]:
-        """Addresses that nobody has; those of earlier pods among them."""
+        """Return unused addresses, also those of earlier pods."""
         taken = {pod.address for pod in self.pods.values() if pod.exists()}
         return [address for address in ADDRESSES if address not in taken]
 
     def move(self, pod: SimPod, dice: random.Random) -> None:
-        """Give the pod's SSH another address; it is the same machine, with the same key."""
+        """Give the pod's SSH another address. The machine and its key stay the same."""
         before, pod.address = pod.address, dice.choice(self._free())
         pod.keeps_connections = dice.random() < KEEPS
         self._world.say(f"provider: SSH of {pod.id} moved from {before} to {pod.address}")
@@ -320,14 +320,14 @@ class Provider:
             self._world.kernel.after(pod.running_s + self._faults.between(0, 60) - pod.created_s, lambda: self.die(pod))
 
     def die(self, pod: SimPod) -> None:
-        """The container ends; the pod stays, and is listed so."""
+        """End the container. The pod stays, and lists show it as ended."""
         if pod.exists() and pod.dead_s is None:
             pod.dead_s = self._world.kernel.now
             self._stop(pod)
             self._world.say(f"provider: {pod.id} of {pod.name} ended")
 
     def vanish(self, pod: SimPod, why: str) -> None:
-        """The pod is no more; the listing learns it soon."""
+        """Remove the pod. Lists show that soon."""
         if not pod.exists():
             return
         pod.gone_s = self._world.kernel.now

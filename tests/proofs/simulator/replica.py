@@ -15,19 +15,20 @@ from orchestrator.adapters.store import SqlStore
 from orchestrator.core.actions import Plan
 from orchestrator.core.model import Pod, Policy, Snapshot
 from orchestrator.core.plan import plan
-from orchestrator.loop.daemon import Daemon, Hooks
+from orchestrator.loop.daemon import Daemon
 from orchestrator.loop.execute import Executor, PodOperations
+from orchestrator.loop.hooks import Hooks
 from orchestrator.loop.observe import Observer
 from orchestrator.loop.runtime import Runtime
 from orchestrator.loop.store_watch import StoreWatch
 from orchestrator.observability.metrics import Metrics
 from orchestrator.pods import host_identity
+from orchestrator.pods.ask_pod import ask_pod
 from orchestrator.pods.bringup import BringUp, Credentials, LaunchConfig
 from orchestrator.pods.create import PodCreator
 from orchestrator.pods.final_snapshot import take as take_snapshot
 from orchestrator.pods.latest import Latest
 from orchestrator.pods.provider_cache import Catalog
-from orchestrator.pods.silence import ask as ask_pod
 from orchestrator.pods.teardown import Teardown
 from orchestrator.ports import NotFound, PortError, Unavailable
 from orchestrator.worker_logs.shipper import Shipper
@@ -47,7 +48,7 @@ nonce_for = host_identity.nonces(b"a private key")
 
 
 class SimDb:
-    """The transport, with the network in between."""
+    """The transport, over the simulated network."""
 
     def __init__(self, world: "World", loop: SimLoop) -> None:
         self._world, self._loop = world, loop
@@ -71,7 +72,7 @@ class SimDb:
 
 
 class SimLanes(Lanes):
-    """The lanes themselves, with the world in place of their threads."""
+    """The product's lanes, without their threads."""
 
     def __init__(self, world: "World", loop: SimLoop) -> None:
         super().__init__()
@@ -86,7 +87,7 @@ class SimLanes(Lanes):
 
 
 class SimCloud(RunPodCloud):
-    """The adapter itself, with the world in place of its threads."""
+    """The product's adapter, without its threads."""
 
     def __init__(self, world: "World", loop: SimLoop, laws: ProcessLaws) -> None:
         super().__init__("key", base_url="http://runpod")
@@ -124,7 +125,7 @@ class SimCloud(RunPodCloud):
 
 
 class SimBlobs:
-    """S3; what it keeps is the world's."""
+    """S3. The world keeps its objects."""
 
     def __init__(self, world: "World", loop: SimLoop, watch: StoreWatch) -> None:
         self._world, self._loop, self._watch = world, loop, watch
@@ -177,13 +178,13 @@ class SimBlobs:
 
 
 class Unmeasured(Metrics):
-    """In most seeds nobody asks for the numbers, and counting them would be a tenth of the work."""
+    """Metrics that count nothing: most seeds do not read them, and counting takes a tenth of the time."""
 
     def set_role(self, role: str) -> None:
-        """Shown to nobody."""
+        """Do nothing."""
 
     def note_tick(self, snapshot: Snapshot, made: Plan, policy: Policy, took_s: float) -> None:
-        """Likewise."""
+        """Do nothing."""
 
 
 UNMEASURED = Unmeasured()
@@ -207,7 +208,7 @@ class Replica:
 
     @property
     def up(self) -> bool:
-        """Whether it answers."""
+        """Whether the process runs and is not frozen."""
         return not (self.loop.dead or self.loop.frozen or self.ended)
 
     def terminate(self) -> None:
@@ -216,12 +217,12 @@ class Replica:
             self.loop.call_soon(self._stop.set)
 
     def hears(self, channel: str, payload: str) -> None:
-        """A NOTIFY arrives."""
+        """Receive a NOTIFY."""
         if self.db is not None and not self.loop.dead:
             self.loop.call_soon(self.db.news.put_nowait, (channel, payload))
 
     def note_unanswered(self, worker_id: str) -> None:
-        """The gateway could not answer a worker."""
+        """Note that the gateway could not answer a worker."""
         if self.observer is not None and self.up:
             self.loop.call_soon(self.observer.note_unanswered, worker_id)
 

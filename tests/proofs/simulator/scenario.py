@@ -1,4 +1,4 @@
-"""What happens in one seed: work comes, everything goes wrong for a while, then nothing does, and all must end well."""
+"""The events of one seed: tasks arrive, faults occur for a while, then they stop, and everything must come to rest."""
 
 import math
 import random
@@ -16,13 +16,13 @@ from tests.proofs.simulator.provider import FLEET, MANGLED
 LIMIT_S = 7200.0  # of the liveness phase
 SETTLE_S = 5.0
 QUIET_S = 200.0  # of work without a report: longer than TASK_STUCK_TIMEOUT_SEC and HEARTBEAT_TIMEOUT_SEC together
-FLICKERS = 0.2  # of the seeds: in these the database never stays for long
-MOVES = 0.25  # of the seeds: in these the provider gives a pod's SSH another address, now and then and to the end
-DEPLOYS = 0.25  # of the seeds: in these another release comes, and tasks that only it can do
-SICK = 0.3  # of the seeds: in these every task fails on one worker, or on all of them, or a disk becomes full
+FLICKERS = 0.2  # of the seeds: in these, the database is never available for long
+MOVES = 0.25  # of the seeds: in these, the provider changes the SSH address of a pod now and then, until the end
+DEPLOYS = 0.25  # of the seeds: in these, another release is deployed, with tasks that only it can run
+SICK = 0.3  # of the seeds: in these, every task fails on one worker, or on all, or a disk becomes full
 SICKNESSES = ("tasks_fail_on_one", "tasks_fail_on_one", "tasks_fail_everywhere", "disk_fills")
-FOUND = 0.4  # of the others: in these an agent reports something of its machine, or all of them the same
-SILENT = 0.5  # of those without either: in these all agents of a pool go on with their heartbeats, and claim nothing
+FOUND = 0.4  # of the others: in these, an agent reports a finding, or all agents report the same one
+SILENT = 0.5  # of those without either: in these, all agents of a pool send heartbeats and claim nothing
 XID_79: dict[str, Any] = {"u": 22, "code": "XID_79", "severity": "C", "evidence": "fallen off the bus"}
 INODES: dict[str, Any] = {"u": 7, "code": "INODES_FULL", "severity": "H", "evidence": "no inodes"}
 REPORTS: dict[str, tuple[Any, ...]] = {
@@ -31,9 +31,9 @@ REPORTS: dict[str, tuple[Any, ...]] = {
     "finding_unknown": ({"u": 99, "code": "GPU_SINGS", "severity": "M", "evidence": "la"}, XID_79 | {"severity": "Z"}),
     "finding_garbage": (None, 7, {"code": 5}, {"code": "XID_79"}, XID_79 | {"severity": ["C"]}, "XID_79"),
 }
-CUT_OFF = 0.3  # of those without any of these: in these no agent reaches a gateway for a while
-OFFLINE = 0.4  # of these: in these the orchestrators reach neither pods nor the provider meanwhile
-SHARED = 0.3  # of the seeds: in these tasks have tenants, one of which has a backlog, and limits, which change
+CUT_OFF = 0.3  # of those without any of these: in these, no agent reaches a gateway for a while
+OFFLINE = 0.4  # of these: in these, the orchestrators reach neither pods nor the provider meanwhile
+SHARED = 0.3  # of the seeds: in these, tasks have tenants, one with a backlog, and limits, which change
 TENANTS = (None, "a", "a", "b", "c")
 KEYS = (None, None, "one", "two")
 LIMITS = (("key", "one"), ("key", "two"), ("type", "t"))
@@ -41,13 +41,13 @@ BACKLOG = 25
 KINDS = ("ok",) * 16 + ("fail", "fatal", "crash", "quiet", *STANDS)
 
 
-def story(world: World) -> None:
-    """One seed's life."""
-    Story(world).live()
+def scenario(world: World) -> None:
+    """Run the scenario of one seed."""
+    Scenario(world).run()
 
 
-class Story:
-    """The plot."""
+class Scenario:
+    """The events of one seed."""
 
     def __init__(self, world: World) -> None:
         self._world, self._faults, self._kernel = world, world.faults, world.kernel
@@ -64,8 +64,8 @@ class Story:
         self._tasks: list[str] = []
         self._over = False
 
-    def live(self) -> None:
-        """The safety phase, then the liveness phase."""
+    def run(self) -> None:
+        """Run the safety phase, then the liveness phase."""
         world, dice = self._world, self._faults.dice
         world.start_replica(0)
         world.start_replica(1)
@@ -82,10 +82,10 @@ class Story:
             self._kernel.after(self._shares.uniform(0, 200), lambda: self._hand_in("t", BACKLOG, 5, tenant))
             self._limit()
         ends_s = dice.uniform(300, 600)
-        self._kernel.after(dice.expovariate(1 / 6), self._mischief)
+        self._kernel.after(dice.expovariate(1 / 6), self._next_fault)
         self._kernel.after(dice.uniform(5, 60), self._burst)
         self._kernel.run(lambda: bool(world.violations), ends_s)
-        self._heal()
+        self._stop_faults()
         self._over = False
         done = self._kernel.run(lambda: bool(world.violations) or self._over, ends_s + LIMIT_S)
         if not world.violations:
@@ -134,7 +134,7 @@ class Story:
         self._world.commit("task_submit", {"p_tasks": tasks}, by="somebody")
 
     def _deploy(self) -> None:
-        """Once a worker is ready both replicas are replaced, and it has enough to do to see what comes next."""
+        """Replace both replicas by another release once a worker is ready and has many tasks."""
         world = self._world
         ready = any(w["status"] in ("active", "idle") for w in world.db.workers.values())
         if world.db_down or not (ready or self._over):
@@ -171,7 +171,7 @@ class Story:
         self._world.commit("task_submit", {"p_tasks": tasks}, by="somebody")
 
     def _limit(self) -> None:
-        """An operator sets a limit now and then; in the end no type has one, and no key stands still."""
+        """Let an operator set a limit now and then. At the end, no type has a limit, and no key has the limit 0."""
         scope, name = self._shares.choice(LIMITS)
         self._set_limit(scope, name, self._shares.choice((None, 0, 1, 2, 3)))
         if self._faults.active:
@@ -190,7 +190,7 @@ class Story:
         low, high = (5, 25) if self._faults.level == BURST else (20, 90)
         self._kernel.after(self._faults.between(low, high), self._burst)
 
-    def _mischief(self) -> None:
+    def _next_fault(self) -> None:
         if not self._faults.active:
             return
         acts: tuple[tuple[int, Callable[[], None]], ...] = (
@@ -201,18 +201,18 @@ class Story:
             (4, self._lose_provider),
             (3, self._mangle_lists),
             (4, self._lose_s3),
-            (6, self._dry_market),
+            (6, self._exhaust_stock),
             (1, self._no_money),
             (6, self._evict),
-            (10, self._hurt_agent),
-            (5, self._lie),
+            (10, self._disturb_agent),
+            (5, self._show_false_state),
             (4, self._operator),
         )
         dice = self._faults.dice
         weights = [weight * self._faults.often(act.__name__) for weight, act in acts]
         if any(weights):
             dice.choices([act for _, act in acts], weights)[0]()
-        self._kernel.after(dice.expovariate(1 / 6), self._mischief)
+        self._kernel.after(dice.expovariate(1 / 6), self._next_fault)
 
     def _note(self, name: str) -> None:
         self._faults.note(name, LASTS_S)
@@ -259,7 +259,7 @@ class Story:
         self._kernel.after(for_s, self._find_database)
 
     def _find_database(self) -> None:
-        """It is back; who listens on a line of its own learns of it at once."""
+        """Make the database available again. Listeners on their own connection learn it at once."""
         if self._world.db_down:
             self._world.outages[-1] = (self._world.outages[-1][0], self._kernel.now)
         self._world.db_down = False
@@ -281,7 +281,7 @@ class Story:
         self._world.s3_down = True
         self._kernel.after(self._faults.between(3, 60), lambda: setattr(self._world, "s3_down", False))
 
-    def _dry_market(self) -> None:
+    def _exhaust_stock(self) -> None:
         offer = self._faults.one_of(self._world.policy.pools[0].offers)
         self._note("market_dry")
         self._world.provider.dry[offer.key] = self._kernel.now + self._faults.between(20, 200)
@@ -303,7 +303,7 @@ class Story:
             else:
                 self._world.provider.vanish(pod, "evicted")
 
-    def _hurt_agent(self) -> None:
+    def _disturb_agent(self) -> None:
         agents = [a for p in self._world.provider.own() for a in p.agents.values() if a.lives]
         if not agents:
             return
@@ -317,10 +317,10 @@ class Story:
             agent.cut_until_s = self._kernel.now + self._faults.between(5, 120)
 
     def _sicken(self) -> None:
-        """Once a worker is ready and all else is well, tasks fail on it or everywhere, or its disk fills.
+        """Once a worker is ready without other faults, let tasks fail on it or everywhere, or fill its disk.
 
-        While there is work, it waits for a worker of the same pool that has completed a task: only beside such a
-        worker, a success before the failures can be taken for a second opinion.
+        While there is work, wait for another worker of the pool that has completed a task: only then can an earlier
+        success be mistaken for a second opinion.
         """
         world = self._world
         agents = [a for p in world.provider.own() for a in p.agents.values() if a.well and a.spoke]
@@ -354,7 +354,7 @@ class Story:
         return any(a["outcome"] == "complete" and a["worker_id"] in others for a in db.task_attempts.values())
 
     def _report(self, what: str) -> None:
-        """Once workers are ready, an agent reports a finding, or all agents report one of machines that are well."""
+        """Once workers are ready, let an agent report a finding, or let all agents of healthy machines report one."""
         world, now = self._world, self._kernel.now
         ready = {w["id"] for w in world.db.workers.values() if w["status"] in ("active", "idle")}
         agents = [a for p in world.provider.own() for a in p.agents.values() if a.well and a.worker_id in ready]
@@ -374,7 +374,7 @@ class Story:
             world.say(f"it is {pod.id} at {now:.0f} s")
 
     def _silence_pool(self) -> None:
-        """Once the default pool has all its workers, their agents claim nothing more, and tasks wait."""
+        """Once the default pool has all its workers, let their agents claim nothing while tasks wait."""
         world, pool = self._world, self._world.policy.pools[0]
         workers = world.db.workers.values()
         here = {w["id"] for w in workers if w["pool"] == pool.name and w["status"] in ("active", "idle")}
@@ -390,7 +390,7 @@ class Story:
         self._hand_in("t", 10, 10)
 
     def _cut_off_agents(self) -> None:
-        """Once all agents of ready workers are well, and one is busy, none reaches a gateway for a while."""
+        """Once all agents of ready workers are healthy and one is busy, cut all off from the gateways for a while."""
         world = self._world
         busy = [w["id"] for w in world.db.workers.values() if w["status"] == "active" and world.db.running.get(w["id"])]
         if not busy or self._faults.over_s > self._kernel.now:
@@ -410,7 +410,7 @@ class Story:
         self._world.bad_release_s = None
 
     def _move_ssh(self) -> None:
-        """A pod's SSH is somewhere else, as after a restart, and the list shows it; this is forgiven nobody."""
+        """Change the SSH address of a pod, as after a restart. Lists show it. No law allows an exception for it."""
         pods = [pod for pod in self._world.provider.own() if pod.dead_s is None]
         if pods:
             pod = self._moves.choice(pods)
@@ -418,7 +418,7 @@ class Story:
             self._world.provider.move(pod, self._moves)
         self._kernel.after(self._moves.uniform(40, 120), self._move_ssh)
 
-    def _lie(self) -> None:
+    def _show_false_state(self) -> None:
         pods = list(self._world.provider.own())
         if pods:
             self._faults.one_of(pods).lies += self._faults.dice.randint(1, 3)
@@ -437,8 +437,8 @@ class Story:
             args = {"p_fleet": FLEET, "p_worker_id": dice.choice(live), "p_reason": "a wish"}
             world.commit("fleet_request_termination", args | {"p_now_not_drain": what == "stop"}, by="operator")
 
-    def _heal(self) -> None:
-        """From now on nothing new goes wrong; what is wrong in a pod stays so."""
+    def _stop_faults(self) -> None:
+        """Stop injecting faults. Faults within pods stay."""
         world = self._world
         self._faults.active = False
         self._faults.over_s = max(self._faults.over_s, self._kernel.now + HANGS_S)
@@ -469,7 +469,7 @@ class Story:
             self._drop_out(self._flicker.uniform(0.3, 0.9) * world.policy.heartbeat_timeout_s)
 
     def _drop_out(self, every_s: float) -> None:
-        """The database goes on being away for some seconds, more often than a worker may be silent."""
+        """Make the database unavailable for some seconds, again and again, more often than the heartbeat timeout."""
         self._faults.count["database_flickers"] += 1
         self._cut_off_database(self._flicker.uniform(0.1, 0.3) * every_s)
         self._kernel.after(every_s, lambda: self._drop_out(every_s))

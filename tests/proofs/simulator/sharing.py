@@ -1,4 +1,4 @@
-"""The laws of those who share a fleet: no tenant waits behind the backlog of another, and no limit is exceeded."""
+"""The laws about a shared fleet: no tenant waits behind the backlog of another, and no limit is exceeded."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ Limit = tuple[str, str]  # scope, name
 
 
 class SharingLaws:
-    """Watches who gets the workers."""
+    """Checks which tasks get workers."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
@@ -24,7 +24,7 @@ class SharingLaws:
         self._full_s: dict[Limit, float] = {}  # limits for which tasks wait -> when they last had no free place
 
     def task_changed(self, old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> None:
-        """A task was written."""
+        """Check a task that was written."""
         was, now = _place(old), _place(new)
         if self._is_valid(new) and not (old is not None and self._is_valid(old)):
             self._leased(new)
@@ -44,7 +44,7 @@ class SharingLaws:
                 self._first[new["id"]] = now, Counter()
 
     def look(self, quiet_s: float) -> None:
-        """Once a second: a task that waits for a limit is let in when a place is free."""
+        """Check, once a second, that a task that waits for a limit is let in when a place is free."""
         now, db = self._world.kernel.now, self._world.db
         waiting: dict[Limit, str] = {}
         for task in db.tasks.values():
@@ -58,7 +58,7 @@ class SharingLaws:
                 self._world.laws.broken("limit", f"task {waiting[limit]} waits for {limit}, which has a free place")
 
     def _most(self, limit: Limit) -> int | None:
-        """How many tasks of a key or type may run; None for any number."""
+        """Return how many tasks of a key or type may run; None for any number."""
         return self._world.db.concurrency_limits.get(limit, 1 if limit[0] == "key" else None)
 
     def _has_free_place(self, limit: Limit) -> bool:
@@ -72,7 +72,7 @@ class SharingLaws:
         return most is None or used < most
 
     def _leased(self, task: Mapping[str, Any]) -> None:
-        """A task has a valid lease that it had not."""
+        """Check a task with a new lease."""
         for limit in (("key", task["concurrency_key"]), ("type", task["task_type"])):
             most = self._most(limit) if limit[1] is not None else None
             held = (t for tasks in self._world.db.running.values() for t in tasks.values())
@@ -105,7 +105,7 @@ class SharingLaws:
 
 
 def _place(task: Mapping[str, Any] | None) -> Place | None:
-    """Where a ready task is in the queue."""
+    """Return the place of a ready task in the queue."""
     if task is None or task["status"] != "Queued" or task["blocked"] or task["run_after"] is not None:
         return None
     return task["pool"], task["priority"], task["tenant"]

@@ -1,4 +1,4 @@
-"""SSH to simulated pods: a session that understands what this version says to a pod, and nothing else."""
+"""SSH to simulated pods: a session that understands the commands of this version, and no others."""
 
 import asyncio
 import hashlib
@@ -58,7 +58,7 @@ class SimShell:
 
 
 class SimSession:
-    """One connection; it ends with its pod, often when that moves to another address, and sometimes before."""
+    """One connection. It ends with its pod, often when the pod moves to another address, and sometimes earlier."""
 
     def __init__(self, world: "World", loop: SimLoop, pod: SimPod, laws: "ProcessLaws") -> None:
         self._world, self._loop, self._pod, self._closed, self._laws = world, loop, pod, False, laws

@@ -1,4 +1,4 @@
-"""Pods with Slurm, as the leader's scripts find them: an SSH session that understands what clusters/node.py says.
+"""Pods with Slurm: an SSH session that understands the scripts of clusters/node.py.
 
 A script is told by its text. What it prints is what the real one prints: lines `name=value`. The pods hear each other
 as Slurm's daemons do: with the same key, over the fabric; slurmctld calls a node down that has been silent for long.

@@ -19,19 +19,19 @@ async def connection(url: str) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
 
 
 def test_every_function_and_argument_is_modelled_or_named() -> None:
-    """With the reason why the simulation does without it."""
+    """A part that is named has the reason why the simulation does not need it."""
     assert list(coverage.functions_missing()) == []
 
 
 async def test_every_column_code_and_transition_is_modelled_or_named(connection: psycopg.AsyncConnection[Any]) -> None:
-    """By the catalogue of a real server, and by the source of its functions."""
+    """The catalogue of a real server and the source of its functions show what there is."""
     assert await coverage.tables_missing(connection) == []
     assert await coverage.codes_missing(connection) == []
     assert await coverage.transitions_missing(connection) == []
 
 
 async def test_an_addition_to_the_migrations_alone_is_reported(connection: psycopg.AsyncConnection[Any]) -> None:
-    """A column, a code and a transition, in a transaction that is undone."""
+    """The test adds a column, a code and a transition in a transaction that is rolled back."""
     await connection.execute("alter table workers add column mood text")
     await connection.execute("insert into worker_transitions values ('idle', 'spawning')")
     await connection.execute(

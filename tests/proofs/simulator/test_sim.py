@@ -1,4 +1,4 @@
-"""The fleet in a simulator: the real loop in virtual time, everything going wrong, no invariant ever broken."""
+"""The fleet in the simulator: the real loop in virtual time, with many faults, breaks no invariant."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from orchestrator.adapters.postgres import PostgresDb
 from tests.proofs.mutants.caught_by_laws import MUTANTS
 from tests.proofs.mutants.caught_by_tests import MUTANTS_WITH_TESTS
 from tests.proofs.mutants.mutant import Mutant
-from tests.proofs.mutants.trial import ROOT, tried
+from tests.proofs.mutants.run_mutant import ROOT, run_mutant
 from tests.proofs.simulator.drift import drift
 
 SEEDS = 10  # in a lot, which takes 15 s, and ten times as long on a busy machine
@@ -31,7 +31,7 @@ QUICK = [
 
 
 def simulate(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`./run sim`, in a process of its own: it replaces the clocks of the one that it runs in."""
+    """Run `./run sim` in a process of its own, because it replaces the clocks of its process."""
     command = [sys.executable, "-m", "tests.proofs.simulator", *arguments]
     return subprocess.run(
         command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
@@ -64,8 +64,8 @@ def test_ten_tasks_of_one_tenant_alternate_with_the_backlog_of_another(tasks: in
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
-def test_a_seed_replays_whatever_the_hashes() -> None:
-    """The same seed gives the same action log under any PYTHONHASHSEED, so that a failure can be looked at again."""
+def test_a_seed_replays_under_any_hash_seed() -> None:
+    """The same seed gives the same action log under any PYTHONHASHSEED, so that a failure can be replayed."""
     logs = {simulate("--seed", "7", "--trace", PYTHONHASHSEED=seed).stdout for seed in ("0", "4242")}
     assert len(logs) == 1
 
@@ -81,12 +81,12 @@ async def test_the_model_of_the_sql_functions_has_not_drifted(real: PostgresDb, 
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_planted_bug_is_caught(name: str) -> None:
-    """One of those that `./run mutants` tries, three with --full: the test run itself shows that it bites."""
+    """One mutant of `./run mutants`, three with --full, so that each test run shows that the laws catch bugs."""
     (mutant,) = (mutant for mutant in MUTANTS if mutant.name == name)
-    assert tried(mutant, seeds=3).seeds is not None
+    assert run_mutant(mutant, seeds=3).seeds is not None
 
 
-def test_every_mutant_still_finds_its_place() -> None:
+def test_every_mutant_fits_the_code() -> None:
     """A planted bug that no longer fits the code would prove nothing."""
     assert len(MUTANTS) >= 30
     for mutant in (*MUTANTS, *MUTANTS_WITH_TESTS):

@@ -1,4 +1,4 @@
-"""`./run soak storm`: users' SQL over a queue at work, for as long as one likes, each round with a seed of its own."""
+"""`./run soak storm`: users' SQL on a busy queue, for a chosen time, each round with its own seed."""
 
 import asyncio
 import sys
@@ -20,7 +20,7 @@ ROUND_S = 60.0
 @click.option("--seconds", default=600.0, show_default=True, type=click.FloatRange(min=1), help="In all, at least.")
 @click.option("--seed", default=1, show_default=True, help="Of the first round; it grows by one.")
 def main(seconds: float, seed: int) -> None:
-    """End at the first round that breaks a promise, and name it."""
+    """Stop at the first round that breaks a promise, and print its seed."""
     asyncio.run(_log_schedule(seconds, seed))
 
 

@@ -1,4 +1,4 @@
-"""A storm of users' SQL over a queue at work, and what must hold when it is over."""
+"""Users' SQL on a busy queue, and the checks afterwards."""
 
 import asyncio
 import random
@@ -23,16 +23,16 @@ AGENTS, WRITERS, HOLDERS, BUILDERS, LEADERS = 14, 12, 4, 1, 1  # sessions: 32
 CALL_TIMEOUT_S = 20.0
 OBSERVED_S = 0.2  # between two snapshots
 RETAINED = 20  # snapshots between two retentions
-AFTERWARDS = timedelta(hours=3)  # later than every pause, and than the wait for a task that does not exist
+AFTERWARDS = timedelta(hours=3)  # longer than every pause, and than the wait for a task that does not exist
 # What keeps a task: a pause (run_after, retry_at), a refused change, or a dependency.
 ENDED = """
     select t.*, r.what as refused, r.reason, r.retry_at,
            exists (select from tasks_unsettled u where t.id = any (u.task_ids)) as unsettled
       from tasks t left join task_refusals r on r.task_id = t.id where t.status not in ('Complete', 'Cancelled')"""
 LAST_AGENT = "select id, status, held_back, drain_requested_at, claim_no from workers where id = %s"
-LAST_CLAIMS = 2_000  # each takes up to BATCH; more would be a queue that never ends
+LAST_CLAIMS = 2_000  # each takes up to BATCH; if more are needed, the queue never ends
 BATCH = 20
-LATER = 3  # hours with rescue and retention: what is rescued waits; a cycle ends once all else that it needs has ended
+LATER = 3  # hours with rescue and retention: a rescued task waits; a cycle ends once all other dependencies have ended
 HELD = "an attempt is open exactly while its worker holds the task"
 
 
@@ -42,7 +42,7 @@ class Now(Fleet):
     ahead: timedelta | None = None
 
     async def call(self, function: str, /, **args: Any) -> Any:
-        """Any function, now or later."""
+        """Call a function at the database's time, plus `ahead`."""
         if self.ahead is not None:
             args["p_now"] = datetime.now(UTC) + self.ahead
         return await self.db.call(function, **args)
@@ -50,7 +50,7 @@ class Now(Fleet):
 
 @dataclass
 class Outcome:
-    """What agents were told, and what is wrong at the end."""
+    """The answers to agents, and what is wrong at the end."""
 
     calls: int = 0
     refused: Counter[str] = field(default_factory=Counter)  # of agents and the leader, by function and SQLSTATE
@@ -63,16 +63,16 @@ class Outcome:
     users: Users | None = None
 
     def claims(self, tasks: Any) -> None:
-        """Count what a claim handed over."""
+        """Count the tasks of a claim."""
         self.claimed.update((task["id"], task["attempt"]) for task in tasks)
 
     @property
     def twice(self) -> list[tuple[str, int]]:
-        """Claim numbers that were given twice, and completions that were accepted twice."""
+        """Return attempt numbers that were given twice, and completions that were accepted twice."""
         return [key for counts in (self.claimed, self.completed) for key, n in counts.items() if n > 1]
 
     def summary(self) -> str:
-        """What happened, in one line."""
+        """Return what happened, in one line."""
         users = self.users
         return (
             f"{self.calls} calls of agents, {sum(self.claimed.values())} claims, {sum(self.completed.values())} "
@@ -81,7 +81,7 @@ class Outcome:
         )
 
     async def asked(self, name: str, call: Any) -> Any:
-        """An answer, or None where there is a refusal, which is counted."""
+        """Return the answer of a call, or None for a refusal, which is counted."""
         self.calls += 1
         try:
             return await call
@@ -93,7 +93,7 @@ class Outcome:
 
 
 async def storm(url: str, *, seed: int, seconds: float) -> Outcome:
-    """Rage for so long over a migrated database, then look at what is left, and finish it."""
+    """Run users and agents for so long on a migrated database. Then finish the tasks that are left, and check."""
     db = await PostgresDb.open(url, pool_size=AGENTS + LEADERS, call_timeout_s=CALL_TIMEOUT_S)
     try:
         fleet = Now(db)
@@ -118,7 +118,7 @@ async def storm(url: str, *, seed: int, seconds: float) -> Outcome:
 
 
 async def _work(outcome: Outcome, agent: Agent, dice: random.Random, until: float) -> None:
-    """An agent: claims, heartbeats, and each way to end what it holds, or to forget it."""
+    """Run an agent: claims, heartbeats, and each way to end a held task, or to forget it."""
     while time.monotonic() < until:
         answer = await outcome.asked("claim", agent.claiming(batch=dice.randint(1, 4)))
         tasks = [] if answer is None else answer["tasks"]
@@ -140,7 +140,7 @@ async def _work(outcome: Outcome, agent: Agent, dice: random.Random, until: floa
 
 
 async def _lead(outcome: Outcome, fleet: Fleet, until: float) -> None:
-    """The orchestrator: snapshots, rescues, and now and then the hourly work."""
+    """Run the orchestrator: snapshots, rescues, and now and then the hourly jobs."""
     turn = 0
     while time.monotonic() < until:
         await outcome.asked("snapshot", fleet.snapshot())
@@ -182,7 +182,7 @@ async def _finish(outcome: Outcome, fleet: Fleet, agent: Agent) -> None:
 
 
 def wrong(outcome: Outcome) -> list[str]:
-    """Every promise that was broken, in words."""
+    """Return a sentence for every broken promise."""
     found = [f"given or accepted twice: {key}" for key in outcome.twice]
     found += [f"{when}: {rule}: {rows[:3]}" for when, rules in outcome.broken.items() for rule, rows in rules.items()]
     found += [f"neither complete nor ended with a reason: {row}" for row in outcome.left[:5]]

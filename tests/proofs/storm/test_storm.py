@@ -1,4 +1,4 @@
-"""Users write whatever they like while agents work: no agent is refused, and no task is lost or done twice."""
+"""While users write to `tasks` in every way, no agent is refused, and no task is lost or done twice."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What users do to `tasks` while the queue runs: every kind of write, in transactions that overlap and contend."""
+"""Users' writes to `tasks` while the queue runs: every kind of statement, in transactions that overlap."""
 
 import asyncio
 import random
@@ -72,7 +72,7 @@ FUNCTION = """
 
 
 class Users:
-    """Sessions that write until `until` (of time.monotonic); what was refused them is counted by SQLSTATE."""
+    """Sessions that write until `until` (of time.monotonic). Refusals are counted by SQLSTATE."""
 
     def __init__(self, url: str, seed: int, until: float) -> None:
         self._url = url
@@ -148,6 +148,6 @@ class Users:
 
 
 async def cleared(hand: AsyncConnection[Any]) -> None:
-    """Take away what the users have built, so that what is left is only what they wrote."""
+    """Remove the triggers and publications of the users. Their rows stay."""
     await hand.execute("drop publication if exists everything")
     await hand.execute("drop function if exists users_own() cascade")

@@ -10,7 +10,7 @@ from orchestrator.adapters.notifications import Listeners, Publish
 
 
 async def test_a_source_that_loses_a_cancel_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a library's can before Python 3.12: whoever closes it would wait for ever."""
+    """Like one of a library before Python 3.12: its close would wait for ever."""
     monkeypatch.setattr(notifications, "CANCEL_AGAIN_S", 0.01)
     waits, lost = asyncio.Event(), asyncio.Event()
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from orchestrator.adapters.runpod import _body
 from orchestrator.adapters.runpod_replies import pod
+from orchestrator.adapters.runpod_requests import create_body
 from orchestrator.core.model import PodSpec
 
 
@@ -17,8 +17,8 @@ def spec(**changes: Any) -> PodSpec:
 
 
 def test_only_a_pod_of_a_cluster_pool_asks_for_a_private_network() -> None:
-    assert _body(spec(global_networking=True))["globalNetworking"] is True
-    assert "globalNetworking" not in _body(spec())
+    assert create_body(spec(global_networking=True))["globalNetworking"] is True
+    assert "globalNetworking" not in create_body(spec())
 
 
 def test_a_pod_of_runpods_own_cluster_is_never_ours_even_if_its_environment_says_so() -> None:
@@ -33,7 +33,7 @@ def test_a_pod_of_runpods_own_cluster_is_never_ours_even_if_its_environment_says
     assert (theirs.fleet_id, theirs.worker_id, theirs.owner_unknown) == (None, None, True)
 
 
-def test_an_unreadable_cluster_makes_no_pod_of_ours_somebody_elses() -> None:
+def test_an_unreadable_cluster_field_makes_no_pod_of_ours_foreign() -> None:
     env = {"ORCHESTRATOR_FLEET_ID": "prod", "ORCHESTRATOR_WORKER_ID": "gpu-1"}
     odd_ones: tuple[object, ...] = (None, {}, [], "cluster", {"id": 7})
     for odd in odd_ones:

@@ -14,7 +14,7 @@ def advice(kind: str, number: int, priority: str = "HIGH") -> dict[str, Any]:
     return text | {"subject": f"gpu-{number}", "action": f"explain gpu-{number}"}
 
 
-def test_fifty_workers_with_one_trouble_do_not_fill_the_screen() -> None:
+def test_fifty_workers_with_one_problem_do_not_fill_the_screen() -> None:
     """Three are shown, the others counted; what comes after them keeps its number."""
     found = [advice("silent", n) for n in range(50)] + [advice("other", n) for n in range(3)]
     report = {"timestamp": AT, "recommendations": [*found, advice("silent", 9, "LOW")]}

@@ -41,7 +41,7 @@ def shown(part: Callable[[Output], Any], width: int | None) -> list[str]:
 
 
 def squeezed(lines: Sequence[str]) -> str:
-    """Without what a line break may add or take away."""
+    """Return the text without blanks, which a line break may add or remove."""
     return "".join("".join(lines).split())
 
 

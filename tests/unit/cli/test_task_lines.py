@@ -20,7 +20,7 @@ def ids(*texts: str, key: str = "tasks.jsonl") -> list[str]:
 A, B = '{"task_type": "a"}', '{"task_type": "b"}'
 
 
-def test_a_line_has_the_same_id_wherever_it_stands() -> None:
+def test_a_line_has_the_same_id_at_any_place_in_the_file() -> None:
     """Equal lines are different tasks; another key is another import."""
     assert ids(A, B, A) == [*ids(A, B), ids(A, A)[1]]
     assert ids(B, A, A)[1:] == ids(A, A)

@@ -31,7 +31,7 @@ def test_a_similar_name_is_a_warning_that_names_the_setting(
     monkeypatch.setenv(given, "3")
     settings, problems = usable()
     (found,) = unread(settings)
-    assert (found.name, found.meant, problems) == (given, meant, [])
+    assert (found.name, found.similar, problems) == (given, meant, [])
     assert meant in found.problem.fix
 
 
@@ -46,19 +46,19 @@ def test_a_similar_name_is_a_warning_that_names_the_setting(
 def test_a_misspelt_name_stops_the_start_unless_the_right_one_is_set(
     monkeypatch: pytest.MonkeyPatch, given: str, meant: str
 ) -> None:
-    """Beside the right one it is a warning."""
+    """Next to the right variable, it is only a warning."""
     monkeypatch.setenv(given, "5")
     assert [problem.what for problem in usable()[1]] == [f"{given} is not a setting"]
     monkeypatch.setenv(meant, "a=b:c" if meant == "WORKER_HANDLERS" else "5")
     settings, problems = usable()
-    assert ([one.meant for one in unread(settings)], problems) == ([meant], [])
+    assert ([one.similar for one in unread(settings)], problems) == ([meant], [])
 
 
 def test_a_known_prefix_without_a_similar_setting_is_a_warning_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the page that lists all settings."""
     monkeypatch.setenv("WORKER_COLOUR", "1")
     (found,) = unread(usable()[0])
-    assert found.meant is None
+    assert found.similar is None
     assert "docs/settings.md" in found.problem.fix
 
 

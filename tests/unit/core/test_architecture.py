@@ -22,7 +22,7 @@ def test_every_transition_has_a_meaning() -> None:
     assert not [pair for pair in TRANSITIONS if pair[0] is State.TERMINATED]
 
 
-def test_every_rung_has_a_deadline_a_code_and_somebody_to_wait_for() -> None:
+def test_every_stage_has_a_deadline_a_code_and_a_party_to_wait_for() -> None:
     """No stage can be waited in without an end."""
     assert len(STAGE_SPECS) == len(BRING_UP)
-    assert all(rung.deadline_s > 0 for rung in BRING_UP)
+    assert all(spec.deadline_s > 0 for spec in BRING_UP)

@@ -73,7 +73,7 @@ def test_an_open_breaker_says_so() -> None:
         (5_000, 1, 10, False),  # the last canary was of another release: what is there now may be the cure
     ],
 )
-def test_the_pause_before_a_canary_grows_with_the_time_that_nothing_came_up(
+def test_the_pause_before_a_canary_grows_with_the_time_without_a_promotion(
     open_s: float, newest_s: float, pause_s: float, of_now: bool
 ) -> None:
     """Half of the time since the breaker opened, in bounds: each canary of a night is rented for nothing."""
@@ -94,7 +94,7 @@ def test_the_pause_starts_again_with_each_release() -> None:
 
 
 def test_time_does_not_close_the_breaker_but_a_success_does() -> None:
-    """Failures that left the window still stand for what nobody has disproved."""
+    """Failures that left the window still count until a success disproves them."""
     long_ago = failures(5, newest_s=3000)
     assert spawns(wanting(*long_ago)) == 1
     assert spawns(wanting(*long_ago, brought_up(20, promoted=True))) == 4
@@ -113,8 +113,8 @@ def test_failures_far_apart_do_not_open_it() -> None:
         [brought_up(60 + n, pool="other") for n in range(9)],
     ],
 )
-def test_what_says_nothing_about_a_pools_bring_up_does_not_count(ended: Sequence[EndedBringUp]) -> None:
-    """Refusals of the market, planned ends, other pools."""
+def test_ends_unrelated_to_a_pools_bring_up_do_not_count(ended: Sequence[EndedBringUp]) -> None:
+    """Refused creates, planned ends and other pools do not open it."""
     assert spawns(wanting(*ended)) == 4
 
 
@@ -129,7 +129,7 @@ def test_what_says_nothing_about_a_pools_bring_up_does_not_count(ended: Sequence
     ],
 )
 def test_a_new_release_sends_a_canary_first(promoted_releases: frozenset[str], on_their_way: int, count: int) -> None:
-    """Until somebody was promoted with this image and this code."""
+    """Until a worker was promoted with this image and this code."""
     assert spawns(wanting(promoted_releases=promoted_releases, on_their_way=on_their_way)) == count
 
 
@@ -163,13 +163,15 @@ def test_a_minimum_that_keeps_failing_is_paced_and_looked_at_again() -> None:
     [(1, 29, 0), (1, 30, 1), (2, 59, 0), (2, 60, 1), (9, 599, 0), (9, 600, 1)],
 )
 @pytest.mark.parametrize("code", ["BALANCE", "QUOTA", "API_AUTH", "BAD_SPEC"])
-def test_what_a_person_must_mend_halts_spawning(code: str, refusals: int, newest_s: float, count: int) -> None:
+def test_a_refusal_that_an_operator_must_correct_halts_spawning(
+    code: str, refusals: int, newest_s: float, count: int
+) -> None:
     """Longer with each refusal in a row, up to ten minutes; then one tries."""
     assert spawns(wanting(*(brought_up(newest_s + n, code=code) for n in range(refusals)))) == count
 
 
 def test_a_bringup_that_ends_in_this_tick_counts_in_this_tick() -> None:
-    """Otherwise everybody would be replaced once before anybody is judged."""
+    """Otherwise all workers would be replaced once before the cause is known."""
     dead = tuple(spawning(f"gpu-{n}") for n in range(4))
     pods = tuple(pod_of(one, status=PodStatus.ERROR) for one in dead)
     made = plan(
@@ -191,7 +193,7 @@ def test_a_granted_pod_ends_the_halt() -> None:
     assert spawns(wanting(brought_up(5, code="BALANCE"), offers=granted)) == 4
 
 
-def test_a_given_back_machine_is_paced_but_opens_no_breaker() -> None:
+def test_a_rejected_machine_delays_the_next_spawn_but_opens_no_breaker() -> None:
     """It says nothing of image or code, and costs a little each time."""
     returned = [brought_up(5 + n, code="HOST_AVOIDED", exit_cause=ExitCause.HOST_FAULT) for n in range(9)]
     assert spawns(wanting(*returned)) == 1
@@ -199,11 +201,8 @@ def test_a_given_back_machine_is_paced_but_opens_no_breaker() -> None:
     assert plan(wanting(*returned), policy()).decisions[0].blocked[0].kind is BlockedReason.PACED
 
 
-# --- probation
-
-
 def fell(promoted_s: float, lived_s: float, **changes: Any) -> EndedBringUp:
-    """A worker that was promoted so long ago and failed when it had lived so long."""
+    """A worker that was promoted so long ago and failed at this age."""
     ending_since = ago(promoted_s - lived_s)
     fallen = brought_up(promoted_s, promoted=True, exit_cause=ExitCause.HEARTBEAT_LOST, ending_since=ending_since)
     return replace(fallen, **changes)
@@ -232,10 +231,10 @@ def kind(*ended: EndedBringUp) -> BlockedReason | None:
         ([fell(538 - 60 * n, 72 * n) for n in range(5)], BlockedReason.PACED),  # it counts from when it fell
     ],
 )
-def test_a_worker_that_dies_on_probation_counts_as_a_failed_bring_up(
+def test_a_worker_that_fails_on_probation_counts_as_a_failed_bring_up(
     ended: Sequence[EndedBringUp], expected: BlockedReason | None
 ) -> None:
-    """Promoted, and failed before it had completed a task or lived through the window: rented for nothing."""
+    """Promoted, and failed before it completed a task or passed the window: rented for nothing."""
     assert kind(*ended) is expected
 
 
@@ -250,8 +249,8 @@ def test_a_worker_that_dies_on_probation_counts_as_a_failed_bring_up(
         (fell(230, 30, exit_cause=ExitCause.TASK_STUCK), 1),  # nor does that
     ],
 )
-def test_what_fell_after_promotion_is_disproved_by_what_lasts(canary: EndedBringUp, count: int) -> None:
-    """A canary that is promoted and dies at once does not close the breaker."""
+def test_a_worker_that_lasts_disproves_failures_after_promotion(canary: EndedBringUp, count: int) -> None:
+    """A canary that is promoted and fails at once does not close the breaker."""
     assert spawns(wanting(*falls(5, promoted_s=400), canary)) == count
 
 
@@ -267,7 +266,7 @@ def test_a_canary_that_does_not_come_up_does_not_hide_what_opened_the_breaker() 
     assert spawns(wanting(*falls(5, promoted_s=900), *later, brought_up(20, promoted=True))) == 0
 
 
-def test_a_breaker_that_waits_for_a_canarys_probation_says_so() -> None:
+def test_a_breaker_waiting_for_a_canarys_probation_says_so() -> None:
     """Whom, for what and until when."""
     canary = brought_up(30, promoted=True, worker_id="gpu-canary")
     made = plan(wanting(*falls(5, promoted_s=200), canary), policy())
@@ -277,8 +276,8 @@ def test_a_breaker_that_waits_for_a_canarys_probation_says_so() -> None:
     assert made.decisions[0].retry_at == ago(-270)
 
 
-def test_a_promoted_worker_that_falls_in_this_tick_counts_in_this_tick() -> None:
-    """Otherwise it would be replaced before it is judged."""
+def test_a_promoted_worker_that_fails_in_this_tick_counts_in_this_tick() -> None:
+    """Otherwise it would be replaced before the cause is known."""
     dead = worker("gpu-1", pod_id="pod-1", last_heartbeat=None)
     seen = snapshot(dead, pods=(pod_of(dead, status=PodStatus.EXITED),), claimable=12)
     bringups = (*falls(4, promoted_s=200), brought_up(20, promoted=True, worker_id="gpu-1"))

@@ -65,7 +65,7 @@ def test_the_hourly_limit_counts_what_is_spawned_in_this_tick(limit: float, hour
     assert len(spawned(made)) == count
 
 
-def test_a_budget_that_holds_something_back_shows_its_arithmetic() -> None:
+def test_a_budget_that_limits_spawns_shows_its_arithmetic() -> None:
     """The sum can be checked by hand, for each budget."""
     made = plan(wanting(0, 0, 0.6), policy(hourly_budget_usd=1, pool={"offers": (A40,)}))
     assert said(made) == [
@@ -78,14 +78,14 @@ def test_a_budget_that_holds_something_back_shows_its_arithmetic() -> None:
     )
 
 
-def test_a_new_worker_must_have_room_to_come_up_and_to_go() -> None:
+def test_the_budget_must_cover_the_bring_up_and_the_end_of_a_new_worker() -> None:
     """Otherwise it would be drained before it did anything; those spawned together share the room."""
     one = WIND_DOWN_USD + BRING_UP_USD
     for usd, count in ((one - 0.01, 0), (one + 0.001, 1), (one + WIND_DOWN_USD + 0.001, 2)):
         assert len(spawned(plan(wanting(), daily(usd, pool={"offers": (A40,)})))) == count
 
 
-def test_a_cheaper_offer_is_taken_where_a_dearer_one_does_not_fit() -> None:
+def test_a_cheaper_offer_is_taken_if_a_more_expensive_one_does_not_fit() -> None:
     """The operator's order, as far as the money goes."""
     made = plan(wanting(), policy(hourly_budget_usd=0.9))
     assert [s.offer for s in spawned(made)] == [A40, L4]
@@ -96,7 +96,7 @@ def test_several_gpus_cost_several_times_as_much() -> None:
     assert not spawned(plan(wanting(), policy(hourly_budget_usd=1, pool={"gpu_count": 2, "offers": (A40,)})))
 
 
-def test_an_unknown_price_is_not_taken_for_nothing() -> None:
+def test_an_unknown_price_does_not_count_as_zero() -> None:
     """With a budget set, nothing is rented before its price is known."""
     made = plan(wanting(prices={}), daily(10))
     assert not spawned(made)
@@ -104,7 +104,7 @@ def test_an_unknown_price_is_not_taken_for_nothing() -> None:
 
 
 @pytest.mark.parametrize("budgets", [{"hourly_budget_usd": 1.0}, {"daily_budget_usd": 0.6}])
-def test_a_price_that_a_pod_turned_out_to_have_counts_for_the_next_one(budgets: dict[str, float]) -> None:
+def test_the_actual_price_of_a_pod_counts_for_the_next_one(budgets: dict[str, float]) -> None:
     """Otherwise pods that cost more than the catalogue says would be rented and ended again without end."""
     only = policy(**budgets, pool={"offers": (A40,)})
     dear = brought_up(10, code=None, exit_cause=ExitCause.BUDGET, offer=A40.key, usd_per_gpu_hour=6.0)
@@ -126,8 +126,8 @@ def test_the_price_of_a_live_pod_counts_and_a_lower_one_does_not() -> None:
 
 
 @pytest.mark.parametrize("prices", [(0.2, 1.5), (1.5, 0.2)])
-def test_of_several_live_pods_the_dearest_one_counts(prices: tuple[float, float]) -> None:
-    """Whatever the order of the rows: the next pod may be as dear."""
+def test_of_several_live_pods_the_most_expensive_one_counts(prices: tuple[float, float]) -> None:
+    """The order of the rows does not matter: the next pod may be as expensive."""
     workers = tuple(
         busy(f"gpu-{n}", metadata=WorkerMetadata(offer=A40.key), price_usd_per_hour=usd, gpu_count=1)
         for n, usd in enumerate(prices)
@@ -136,7 +136,7 @@ def test_of_several_live_pods_the_dearest_one_counts(prices: tuple[float, float]
     assert room.price(pool(gpu_count=1), A40) == 1.5
 
 
-def test_all_go_when_the_day_is_used_up() -> None:
+def test_all_workers_end_when_the_daily_budget_is_used_up() -> None:
     """Spent and committed reach the budget: every worker drains, whatever its state, and none comes."""
     workers = (busy("gpu-1"), idle("gpu-2", 5), spawning("gpu-3"), terminating("gpu-4"))
     made = plan(wanting(9.4, 0.6, workers=workers), daily(10))
@@ -166,7 +166,7 @@ def test_a_lowered_hourly_limit_ends_the_least_useful_first() -> None:
         assert [a.worker_id for a in ended(made)] == gone
 
 
-def test_an_operators_intent_waits_for_money_and_says_so() -> None:
+def test_an_operators_intent_waits_for_the_budget_and_says_so() -> None:
     """No create without its reservation; when its time is over the cause is the budget."""
     one = spawning("gpu-1", Stage.INTENT, waiting_on=WaitingOn.ORCHESTRATOR)
     (wait,) = plan(wanting(9.99, workers=(one,), claimable=1), daily(10)).actions
@@ -177,8 +177,8 @@ def test_an_operators_intent_waits_for_money_and_says_so() -> None:
     assert (end.cause, end.code) == (ExitCause.BUDGET, FailureCode.INTENT_STALE)
 
 
-def test_an_intent_that_has_reserved_may_ask_for_its_pod() -> None:
-    """Its own reservation is not held against it."""
+def test_an_intent_with_a_reservation_may_create_its_pod() -> None:
+    """Its own reservation does not count against it."""
     own = spawning(
         "gpu-1", Stage.INTENT, reserved_usd=WIND_DOWN_USD, reserved_usd_per_hour=0.6, price_usd_per_hour=None
     )
@@ -188,7 +188,7 @@ def test_an_intent_that_has_reserved_may_ask_for_its_pod() -> None:
     assert create.usd_per_hour == 0.6
 
 
-def test_a_reservation_is_what_going_costs() -> None:
+def test_a_reservation_includes_the_cost_of_ending() -> None:
     """Draining, flushing, deleting and a tick's delay, at the worker's price."""
     fields = budget.reservation(0.6, daily(10))
     assert fields == {
@@ -198,6 +198,6 @@ def test_a_reservation_is_what_going_costs() -> None:
     }
 
 
-def test_ready_workers_stay_while_there_is_money() -> None:
-    """A budget alone ends nobody."""
+def test_ready_workers_stay_while_the_budget_lasts() -> None:
+    """A budget alone ends no worker."""
     assert not ended(plan(wanting(1, 0.2, 0.6, workers=(busy("gpu-1"),), running=1), daily(10)))

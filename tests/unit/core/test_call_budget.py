@@ -34,14 +34,14 @@ def test_nothing_is_held_back_before_the_first_reply() -> None:
     ("left", "held"),
     [(60, ""), (24, "OTHER"), (9, "OTHER CREATE"), (3, "OTHER CREATE DELETE"), (0, "OTHER CREATE DELETE LIST")],
 )
-def test_what_is_left_of_a_window_is_for_the_most_urgent(left: int, held: str) -> None:
+def test_the_rest_of_a_window_is_for_the_most_urgent_call(left: int, held: str) -> None:
     """Lists before deletes, deletes before creates, and those before the rest; all of them go on when it resets."""
     budget = told(minute=left)
     assert {one.name for one in Priority if budget.wait_s(one, 0) == 30} == set(held.split())
     assert all(budget.wait_s(one, 30) == 0 for one in Priority)
 
 
-def test_calls_under_way_count_before_they_are_answered() -> None:
+def test_calls_in_flight_count_before_they_are_answered() -> None:
     """Eight creates that go out together must not each see room for eight."""
     budget = told(minute=12)
     for _ in range(3):
@@ -53,7 +53,7 @@ def test_calls_under_way_count_before_they_are_answered() -> None:
 
 
 @pytest.mark.parametrize(("said", "wait_s"), [("12", 12), ("0", 0), ("", 10), ("Wed, 21 Oct 2026 07:28:00 GMT", 10)])
-def test_everybody_waits_after_a_429_for_as_long_as_it_says(said: str, wait_s: float) -> None:
+def test_all_calls_wait_after_a_429_for_as_long_as_it_says(said: str, wait_s: float) -> None:
     """A date, or nothing, is taken for ten seconds."""
     budget = CallBudget()
     budget.take(Priority.LIST, 100)
@@ -63,8 +63,8 @@ def test_everybody_waits_after_a_429_for_as_long_as_it_says(said: str, wait_s: f
 
 
 @pytest.mark.parametrize("said", [(40, 1), (1, 40)])
-def test_of_several_429s_the_longest_wait_holds(said: tuple[int, int]) -> None:
-    """Calls that were under way together are refused one after the other."""
+def test_the_longest_wait_of_several_429s_counts(said: tuple[int, int]) -> None:
+    """Calls that were in flight together are refused one after the other."""
     budget = CallBudget()
     for _ in said:
         budget.take(Priority.OTHER, 100)
@@ -81,7 +81,7 @@ ODD_REPLIES = {
 
 
 @pytest.mark.parametrize("odd", ODD_REPLIES)
-def test_one_reply_holds_no_call_for_long(odd: str) -> None:
+def test_one_reply_delays_no_call_for_long(odd: str) -> None:
     """Each kind of call may try again within its own bound; a good answer to that ends the wait of all."""
     budget = CallBudget()
     budget.take(Priority.LIST, 100)
@@ -96,7 +96,7 @@ def test_one_reply_holds_no_call_for_long(odd: str) -> None:
     assert [budget.wait_s(one, 160.5) for one in Priority] == [0] * 4
 
 
-def test_a_long_wait_that_is_said_again_holds() -> None:
+def test_a_repeated_long_wait_is_obeyed() -> None:
     """One call of each kind tries per bound, for as long as the provider refuses."""
     budget, made = CallBudget(), 0
     for now_s in range(100, 3700):
@@ -110,7 +110,7 @@ def test_a_long_wait_that_is_said_again_holds() -> None:
 @pytest.mark.parametrize(
     "said", ["", "minute", '"minute";q=x', '"minute";q=0;w=60', '"m";' * 10_000, '"minute";r=5', "\x00"]
 )
-def test_headers_that_cannot_be_read_hold_nothing_back(said: str) -> None:
+def test_unreadable_headers_delay_no_call(said: str) -> None:
     """They come from outside."""
     assert windows({"RateLimit": said, "RateLimit-Policy": said}, 0) == {}
 
@@ -140,7 +140,7 @@ class Account:
 
 
 @pytest.mark.parametrize("environments", [1, 2, 3])
-def test_lists_without_end_stay_within_the_accounts_windows(environments: int) -> None:
+def test_endless_lists_stay_within_the_accounts_windows(environments: int) -> None:
     """As fast as allowed for a whole day, by several environments of one account: each adapts to what is left."""
     account, budgets = Account(), [CallBudget() for _ in range(environments)]
     due = [index * 0.1 for index in range(environments)]

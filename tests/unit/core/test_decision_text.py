@@ -47,7 +47,7 @@ def test_a_decision_is_a_plain_sentence(seen: Snapshot, pool: dict[str, Any], se
     assert told(plan(seen, policy(pool=pool))) == sentence
 
 
-def test_the_present_workers_are_counted_by_what_they_do() -> None:
+def test_workers_are_counted_by_what_they_do() -> None:
     """Spawning workers are capacity that will be there."""
     made = plan(snapshot(busy("gpu-1"), idle("gpu-2", 5), spawning("gpu-3"), running=1), policy())
     assert decision_text.workers(made.decisions[0].inputs) == "2 ready (1 busy), 1 starting"

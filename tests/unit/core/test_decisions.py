@@ -21,7 +21,7 @@ class Rows:
         self.rows.append(row)
 
 
-async def test_a_pools_row_names_its_own_workers_only() -> None:
+async def test_a_pools_decision_names_only_its_own_workers() -> None:
     """One pool's termination is nothing that another decided."""
     both = policy()
     both = replace(both, pools=(*both.pools, replace(both.pools[0], name="training")))

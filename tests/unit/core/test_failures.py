@@ -69,7 +69,7 @@ def used() -> list[tuple[str, str]]:
 
 
 def test_every_code_that_stages_the_agent_or_sql_use_has_a_row() -> None:
-    """A code that only a stage check knows would be explained to nobody."""
+    """A code that only a stage check knows would have no explanation."""
     found = used()
     assert {"DISK", "HANDLER_ERROR", "OOM", "DEPENDENCY_FAILED", "RELEASED", "STALE_CODE"} <= {
         code for _, code in found

@@ -42,7 +42,7 @@ def test_a_worker_is_sick_if_another_one_completes_such_tasks() -> None:
 
 
 def test_a_held_back_worker_is_no_capacity_and_another_one_gives_the_second_opinion() -> None:
-    """It neither counts for the target nor leaves before the verdict; it counts for MAX_ACTIVE_GPUS."""
+    """It does not count for the target, but for MAX_ACTIVE_GPUS. It ends only once the cause is known."""
     seen = snapshot(held(), claimable=3)
     assert ends(plan(seen, policy())) == []
     assert spawns(seen) == 1
@@ -51,7 +51,7 @@ def test_a_held_back_worker_is_no_capacity_and_another_one_gives_the_second_opin
     assert spawns(snapshot(held(), claimable=0)) == 0
 
 
-def test_a_release_is_bad_if_its_workers_fail_alike() -> None:
+def test_a_release_is_bad_if_all_its_workers_fail() -> None:
     """Both go, no host gets a strike, and the breaker lets one canary at a time try."""
     seen = snapshot(held("gpu-1", machine_id="m1"), held("gpu-2", machine_id="m2"), claimable=300)
     bringups = tuple(brought_up(200, promoted=True, worker_id=name, worked=True) for name in ("gpu-1", "gpu-2"))
@@ -75,7 +75,7 @@ def test_two_that_fail_other_tasks_or_on_one_machine_are_no_second_opinion(chang
 
 
 def test_without_room_for_a_second_opinion_the_successor_gives_it() -> None:
-    """The worker is replaced at once; if its successor fails alike, the release is bad."""
+    """The worker is replaced at once. If its successor fails too, the release is bad."""
     alone = snapshot(held(), claimable=3)
     (first,) = ends(plan(alone, policy(pool={"max_active": 1})))
     assert first == ("gpu-1", ExitCause.WORKER_SICK, FailureCode.TASKS_FAIL_UNJUDGED)
@@ -98,7 +98,7 @@ def test_a_successor_beyond_the_limit_does_not_keep_the_worker_that_it_replaces(
 
 
 def test_the_wait_for_a_second_opinion_has_an_end() -> None:
-    """A worker that nobody can judge costs money for no longer than a bring-up may take."""
+    """A worker whose state stays unknown costs money for no longer than a bring-up may take."""
     assert ends(plan(snapshot(held(seconds=899)), policy())) == []
     assert ends(plan(snapshot(held(seconds=901)), policy())) == [
         ("gpu-1", ExitCause.WORKER_SICK, FailureCode.TASKS_FAIL_UNJUDGED)

@@ -1,4 +1,4 @@
-"""What nvidia-smi and the kernel log say, in the forms that real ones have, judged against what was rented."""
+"""Checks of the output of nvidia-smi and the kernel log, in real forms, against the rented GPUs."""
 
 from typing import Any
 
@@ -91,14 +91,14 @@ INVENTORY: list[tuple[dict[str, int], str, str, int, str | None]] = [
 
 
 @pytest.mark.parametrize(("statuses", "rows", "gpu_type", "count", "expected"), INVENTORY)
-def test_the_inventory_is_what_was_rented_or_says_why_not(
+def test_the_inventory_matches_what_was_rented_or_says_why_not(
     statuses: dict[str, int], rows: str, gpu_type: str, count: int, expected: str | None
 ) -> None:
     """Count, type, memory, in this order."""
     assert code(gpus.inventory(output(statuses, gpus=rows), gpu_type, count)) == expected
 
 
-def test_what_nvidia_smi_does_not_know_is_written_down_as_unknown() -> None:
+def test_values_unknown_to_nvidia_smi_are_recorded_as_unknown() -> None:
     """Neither the good nor the bad of it is made up."""
     seen = output(gpus=R4090_ROW.replace("24564, 2,", "ERR!, [N/A],"), remapped=f"{UUIDS[0]}, [N/A], [N/A]", xid="",
                 recovery=UNKNOWN_FIELD, statuses={"recovery": 2, "xid": 1})  # fmt: skip
@@ -149,7 +149,7 @@ HEALTH: list[tuple[dict[str, Any], str | None]] = [
 
 @pytest.mark.parametrize(("given", "expected"), HEALTH)
 def test_health_is_ruled_out_only_by_what_is_known(given: dict[str, Any], expected: str | None) -> None:
-    """Xids of our GPUs and of late, ECC, remapping, memory, driver."""
+    """Recent Xids of our GPUs, ECC, remapping, memory, driver."""
     assert code(gpus.health(output(**given), (12, 4))) == expected
 
 
@@ -206,12 +206,12 @@ UNREAD: list[tuple[dict[str, Any], set[str]]] = [
 
 
 @pytest.mark.parametrize(("given", "expected"), UNREAD)
-def test_what_is_not_said_of_the_links_is_unknown(given: dict[str, Any], expected: set[str]) -> None:
+def test_unreported_links_are_unknown(given: dict[str, Any], expected: set[str]) -> None:
     """By name, in the evidence."""
     assert set(interconnect.check(output(**given), H100).unknown) == expected
 
 
-def test_a_fabric_is_waited_for_only_while_it_is_being_joined() -> None:
+def test_a_fabric_gets_time_only_while_it_is_being_joined() -> None:
     """And only where there is one."""
     joining = output(fabric="0, Completed, Success\n1, In Progress, N/A")
     assert interconnect.is_joining(joining, H100)

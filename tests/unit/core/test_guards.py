@@ -70,7 +70,7 @@ def test_an_h_finding_makes_its_worker_no_capacity_and_ends_it_after_ten_minutes
 
 
 @pytest.mark.parametrize("code", ["DISK_FULL", "INODES_FULL"])
-def test_the_codes_of_a_full_disk_tell_when_an_idle_worker_ends(code: str) -> None:
+def test_the_code_of_a_full_disk_decides_when_an_idle_worker_ends(code: str) -> None:
     """The agent reports both as a full disk, so both end an idle worker after 30 s, as DISK_FULL."""
     full = idle("gpu-1", 60, findings=reports(record(code, "H", 31)), disk_full_since=ago(31))
     assert [end.code for end in ends(snapshot(full, claimable=1))] == [FailureCode.DISK_FULL]
@@ -81,7 +81,7 @@ def test_the_codes_of_a_full_disk_tell_when_an_idle_worker_ends(code: str) -> No
 
 
 @pytest.mark.parametrize("since", [4e9, -4e9, None, "yesterday"])
-def test_the_clock_of_a_pod_keeps_no_blocked_worker_for_ever(since: Any) -> None:
+def test_a_wrong_pod_clock_does_not_keep_a_blocked_worker_for_ever(since: Any) -> None:
     """It may jump by a year in both directions: then the time counts for which the worker has been idle."""
     wrong = reports(record("INODES_FULL", "H", since=since))
     blocked = idle("gpu-1", LASTS_S - 1, findings=wrong, created_at=ago(LASTS_S - 1))
@@ -121,8 +121,8 @@ def test_an_unknown_finding_ends_nothing(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("junk", [None, 5, "XID_79", [], {}, {"code": None}, {"code": 79}, {"code": ""}], ids=str)
-def test_a_bad_record_harms_only_itself(junk: Any) -> None:
-    """The good one beside it counts."""
+def test_a_bad_record_affects_no_other(junk: Any) -> None:
+    """A valid record next to it counts."""
     assert [one.code for one in reports(junk, record(*XID_79))] == ["XID_79"]
     assert findings_of({"findings": junk}) == findings_of(junk) == ()
 
@@ -170,14 +170,14 @@ def test_a_finding_of_most_workers_replaces_one_at_a_time_and_blames_no_host(
     assert all(end.blames_host for end in found) == (ended == affected)
 
 
-def test_workers_that_ended_lately_count_for_the_alarm() -> None:
+def test_workers_that_ended_recently_count_for_the_alarm() -> None:
     """A false alarm that comes to one worker after the other must not empty the fleet either."""
     before = [gone(f"old-{n}", 60) for n in range(5)]
     assert ends(alarm(1, 4, *before)) == []
     assert len(ends(alarm(1, 4, *(replace(one, at=ago(900)) for one in before)))) == 1
 
 
-def test_the_next_one_goes_when_a_replacement_is_well_or_the_pace_is_over() -> None:
+def test_the_next_worker_drains_when_a_replacement_is_healthy_or_the_interval_is_over() -> None:
     """A replacement that reports the same is no reason to go on."""
     lately = gone("old", 120)
     assert ends(alarm(6, 8, lately)) == []
@@ -223,7 +223,7 @@ def causes_of_ends(*rows: tuple[Worker | None, EndedBringUp]) -> list[ExitCause]
     return [end.cause for end in ends(snapshot(*workers, claimable=9, ended=tuple(ended for _, ended in rows)))]
 
 
-def test_what_no_machine_of_a_release_can_do_is_the_releases_fault() -> None:
+def test_a_finding_on_every_machine_of_a_release_is_the_releases_fault() -> None:
     """Each replacement would cost ten minutes of a pod for nothing: the breaker opens."""
     first, second = blocked_from_the_first(1), blocked_from_the_first(2)
     assert causes_of_ends(first, second) == [ExitCause.RELEASE_BAD] * 2
@@ -245,7 +245,16 @@ def test_what_no_machine_of_a_release_can_do_is_the_releases_fault() -> None:
         (blocked_from_the_first(2, state=State.ACTIVE, tasks_running=1),),
         ((busy("gpu-2", release="image@1"), replace(blocked_from_the_first(2)[1], worked=True)),),
     ],
-    ids=["alone", "on the same machine", "of another release", "one that has worked", "amid a task", "one that works"],
+    ids=[
+        "alone",
+        "on the same machine",
+        "of another release",
+        "one that has worked",
+        "during a task",
+        "one that works",
+    ],
 )
-def test_what_one_machine_cannot_do_is_its_own_fault(others: tuple[tuple[Worker, EndedBringUp], ...]) -> None:
+def test_a_finding_on_one_machine_is_that_machines_fault(
+    others: tuple[tuple[Worker, EndedBringUp], ...],
+) -> None:
     assert ExitCause.RELEASE_BAD not in causes_of_ends(blocked_from_the_first(1), *others)

@@ -1,4 +1,4 @@
-"""What is held against whom."""
+"""Which host, machine or data center gets a strike for which failure."""
 
 import pytest
 
@@ -21,14 +21,14 @@ MACHINE, PLACE = "machine:m1", "place:EU-1|NVIDIA A40"
         ("NO_CAPACITY", [], None),
     ],
 )
-def test_a_code_is_held_against_what_it_blames(code: str, keys: list[str], hours: float | None) -> None:
+def test_a_code_gives_a_strike_to_what_it_blames(code: str, keys: list[str], hours: float | None) -> None:
     """The machine for a fault of its own, its place too; only for a while."""
     found = strikes(worker(machine_id="m1", data_center="EU-1"), FailureCode(code))
     assert [strike.key for strike in found] == keys
     assert (found[0].avoid_s / 3600 if found else None) == hours
 
 
-def test_what_is_not_known_is_not_struck() -> None:
+def test_an_unknown_machine_or_data_center_gets_no_strike() -> None:
     """No machine, no place: nothing to remember."""
     assert strikes(worker(machine_id=None, data_center=None), FailureCode.ECC) == ()
     assert [s.after for s in strikes(worker(machine_id="m", data_center="EU-1"), FailureCode.ECC)] == [1, 2]

@@ -60,9 +60,6 @@ def end(action: Action | None) -> tuple[ExitCause, FailureCode | None]:
     return action.cause, action.code
 
 
-# --- spawning
-
-
 def test_a_recorded_intent_asks_for_the_first_offer() -> None:
     """An operator's intent, or one that was refused elsewhere, is created through the same action."""
     action = only(snapshot(spawning("gpu-1", Stage.INTENT)))
@@ -70,7 +67,7 @@ def test_a_recorded_intent_asks_for_the_first_offer() -> None:
     assert action.offer == A40
 
 
-def test_an_intent_without_an_offer_says_whom_it_waits_for() -> None:
+def test_an_intent_without_an_offer_says_what_it_waits_for() -> None:
     """When every offer cools down, the wait is written once."""
     dry = {A40.key: cooling(A40, 20), L4.key: cooling(L4, 40)}
     action = only(snapshot(spawning("gpu-1", Stage.INTENT), offers=dry))
@@ -88,7 +85,7 @@ def test_an_intent_waits_until_its_next_attempt() -> None:
 
 
 @pytest.mark.parametrize("stage", [Stage.INTENT, Stage.POD_CREATED])
-def test_a_pod_that_bears_a_live_intents_id_is_adopted(stage: Stage) -> None:
+def test_a_pod_with_the_id_of_a_live_intent_is_adopted(stage: Stage) -> None:
     """The reply to the create call was lost; the pod is found by its worker id, whatever its stage's deadline.
 
     Nor is another one asked for in the same tick, if the row has gone back to the intent.
@@ -109,7 +106,7 @@ def test_a_pod_is_adopted_before_its_worker_is_ended() -> None:
     assert action.billed_s == 3_990
 
 
-def test_another_fleets_pod_is_never_adopted_or_reaped() -> None:
+def test_another_fleets_pod_is_never_adopted_or_deleted() -> None:
     """Ownership is the fleet id in the pod's environment, not the name."""
     lost = spawning("gpu-1", Stage.POD_CREATED)
     foreign = pod_of(lost, fleet_id="other")
@@ -151,7 +148,7 @@ def test_a_create_without_an_answer_waits_for_its_deadline() -> None:
 
 
 def test_a_worker_with_a_pod_is_brought_up_once() -> None:
-    """Bring-up is begun unless it is under way."""
+    """Bring-up starts unless it is already running."""
     seen = snapshot(spawning("gpu-1"))
     assert only(seen) == ContinueBringUp("gpu-1")
     assert only(replace(seen, bringing_up=frozenset({"gpu-1"}))) is None
@@ -188,8 +185,8 @@ def test_a_hopeless_refusal_ends_the_intent(code: FailureCode) -> None:
     assert end(only(snapshot(refused))) == (ExitCause.SPAWN_FAILED, code)
 
 
-def test_a_pod_in_a_state_that_nobody_knows_neither_dies_nor_stays_for_ever() -> None:
-    """It is no reason to end a worker; one that is to go is deleted all the same, and an orphan reaped."""
+def test_a_pod_in_an_unknown_state_is_not_lost_and_does_not_stay_for_ever() -> None:
+    """It is no reason to end a worker; a worker that has to end and an orphan are deleted all the same."""
     odd = {"status": PodStatus.UNKNOWN, "has_runtime": False}
     one = busy("gpu-1")
     assert isinstance(only(snapshot(one, pods=(pod_of(one, **odd),))), Wait)
@@ -202,13 +199,10 @@ def test_a_pod_in_a_state_that_nobody_knows_neither_dies_nor_stays_for_ever() ->
 @pytest.mark.parametrize(
     ("status", "code"), [(PodStatus.EXITED, FailureCode.POD_EXITED), (PodStatus.ERROR, FailureCode.POD_ERROR)]
 )
-def test_a_pod_that_died_ends_its_bringup(status: PodStatus, code: FailureCode) -> None:
+def test_a_pod_that_exited_ends_its_bringup(status: PodStatus, code: FailureCode) -> None:
     """The provider's own word for dead is believed."""
     one = spawning("gpu-1")
     assert end(only(snapshot(one, pods=(pod_of(one, status=status),)))) == (ExitCause.SPAWN_FAILED, code)
-
-
-# --- ready
 
 
 @pytest.mark.parametrize("status", [PodStatus.EXITED, PodStatus.ERROR])
@@ -227,7 +221,7 @@ def test_a_single_list_does_not_end_a_worker_that_still_sends_heartbeats(status:
     assert silent.cause is ExitCause.POD_LOST
 
 
-def test_a_silent_worker_whose_pod_is_listed_as_ended_ends_for_that() -> None:
+def test_a_silent_worker_whose_pod_is_listed_as_exited_ends_for_that_reason() -> None:
     """Silence confirms the list: the cause is the end of the pod, which a poison task leaves, not a lost heartbeat."""
     one = busy("gpu-1", last_heartbeat=ago(600))
     end = only(snapshot(one, pods=(pod_of(one, status=PodStatus.EXITED),)))
@@ -245,7 +239,7 @@ def test_lists_that_show_a_pod_as_ended_are_counted_until_one_shows_it_running()
         assert (counted.lists if counted else 0) == [1, 2, 0, 1][second]
 
 
-def test_one_incomplete_absence_is_not_death() -> None:
+def test_one_incomplete_absence_ends_no_worker() -> None:
     """A pod must be missing from two lists and for a while; what is seen is said from the first list on."""
     one = busy("gpu-1", last_heartbeat=ago(40))
     seen = only(snapshot(one, pods=(), absent={"pod-gpu-1": absent(0, lists=1)}))
@@ -275,7 +269,7 @@ def test_lists_end_no_idle_worker_whose_next_heartbeat_is_not_due(shown: PodStat
 
 
 def test_the_end_of_a_vanished_pod_says_when_a_list_last_showed_it() -> None:
-    """Until then it is booked; where nobody looked before, until it was first missed: a budget must hold."""
+    """Until then it is booked; without an earlier observation, until it was first missed: a budget must hold."""
     one = busy("gpu-1", last_heartbeat=ago(40))
     for shown, booked_until in ((ago(13), ago(13)), (None, absent(11).since)):
         action = only(snapshot(one, pods=(), absent={"pod-gpu-1": replace(absent(11), shown=shown)}))
@@ -283,7 +277,7 @@ def test_the_end_of_a_vanished_pod_says_when_a_list_last_showed_it() -> None:
         assert action.listed_at == booked_until
 
 
-def test_an_odd_list_is_a_remark_once_and_until_it_is_well_again() -> None:
+def test_an_implausible_list_is_remarked_on_once_until_lists_are_plausible_again() -> None:
     """The row says what the list does not show; nothing is done about it, and nothing is written twice."""
     one = busy("gpu-1")
     bare = replace(pod_of(one), has_runtime=False)
@@ -297,7 +291,7 @@ def test_an_odd_list_is_a_remark_once_and_until_it_is_well_again() -> None:
     assert (well.waiting_on, well.waiting_for) == (WaitingOn.WORKER, "tasks")
 
 
-def test_a_worker_that_speaks_is_not_lost() -> None:
+def test_a_worker_that_sends_heartbeats_is_not_lost() -> None:
     """A heartbeat that came after its pod left the lists: they are complete, well-formed and wrong."""
     speaks = busy("gpu-1", last_heartbeat=ago(5))
     assert isinstance(only(snapshot(speaks, pods=(), absent={"pod-gpu-1": absent(30)})), Wait)
@@ -341,15 +335,15 @@ def test_silence_is_counted_across_the_outages_of_the_database(
 
 
 def test_a_worker_that_got_no_answer_from_us_is_not_silent() -> None:
-    """It called and we were too busy: that it is alive is known, although no row says so."""
+    """It called and we were too busy: we know that it is alive, although no row says so."""
     unheard = busy("gpu-1", last_heartbeat=ago(300))
     assert only(snapshot(unheard, unanswered_at={"gpu-1": ago(20)})) is None
     gone_since = end(only(snapshot(unheard, unanswered_at={"gpu-1": ago(90)})))
     assert gone_since == (ExitCause.HEARTBEAT_LOST, FailureCode.NO_HEARTBEAT)
 
 
-def test_an_operators_wish_drains_from_any_live_state() -> None:
-    """Termination by request goes the same way as every other."""
+def test_an_operators_request_drains_from_any_live_state() -> None:
+    """Termination by request takes the same steps as every other."""
     for one in (busy("gpu-1"), idle("gpu-1", 5), spawning("gpu-1")):
         assert end(only(snapshot(replace(one, drain_requested_at=ago(1)))))[0] == ExitCause.MANUAL
 
@@ -363,7 +357,7 @@ def test_an_agent_that_asks_for_nothing_is_idle() -> None:
     assert only(snapshot(replace(mute, tasks_running=1, empty_since=None))) is None
 
 
-def test_an_own_programs_state_follows_what_it_holds() -> None:
+def test_the_state_of_an_own_program_follows_the_tasks_it_holds() -> None:
     """A program that claims in its own way is idle when it has held nothing for a while."""
     free = worker("gpu-1", own_program=True, state_since=ago(61))
     assert only(snapshot(free)) == SetActivity("gpu-1", State.ACTIVE, State.IDLE, "held no task for 61 s")
@@ -400,8 +394,8 @@ HERE: dict[str, Any] = {"ssh_host": "1.2.3.4", "ssh_port": 40_001}
     ],
     ids=lambda one: f"{one.state} {one.stage}",
 )
-def test_ssh_is_followed_to_where_the_list_shows_it(one: Worker) -> None:
-    """In every state, before whatever speaks to the pod: an end that began must still find it."""
+def test_the_ssh_address_follows_the_list(one: Worker) -> None:
+    """In every state, before any action that connects to the pod: an end that began must still reach it."""
     moved = snapshot(one, pods=(pod_of(one, ssh_host="1.2.3.4", ssh_port=40_002),))
     why = "SSH moved from 1.2.3.4:40001 to 1.2.3.4:40002, as RunPod's list shows"
     assert only(moved) == UpdateAddress("gpu-1", one.state, "1.2.3.4", 40_002, why)
@@ -410,14 +404,14 @@ def test_ssh_is_followed_to_where_the_list_shows_it(one: Worker) -> None:
     assert only(replace(moved, in_flight=frozenset({"gpu-1"}))) is None
 
 
-def test_a_list_with_another_address_each_time_keeps_no_worker_alive() -> None:
+def test_a_list_with_another_address_each_time_does_not_keep_a_lost_worker() -> None:
     """What ends a worker needs no address."""
     late = spawning("gpu-1", Stage.EXEC, deadline_at=ago(60), **HERE)
     assert isinstance(only(snapshot(late, pods=(pod_of(late, ssh_host="1.2.3.4", ssh_port=40_002),))), Terminate)
 
 
 def test_a_row_without_an_address_is_not_given_one() -> None:
-    """That is the ladder's, at its stage ssh_details."""
+    """Bring-up does that, in its stage ssh_details."""
     assert only(snapshot(spawning("gpu-1"))) == ContinueBringUp("gpu-1")
 
 
@@ -425,9 +419,6 @@ def test_a_worker_in_flight_is_left_alone() -> None:
     """An action under way is not doubled."""
     silent = busy("gpu-1", last_heartbeat=ago(300))
     assert only(snapshot(silent, in_flight=frozenset({"gpu-1"}))) is None
-
-
-# --- terminating
 
 
 def test_a_draining_worker_finishes_its_task() -> None:
@@ -439,7 +430,7 @@ def test_a_draining_worker_finishes_its_task() -> None:
     assert isinstance(only(snapshot(replace(one, tasks_running=0))), Flush)
 
 
-def test_a_failed_worker_is_not_waited_for() -> None:
+def test_no_drain_time_for_a_failed_worker() -> None:
     """Its tasks were rescued when it failed; only its logs are still wanted."""
     one = terminating("gpu-1", tasks_running=1, exit_cause=ExitCause.HEARTBEAT_LOST)
     action = only(snapshot(one))
@@ -456,15 +447,17 @@ def test_a_failed_worker_is_not_waited_for() -> None:
     ],
     ids=str,
 )
-def test_a_pod_without_an_agent_is_looked_at_if_ssh_was_ever_reached(met: dict[str, Any], worth_a_look: bool) -> None:
-    """Where nobody ever got in, there is nothing to wait for."""
+def test_a_pod_without_an_agent_gets_a_final_snapshot_if_ssh_was_ever_reached(
+    met: dict[str, Any], worth_a_look: bool
+) -> None:
+    """Without any successful SSH login there is nothing to wait for."""
     one = terminating("gpu-1", exit_cause=ExitCause.SPAWN_FAILED, nonce=None, **met)
     action = only(snapshot(one))
     assert isinstance(action, Flush)
     assert action.reachable is worth_a_look
 
 
-def test_a_lost_pods_logs_are_declared_not_awaited() -> None:
+def test_the_logs_of_a_lost_pod_are_declared_lost_at_once() -> None:
     """Nothing can be fetched from a pod that is gone."""
     one = terminating("gpu-1", exit_cause=ExitCause.POD_LOST, failure_code=FailureCode.POD_MISSING)
     action = only(snapshot(one, pods=()))
@@ -474,7 +467,7 @@ def test_a_lost_pods_logs_are_declared_not_awaited() -> None:
 
 @pytest.mark.parametrize("stage", [Stage.DRAINING, Stage.FLUSHING])
 @pytest.mark.parametrize("listed", [(), (PodStatus.EXITED,)], ids=["missing", "EXITED"])
-def test_one_odd_list_does_not_declare_the_log_of_a_living_pod_lost(
+def test_one_implausible_list_does_not_declare_the_log_of_a_live_pod_lost(
     stage: Stage, listed: tuple[PodStatus, ...]
 ) -> None:
     """The pod is asked for its logs until its absence or its end is proven, not only until a list looks odd."""
@@ -502,7 +495,7 @@ def test_a_flush_is_retried_until_its_deadline_and_then_declared() -> None:
     assert (late.reachable, late.final) == (False, False)
 
 
-def test_a_declaration_that_fails_is_spaced_and_has_an_end() -> None:
+def test_a_declaration_that_fails_is_retried_with_pauses_and_a_limit() -> None:
     """A ledger that cannot be written must not be asked at every tick, nor keep a pod that is paid for."""
     late = terminating("gpu-1", Stage.FLUSHING, stage_since=ago(61), next_attempt_at=NOW + timedelta(seconds=4))
     assert only(snapshot(late)) is None
@@ -511,7 +504,7 @@ def test_a_declaration_that_fails_is_spaced_and_has_an_end() -> None:
     assert (last.reachable, last.final) == (False, True)
 
 
-def test_a_flush_that_reaches_nobody_is_over_sooner() -> None:
+def test_the_flush_of_an_unreachable_pod_ends_earlier() -> None:
     """Three tries and a while prove that the rest of the logs will not come; the pod costs money meanwhile."""
     one = terminating("gpu-1", Stage.FLUSHING, stage_since=ago(16), metadata=WorkerMetadata(unreached=3))
     action = only(snapshot(one))
@@ -568,15 +561,15 @@ def test_only_a_confirmed_absence_marks_a_worker_as_terminated() -> None:
         {"waiting_for": "the delete was answered, and it is still listed since 11:59:50"},
     ],
 )
-def test_a_delete_that_lied_before_takes_longer_to_be_believed(known: dict[str, Any]) -> None:
-    """Where a pod outlived its delete, two lists without it may be two that flickered."""
+def test_after_a_delete_without_effect_the_absence_must_last_longer(known: dict[str, Any]) -> None:
+    """If a pod outlived its delete, two lists without it may both be wrong."""
     sent = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.PROVIDER, **known)
     assert only(snapshot(sent, pods=(), absent={"pod-gpu-1": absent(7)})) is None
     assert isinstance(only(snapshot(sent, pods=(), absent={"pod-gpu-1": absent(11)})), MarkTerminated)
 
 
-def test_what_lists_said_before_a_delete_is_no_proof_of_it() -> None:
-    """A pod that lists had left out was there all the same when its delete was answered."""
+def test_lists_from_before_a_delete_do_not_confirm_it() -> None:
+    """A pod that was missing from lists still existed when its delete was answered."""
     sent = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.PROVIDER)
     for asked_s, deletes, proven in ((1, 0, False), (3, 0, True), (7, 3, False), (11, 3, True)):
         asked = replace(
@@ -586,7 +579,7 @@ def test_what_lists_said_before_a_delete_is_no_proof_of_it() -> None:
         assert isinstance(found, MarkTerminated) == proven, asked_s
 
 
-def test_an_unknown_create_is_looked_for_by_name_before_burial() -> None:
+def test_the_pod_of_an_unknown_create_is_searched_by_name_before_the_end() -> None:
     """No pod id, no clear refusal: absence needs the listing lag, and a late pod is deleted."""
     one = terminating("gpu-1", Stage.DELETING, pod_id=None, failure_code=FailureCode.CREATE_UNKNOWN)
     assert only(snapshot(one, absent={"gpu-1": absent(30)})) is None
@@ -596,7 +589,7 @@ def test_an_unknown_create_is_looked_for_by_name_before_burial() -> None:
     assert late.pod_id == "pod-gpu-1"
 
 
-def test_a_refused_intent_needs_no_proof() -> None:
+def test_a_refused_intent_needs_no_confirmed_absence() -> None:
     """The provider said that there is no pod."""
     one = terminating("gpu-1", Stage.DELETING, pod_id=None, failure_code=FailureCode.NO_CAPACITY)
     assert isinstance(only(snapshot(one)), MarkTerminated)
@@ -609,10 +602,7 @@ def test_one_tick_marks_only_a_part_of_a_large_fleet_as_terminated() -> None:
     assert len([a for a in plan(seen, policy()).actions if isinstance(a, MarkTerminated)]) == ROWS_PER_TICK
 
 
-# --- orphans, rescue, presence
-
-
-def test_an_orphan_is_reaped_after_its_grace() -> None:
+def test_an_orphan_is_deleted_after_its_grace() -> None:
     """A pod of ours that no live row names does not bill for ever."""
     stray = pod_of(worker("gpu-9"))
     assert plan(snapshot(pods=(stray,), orphan_since={stray.id: ago(74)}), policy()).actions == ()
@@ -620,7 +610,7 @@ def test_an_orphan_is_reaped_after_its_grace() -> None:
     assert [type(a) for a in made.actions] == [DeleteOrphan]
 
 
-def test_the_second_pod_of_a_worker_is_reaped_at_once() -> None:
+def test_the_second_pod_of_a_worker_is_deleted_at_once() -> None:
     """A create that was carried out twice leaves one pod."""
     one = busy("gpu-1")
     twin = pod_of(one, id="pod-twin")
@@ -636,7 +626,7 @@ def test_expired_leases_are_rescued_once_we_have_listened_long_enough() -> None:
     assert plan(snapshot(expired_leases=2, window=ObservationWindow(ago(30))), policy()).actions == ()
 
 
-def test_leases_that_a_gateway_without_connections_renews_for_nobody_are_not_rescued() -> None:
+def test_leases_that_a_gateway_without_connections_cannot_renew_are_not_rescued() -> None:
     """The loop reaches the database, and the agents' calls do not: their tasks go on, and no attempt is used up.
 
     For as long as agents go on without an answer: a worker that sends too many calls must not keep others' tasks.
@@ -655,8 +645,8 @@ def test_leases_that_a_gateway_without_connections_renews_for_nobody_are_not_res
     assert rescued(901, called_s=3)
 
 
-def test_leases_get_the_time_back_in_which_nobody_could_renew_them() -> None:
-    """Of 60 s nobody heard 20 s, and agents ask again up to 10 s later: a lease must have been over for 30 s."""
+def test_leases_are_extended_by_the_time_in_which_they_could_not_be_renewed() -> None:
+    """20 of 60 s were not observed, and agents retry up to 10 s later: a lease must have been over for 30 s."""
     (action,) = plan(
         snapshot(expired_leases=2, window=ObservationWindow(ago(900), ((ago(50), ago(30)),))), policy()
     ).actions
@@ -680,7 +670,7 @@ def test_a_pod_without_a_row_that_only_some_lists_show_is_deleted() -> None:
 
 
 @pytest.mark.parametrize("seen_s", [20, 2000])
-def test_an_orphan_whose_owner_one_list_does_not_tell_keeps_its_age(seen_s: float) -> None:
+def test_an_orphan_whose_owner_one_list_does_not_show_keeps_its_age(seen_s: float) -> None:
     """Its id is there: it is the same pod, however long it has been one. Once it is a row's, that is over."""
     stray = pod_of(worker("gpu-1"))
     unread = replace(stray, fleet_id=None, worker_id=None, owner_unknown=True)
@@ -693,7 +683,7 @@ def test_an_orphan_whose_owner_one_list_does_not_tell_keeps_its_age(seen_s: floa
     assert fold(owned, (stray,), (), "test", third).orphan_since == {stray.id: third}
 
 
-def test_presence_counts_lists_and_forgets_what_came_back() -> None:
+def test_the_pod_tracker_counts_lists_and_forgets_pods_that_came_back() -> None:
     """Absence grows with each complete list that lacks a pod once seen, and is gone when the pod shows again."""
     one = busy("gpu-1")
     seen = fold(PodTracker(), [pod_of(one)], [one], "test", NOW)
@@ -706,8 +696,8 @@ def test_presence_counts_lists_and_forgets_what_came_back() -> None:
     assert not fold(second, [pod_of(one)], [one], "test", NOW).absent
 
 
-def test_of_a_time_without_lists_little_is_watched() -> None:
-    """Two minutes in which the database was away: lists that nobody read may have shown the pod (seed 13274)."""
+def test_a_period_without_lists_hardly_counts_as_observed() -> None:
+    """The database was away for two minutes: lists that were not read may have shown the pod (seed 13274)."""
     one = busy("gpu-1", last_heartbeat=ago(600))
     seen = fold(PodTracker(), [pod_of(one)], [one], "test", ago(131))
     first = fold(seen, [], [one], "test", ago(130))
@@ -722,7 +712,7 @@ def test_of_a_time_without_lists_little_is_watched() -> None:
         assert isinstance(only(snapshot(unknown, pods=(), absent={"gpu-1": gone})), action)
 
 
-def test_absence_is_as_old_as_the_newest_list_says_and_not_as_the_clock() -> None:
+def test_the_age_of_an_absence_ends_at_the_newest_list_and_not_at_the_clock() -> None:
     """Two lists a second apart prove a second, however long no list has come since."""
     one, gone = busy("gpu-1", last_heartbeat=ago(60)), absent(11)
     assert isinstance(only(snapshot(one, pods=(), absent={"pod-gpu-1": gone})), Terminate)
@@ -730,7 +720,7 @@ def test_absence_is_as_old_as_the_newest_list_says_and_not_as_the_clock() -> Non
 
 
 def test_an_old_list_proves_no_absence() -> None:
-    """Where a tick hung, a pod may have come since the newest list; with more pods lists are rarer."""
+    """If a tick hung, a pod may have been created since the newest list; with more pods, lists are rarer."""
     gone = replace(absent(80), until=ago(15))
     sent = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.PROVIDER, next_attempt_at=ago(40))
     assert only(snapshot(sent, pods=(), absent={"pod-gpu-1": gone})) is None
@@ -757,7 +747,7 @@ def test_a_fresh_pod_whose_worker_ends_at_once_is_not_absent() -> None:
     assert fold(PodTracker(), [], [listed], "test", NOW).absent
 
 
-def test_lists_before_a_lost_create_are_no_proof_of_its_failure() -> None:
+def test_lists_from_before_a_lost_create_do_not_confirm_its_failure() -> None:
     """An intent waited for its turn for minutes, in which no list could have had its pod; then its reply was lost."""
     ends = terminating("gpu-1", Stage.DELETING, pod_id=None, created_at=ago(300))
     for ended_s, action in ((59, type(None)), (60, MarkTerminated)):
@@ -765,7 +755,7 @@ def test_lists_before_a_lost_create_are_no_proof_of_its_failure() -> None:
         assert isinstance(only(seen), action)
 
 
-def test_a_pod_for_which_bring_up_has_looked_is_not_waited_for_again() -> None:
+def test_a_pod_that_bring_up_has_searched_gets_no_second_wait() -> None:
     """Its create call got no clear answer, and for a minute no list had a pod of its name."""
     ends = terminating(
         "gpu-1", Stage.DELETING, pod_id=None, failure_code=FailureCode.CREATE_UNKNOWN, state_since=ago(1)
@@ -774,7 +764,7 @@ def test_a_pod_for_which_bring_up_has_looked_is_not_waited_for_again() -> None:
     assert only(snapshot(ends, pods=(), absent={"gpu-1": absent(50)})) is None
 
 
-def test_the_loop_hurries_only_in_transition() -> None:
+def test_the_loop_ticks_fast_only_in_transition() -> None:
     """Ready workers and an empty fleet are looked at every ORCHESTRATOR_POLL_SEC only."""
     assert not in_transition(snapshot(busy("gpu-1"), idle("gpu-2", 5)))
     assert in_transition(snapshot(spawning("gpu-1")))
@@ -782,7 +772,7 @@ def test_the_loop_hurries_only_in_transition() -> None:
     assert in_transition(snapshot(busy("gpu-1"), absent={"pod-gpu-1": absent(1, lists=1)}))
 
 
-def test_remarks_do_not_keep_anybody_from_going() -> None:
+def test_remarks_do_not_delay_an_end() -> None:
     """RunPod's lists flicker, in a large fleet always somewhere: remarks are the last of a tick's rows."""
     flickering = [busy(f"gpu-{n:03}") for n in range(2 * ROWS_PER_TICK)]
     done = idle("gpu-999", 700)

@@ -1,4 +1,4 @@
-"""What a pod's disk, clock and cgroup say, read and judged."""
+"""The checks of a pod's disk, clock and cgroup."""
 
 import subprocess
 from pathlib import Path
@@ -35,7 +35,7 @@ def tool_output(**given: str) -> bytes:
 
 
 def judged(between_s: tuple[float, float] = (999.5, 1000.5), **given: str) -> CheckResult:
-    """The verdict on it; asked and answered between these moments."""
+    """Return the result for a machine that was asked and answered between these moments."""
     return platform(sections(tool_output(**given)), *between_s)
 
 
@@ -63,7 +63,7 @@ def test_a_platform_is_ruled_out_only_by_what_is_known(given: dict[str, str], co
 
 
 def test_a_slow_probe_does_not_make_a_clock_wrong() -> None:
-    """Both ends of it are told: only what cannot be explained by the way there and back counts."""
+    """The difference is bounded on both sides: only what the round trip cannot explain counts."""
     assert judged((960, 1040), clock_first="961", clock_last="1039").facts["clock_skew_s"] == pytest.approx(0, abs=1)
     slow = judged((900, 1040), clock_first="1035", clock_last="1036")
     assert slow.fault is None  # it may have started late
@@ -86,7 +86,7 @@ def test_a_slow_probe_does_not_make_a_clock_wrong() -> None:
 def test_the_limits_of_both_cgroups_are_read(
     tmp_path: Path, files: dict[str, str], limit: int | None, cpus: float | None, version: int
 ) -> None:
-    """By the script itself, from a directory that stands for /."""
+    """The script itself reads a directory in place of /."""
     for name, text in files.items():
         path = tmp_path / "sys/fs/cgroup" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ def test_the_limits_of_both_cgroups_are_read(
     assert facts["disk_total_bytes"] > 0
 
 
-def test_memory_that_is_nearly_used_up_is_worth_a_word() -> None:
+def test_memory_that_is_nearly_full_is_reported() -> None:
     """It rules nothing out."""
     limits = b"=== cgroup/memory.max 0\n1000\n=== cgroup/memory.current 0\n900\n"
     result = platform(sections(tool_output() + limits), 999.5, 1000.5)
@@ -119,7 +119,7 @@ def test_memory_that_is_nearly_used_up_is_worth_a_word() -> None:
         (None, None),
     ],
 )
-def test_an_images_name_may_tell_its_cuda(image: str | None, version: tuple[int, int] | None) -> None:
+def test_an_images_name_may_contain_its_cuda_version(image: str | None, version: tuple[int, int] | None) -> None:
     """Only where it says so."""
     assert cuda_of(image) == version
 
@@ -152,7 +152,7 @@ def test_the_log_of_a_pull_shows_the_digest() -> None:
         ("", False),
     ],
 )
-def test_a_pull_is_told_by_the_last_word_on_it(log: str, pulling: bool) -> None:
+def test_the_last_line_about_a_pull_counts(log: str, pulling: bool) -> None:
     """What came before is history."""
     assert is_pulling(log) is pulling
 

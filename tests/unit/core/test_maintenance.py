@@ -1,4 +1,4 @@
-"""What a command that leads for an errand may do."""
+"""The actions of a command that leads for one maintenance job."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ def _kinds(job: MaintenanceJob, *workers: object, **changes: object) -> list[typ
     return [type(action) for action in maintenance.plan(job, seen, policy()).actions]
 
 
-def test_no_errand_spawns_brings_up_or_sizes_the_fleet() -> None:
+def test_no_maintenance_job_spawns_brings_up_or_sizes_the_fleet() -> None:
     """Where the loop itself would spawn and bring up."""
     seen = snapshot(spawning("gpu-1"), claimable=20)
     assert any(isinstance(action, Spawn) for action in plan(seen, policy()).actions)
@@ -37,7 +37,7 @@ def test_ending_all_ends_what_was_asked_to_end_and_no_other() -> None:
     assert (action.worker_id, action.cause) == ("gpu-1", ExitCause.MANUAL)
 
 
-def test_an_end_that_has_begun_is_gone_on_with() -> None:
+def test_a_started_termination_continues() -> None:
     """Through flush and delete, as in the loop."""
     begun = terminating("gpu-1", stop_requested_at=ago(1))
     assert _kinds(MaintenanceJob.END_ALL, begun) == [Flush]
@@ -46,7 +46,7 @@ def test_an_end_that_has_begun_is_gone_on_with() -> None:
     assert _kinds(MaintenanceJob.DELETE_ORPHANS, begun) == []
 
 
-def test_orphans_are_reaped_after_a_short_grace() -> None:
+def test_orphans_are_deleted_after_a_short_grace() -> None:
     """The operator has asked; a pod of a live worker is never one."""
     pods = (pod_of(worker("gpu-1")), STRAY)
     seen = {"pods": pods, "orphan_since": {"stray": ago(maintenance.ORPHAN_GRACE_S)}}
@@ -56,7 +56,7 @@ def test_orphans_are_reaped_after_a_short_grace() -> None:
     assert _kinds(MaintenanceJob.DELETE_ORPHANS, worker("gpu-1"), **seen) == []
 
 
-def test_only_workers_whose_pods_are_provably_gone_are_forgotten() -> None:
+def test_only_workers_whose_pods_are_confirmed_absent_end() -> None:
     """Two complete lists and an age, as in the loop."""
     lost = worker("gpu-1", last_heartbeat=ago(60))
     seen = snapshot(lost, worker("gpu-2", last_heartbeat=ago(500)), pods=(), absent={"pod-gpu-1": absent(30)})

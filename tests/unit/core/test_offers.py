@@ -22,7 +22,7 @@ def spawned(made: Plan) -> list[Spawn]:
     return [a for a in made.actions if isinstance(a, Spawn)]
 
 
-def test_offers_are_taken_in_order_and_refused_ones_passed_over() -> None:
+def test_offers_are_used_in_order_and_refused_ones_skipped() -> None:
     """The operator's first choice wins unless it is cooling down."""
     assert spawned(plan(snapshot(claimable=1), policy()))[0].offer == A40
     made = plan(snapshot(claimable=1, offers={A40.key: cooling(A40, 20)}), policy())
@@ -30,15 +30,15 @@ def test_offers_are_taken_in_order_and_refused_ones_passed_over() -> None:
 
 
 def test_a_refused_offer_is_probed_with_one_create() -> None:
-    """After a cool-down one create tries the market, however many workers are wanted."""
+    """After a cool-down one create tests the offer, however many workers are wanted."""
     dry = {A40.key: cooling(A40, -1), L4.key: cooling(L4, -1)}
     made = plan(snapshot(claimable=300, offers=dry), policy())
     assert [s.offer for s in spawned(made)] == [A40, L4]
     assert made.decisions[0].blocked[-1].kind is BlockedReason.OFFERS_REFUSED
 
 
-def test_no_spawn_while_every_offer_cools() -> None:
-    """A dry market is waited out, and the decision says until when."""
+def test_no_spawn_while_every_offer_cools_down() -> None:
+    """Without capacity the plan waits, and the decision says until when."""
     dry = {A40.key: cooling(A40, 20), L4.key: cooling(L4, 40)}
     made = plan(snapshot(claimable=1, offers=dry), policy())
     assert not made.actions
@@ -47,13 +47,13 @@ def test_no_spawn_while_every_offer_cools() -> None:
 
 @pytest.mark.parametrize(("budget", "creates"), [(1, 1), (2, 2), (4, 3), (None, 3)])
 def test_each_success_doubles_how_many_may_ask_at_once(budget: int | None, creates: int) -> None:
-    """A market that gives again is asked for more, step by step."""
+    """When creates succeed again, more are sent, step by step."""
     thawing = cooling(A40, -1, probe_budget=budget, last_refusal=ago(60))
     made = plan(snapshot(claimable=9, offers={A40.key: thawing}), policy(pool={"offers": (A40,)}))
     assert len(spawned(made)) == creates
 
 
-def test_calls_that_are_under_way_use_up_the_probe_budget() -> None:
+def test_calls_in_flight_use_up_the_probe_budget() -> None:
     """Those at pod_created, and intents whose call is about to be made."""
     asking = spawning("gpu-1", Stage.POD_CREATED, metadata=WorkerMetadata(offer=A40.key))
     about_to = spawning("gpu-2", Stage.INTENT, metadata=WorkerMetadata(offer=A40.key))
@@ -62,7 +62,7 @@ def test_calls_that_are_under_way_use_up_the_probe_budget() -> None:
     assert len(spawned(plan(seen, policy(pool={"offers": (A40,)})))) == 1
 
 
-def test_an_hour_without_refusal_is_forgiven() -> None:
+def test_an_hour_without_refusal_resets_the_cool_down() -> None:
     """Then the offer is as good as one that was never refused."""
     old = cooling(A40, -1, last_refusal=ago(3600))
     made = plan(snapshot(claimable=9, offers={A40.key: old}), policy())
@@ -70,7 +70,7 @@ def test_an_hour_without_refusal_is_forgiven() -> None:
 
 
 def test_a_place_where_hosts_failed_is_the_last_choice() -> None:
-    """Passed over while another offer is left, said so, and taken when there is none."""
+    """The offer is skipped while another one is left, the plan says so, and it is used when there is no other."""
     avoid = {"place:EU-RO-1|NVIDIA A40": NOW + timedelta(seconds=600)}
     made = plan(snapshot(claimable=1, avoid=avoid), policy(pool={"offers": (ROMANIA, TEXAS)}))
     assert spawned(made)[0].offer == TEXAS
@@ -83,7 +83,7 @@ def test_a_place_where_hosts_failed_is_the_last_choice() -> None:
     )
 
 
-def test_a_pod_on_an_avoided_machine_is_given_back() -> None:
+def test_a_pod_on_an_avoided_machine_is_deleted() -> None:
     """Before anything is spent on proving it; a worker that has proved itself stays."""
     one = spawning("gpu-1", stage=Stage.POD_RUNNING)
     avoid = {"machine:m1": NOW + timedelta(seconds=60)}
@@ -107,7 +107,7 @@ def test_a_volume_pins_the_data_centre() -> None:
     assert said(nowhere)[-1] == "1 spawn blocked: no offer is in EU-RO-1, where network volume models is"
 
 
-def test_a_volume_that_is_not_there_spawns_nothing() -> None:
+def test_a_missing_volume_stops_spawning() -> None:
     """Every create would be refused."""
     volumes = {"models": Volume(None, "0 network volumes are named 'models'")}
     made = plan(snapshot(claimable=1, volumes=volumes), policy(pool={"volume_name": "models"}))
@@ -115,7 +115,7 @@ def test_a_volume_that_is_not_there_spawns_nothing() -> None:
     assert said(made) == ["1 spawn blocked: 0 network volumes are named 'models'"]
 
 
-def test_an_intent_is_asked_for_or_says_whom_it_waits_for() -> None:
+def test_an_intent_is_created_or_says_what_it_waits_for() -> None:
     """A free offer gets a create; without one, what is missing is written down once."""
     one = spawning("gpu-1", Stage.INTENT, waiting_on=WaitingOn.ORCHESTRATOR)
     made = plan(snapshot(one, claimable=1), policy())
@@ -144,7 +144,7 @@ def test_a_wait_whose_time_has_passed_is_recorded_again(waited_s: float, waiting
 
 
 def test_a_wait_ends_with_its_bringup() -> None:
-    """However often it is told: what remains of SPAWNING_TIMEOUT_SEC, not all of it."""
+    """In every snapshot: what remains of SPAWNING_TIMEOUT_SEC, not all of it."""
     one = spawning("gpu-1", Stage.INTENT, created_at=ago(870))
     dry = {A40.key: cooling(A40, 20), L4.key: cooling(L4, 40)}
     (wait,) = plan(snapshot(one, claimable=1, offers=dry), policy(spawning_timeout_s=900)).actions

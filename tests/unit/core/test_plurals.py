@@ -26,12 +26,12 @@ SOURCES = [path for name in ("orchestrator", "worker", "demo", "migrations") for
         (filled("{n:row: its pod is|rows: their pods are} gone", {"n": 2}), "2 rows: their pods are gone"),
     ],
 )  # fmt: skip
-def test_a_noun_has_the_form_that_its_number_asks_for(said: str, is_: str) -> None:
+def test_a_noun_is_singular_or_plural_by_its_number(said: str, is_: str) -> None:
     """One, and every other number."""
     assert said == is_
 
 
-def test_no_sentence_leaves_the_form_to_the_reader() -> None:
+def test_no_sentence_has_an_optional_plural() -> None:
     """`2 worker(s)` is `2 workers`."""
     sources = [path for path in SOURCES if path.suffix in (".py", ".sql", ".js", ".html")]
     assert [f"{path.name}: {found[0]}" for path in sources for found in BOTH.finditer(path.read_text())] == []

@@ -53,13 +53,13 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     ],
 )
 @pytest.mark.usefixtures("environment")
-def test_a_pod_gets_what_its_pool_is_allowed(pool: str, handlers: set[str], env: set[str]) -> None:
+def test_a_pod_gets_the_settings_of_its_pool(pool: str, handlers: set[str], env: set[str]) -> None:
     """A variable reaches only the pods that need it."""
     sent = json.loads(configuration(_config(load()), worker(pool=pool, nonce="n"), "token", None))
     assert (set(sent["handlers"]), set(sent["env"])) == (handlers, env)
 
 
-def test_a_pool_cannot_get_what_the_fleet_has_not(environment: Path) -> None:
+def test_a_pool_cannot_exceed_what_the_fleet_has(environment: Path) -> None:
     """A misspelt name stops the start, with a fix."""
     environment.write_text('[pools.a]\nworker_env = ["HF_TOKN"]\nworker_handlers = ["drow"]\n')
     with pytest.raises(SettingsError) as refused:

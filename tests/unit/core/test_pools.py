@@ -75,7 +75,7 @@ def test_a_pool_is_the_environments_with_what_the_file_says(tmp_path: Path) -> N
     )
 
 
-def test_a_pool_that_names_no_market_has_the_environments(tmp_path: Path) -> None:
+def test_a_pool_without_its_own_offers_has_those_of_the_environment(tmp_path: Path) -> None:
     """Every GPU type in every data centre, in order."""
     (tmp_path / "pools.toml").write_text("[pools.a]\n[pools.b]\ndata_centers = []\n")
     _, a, b = read_pools(tmp_path / "pools.toml", pool(offers=(A40, Offer("NVIDIA L4", None, "SECURE"))))[0]
@@ -93,7 +93,7 @@ def test_a_pool_that_names_no_market_has_the_environments(tmp_path: Path) -> Non
                                       for center in (None, "EU-RO-1"))),
     ],
 )  # fmt: skip
-def test_each_key_of_the_market_counts_alone(
+def test_each_key_of_the_offers_is_independent(
     tmp_path: Path, key: str, offers: tuple[tuple[str, str | None, str], ...]
 ) -> None:
     """What the file leaves out is as in the environment."""
@@ -126,9 +126,7 @@ def test_each_key_of_the_market_counts_alone(
         ),
     ],
 )
-def test_a_file_that_cannot_be_used_says_what_why_and_how_to_mend_it(
-    tmp_path: Path, text: str, what: str, fix: str
-) -> None:
+def test_an_invalid_file_is_refused_with_what_why_and_the_fix(tmp_path: Path, text: str, what: str, fix: str) -> None:
     """One problem each, naming the line's place in the file."""
     ((said, why, mended),) = refused(tmp_path / "pools.toml", text)
     assert said == what
@@ -148,7 +146,7 @@ def test_a_cluster_pool_has_only_the_workers_that_its_cluster_wants(tmp_path: Pa
     assert (other.kind, other.min_active) == (PoolKind.QUEUE, 1)
 
 
-def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     """Not one at each start."""
     assert len(refused(tmp_path / "pools.toml", "[pools.a]\ncolour = 1\ngpu_count = 99\n")) == 2
 

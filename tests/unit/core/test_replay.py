@@ -76,7 +76,7 @@ class Replay:
                 self.since_s.pop(action.worker_id, None)
 
 
-def test_no_boot_is_begun_twice_where_demand_dips_while_pods_boot() -> None:
+def test_a_dip_in_demand_while_pods_boot_starts_no_second_boot() -> None:
     """Bursts of short tasks, boots of 300 s: work dips again and again before the pods that it asked for are ready."""
     bursts = deque(sorted(400 * burst + 10 * task for burst in range(18) for task in range(24)))
     replay = Replay(bursts)

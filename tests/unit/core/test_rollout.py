@@ -19,7 +19,7 @@ MARK: dict[str, Any] = {"release": OLD, "metadata": WorkerMetadata(lacks="sing")
 
 
 def waiting(*workers: Worker, **changes: Any) -> Snapshot:
-    """One task came back, and waits where nobody can claim it yet; both releases are proven."""
+    """One task came back and waits until a worker can claim it; both releases are proven."""
     demand = Demand("default", 0, sum(w.tasks_running for w in workers), {"scheduled": 1}, None)
     base = snapshot(*workers, demand=(demand,), promoted_releases=frozenset({OLD, NEW}))
     return replace(base, **changes)
@@ -33,8 +33,8 @@ def superseded(made: Plan) -> list[str]:
     return [a.worker_id for a in made.actions if isinstance(a, Terminate) and a.cause is ExitCause.SUPERSEDED]
 
 
-def test_one_of_the_present_release_comes_beyond_the_target() -> None:
-    """Idle earlier workers are capacity for their own types, and still one that has the handler is begun: just one."""
+def test_one_worker_of_the_current_release_is_spawned_beyond_the_target() -> None:
+    """Idle earlier workers serve their own types; still, exactly one worker that has the handler is spawned."""
     made = plan(waiting(idle("gpu-1", 5, **MARK), idle("gpu-2", 5, release=OLD)), LEADER)
     assert [s.reason for s in spawned(made)] == [f"tasks of type sing wait for release {NEW}"]
     assert superseded(made) == []
@@ -51,8 +51,8 @@ def test_one_of_the_present_release_comes_beyond_the_target() -> None:
         {"release": NEW},  # it is of the present release: an operator went back to it
     ],
 )
-def test_without_a_mark_that_counts_nobody_comes_or_goes(changes: dict[str, Any]) -> None:
-    """An earlier worker that can do what there is stays as it is, and so does one whose mark is out of date."""
+def test_without_a_valid_release_mark_no_worker_starts_or_ends(changes: dict[str, Any]) -> None:
+    """An earlier worker that can run the waiting tasks stays, and so does one whose mark is out of date."""
     one = idle("gpu-1", 5, **(MARK | changes))
     made = plan(waiting(one, idle("gpu-2", 5, release=NEW)), LEADER)
     assert not spawned(made)
@@ -61,7 +61,7 @@ def test_without_a_mark_that_counts_nobody_comes_or_goes(changes: dict[str, Any]
     assert not spawned(made)
 
 
-def test_the_marked_ones_go_once_one_of_the_present_release_is_ready() -> None:
+def test_marked_workers_end_once_one_of_the_current_release_is_ready() -> None:
     """Those that handed such a task back are superseded and finish what they hold; who saw none goes on."""
     replacement, seen, unseen = idle("gpu-9", 1, release=NEW), busy("gpu-1", **MARK), busy("gpu-2", release=OLD)
     made = plan(waiting(replacement, seen, unseen), LEADER)
@@ -70,7 +70,7 @@ def test_the_marked_ones_go_once_one_of_the_present_release_is_ready() -> None:
     assert why == "its release image@old has no handler for sing, image@new has one"
 
 
-def test_who_was_drained_on_the_spot_is_superseded_and_not_ended_by_hand() -> None:
+def test_a_worker_drained_at_once_ends_as_superseded_and_not_by_hand() -> None:
     """The database drains it in the call that hands the task back; a stop that an operator asked for stays manual."""
     drained = idle("gpu-1", 5, drain_requested_at=ago(1), **MARK)
     assert superseded(plan(waiting(drained), LEADER)) == ["gpu-1"]
@@ -79,8 +79,8 @@ def test_who_was_drained_on_the_spot_is_superseded_and_not_ended_by_hand() -> No
     assert end.cause is ExitCause.MANUAL
 
 
-def test_a_full_pool_loses_one_worker_for_the_heir_and_no_second() -> None:
-    """At MAX_ACTIVE_GPUS an idle one goes first; then there is place, however often the canary fails."""
+def test_a_full_pool_ends_one_worker_for_the_replacement_and_no_second() -> None:
+    """At MAX_ACTIVE_GPUS an idle worker ends first; then there is room, however often the canary fails."""
     full = [busy("gpu-1", **MARK), busy("gpu-2", release=OLD), idle("gpu-3", 5, release=OLD), busy("gpu-4", **MARK)]
     made = plan(waiting(*full), LEADER)
     assert superseded(made) == ["gpu-3"]
@@ -95,8 +95,8 @@ def test_a_full_pool_loses_one_worker_for_the_heir_and_no_second() -> None:
 
 
 @pytest.mark.parametrize("all_busy", [True, False])
-def test_nobody_makes_place_for_a_spawn_that_could_not_be(all_busy: bool) -> None:
-    """While the pool is paused, or the brake holds back the next canary, earlier workers are not given up."""
+def test_no_worker_is_drained_for_a_spawn_that_is_not_possible(all_busy: bool) -> None:
+    """While the pool is paused or the backoff delays the next canary, earlier workers are kept."""
     names = [f"gpu-{n}" for n in range(4)]
     full = [busy(name, **MARK) if all_busy else idle(name, 5, **MARK) for name in names]
     assert not superseded(plan(waiting(*full, paused={"*": Pause("a look", None)}), LEADER))
@@ -104,8 +104,8 @@ def test_nobody_makes_place_for_a_spawn_that_could_not_be(all_busy: bool) -> Non
     assert not superseded(plan(waiting(*full, ended=ended, promoted_releases=frozenset({OLD})), LEADER))
 
 
-def test_the_marked_last_worker_of_a_pool_of_one_makes_place_and_its_heir_follows() -> None:
-    """MAX_ACTIVE_GPUS=1: it is drained, and while it still goes the next one is begun."""
+def test_the_marked_worker_of_a_pool_of_one_ends_and_its_replacement_follows() -> None:
+    """MAX_ACTIVE_GPUS=1: it is drained, and the next one is spawned while it still drains."""
     single = replace(LEADER, pools=(pool(max_active=1),))
     one = busy("gpu-1", **MARK)
     assert superseded(plan(waiting(one), single)) == ["gpu-1"]
@@ -113,8 +113,8 @@ def test_the_marked_last_worker_of_a_pool_of_one_makes_place_and_its_heir_follow
     assert len(spawned(plan(waiting(going), single))) == 1
 
 
-def test_an_hourly_budget_that_earlier_workers_use_up_is_place_too() -> None:
-    """Where only money is missing one of them goes; another not before that one is gone."""
+def test_an_hourly_budget_that_earlier_workers_use_up_makes_them_end_too() -> None:
+    """If only budget is missing, one of them ends; the next one ends only after that one is gone."""
     poor = replace(LEADER, hourly_budget_usd=0.8)
     rich: dict[str, Any] = {
         "spent": replace(snapshot().spent, hourly_usd=0.8),
@@ -126,14 +126,14 @@ def test_an_hourly_budget_that_earlier_workers_use_up_is_place_too() -> None:
     assert not superseded(plan(waiting(going, full[1], **rich), poor))
 
 
-def test_idle_workers_of_an_earlier_release_go_first() -> None:
-    """Of several that are too many the present release stays, or the next such task would wait for it anew."""
+def test_idle_workers_of_an_earlier_release_end_first() -> None:
+    """Of too many workers, the present release stays; otherwise the next such task would wait for it again."""
     made = plan(snapshot(idle("gpu-1", 700, release=OLD), idle("gpu-2", 40, release=NEW, created_at=NOW)), LEADER)
     assert [a.worker_id for a in made.actions if isinstance(a, Terminate)] == ["gpu-1"]
 
 
-def test_earlier_idle_workers_go_home_while_their_heir_cannot_come() -> None:
-    """A dry market or a pause is no reason to keep what nobody needs."""
+def test_earlier_idle_workers_end_while_their_replacement_cannot_start() -> None:
+    """Missing capacity or a pause is no reason to keep a worker that no task needs."""
     old = idle("gpu-1", 601, **MARK)
     made = plan(waiting(old, paused={"*": Pause("a look", None)}), LEADER)
     assert [(a.worker_id, a.cause) for a in made.actions if isinstance(a, Terminate)] == [

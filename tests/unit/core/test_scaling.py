@@ -70,7 +70,7 @@ def test_spawning_counts_once() -> None:
     assert not spawned(plan(snapshot(spawning("gpu-1"), spawning("gpu-2"), claimable=6), policy()))
 
 
-def test_terminating_is_no_capacity_and_what_it_finishes_is_no_demand() -> None:
+def test_a_terminating_worker_is_no_capacity_and_its_tasks_are_no_demand() -> None:
     """A draining worker neither counts as capacity nor makes the fleet grow by the task it still holds."""
     leaving = terminating("gpu-1", tasks_running=1)
     assert not spawned(plan(snapshot(leaving, running=1), policy()))
@@ -84,7 +84,7 @@ def test_blocked_tasks_never_scale() -> None:
     assert made.decisions[0].inputs["blocked"] == {"dependencies": 500, "scheduled": 9}
 
 
-def test_more_wanted_than_allowed_is_said() -> None:
+def test_a_target_above_the_limit_is_reported() -> None:
     """The limit that held back a spawn is named."""
     made = plan(snapshot(claimable=300), policy())
     assert said(made) == ["96 workers blocked: MAX_ACTIVE_GPUS=4"]
@@ -144,17 +144,17 @@ def test_one_pool_is_paused_for_a_time() -> None:
         (snapshot(idle("gpu-1", 40), busy("gpu-2"), running=1, last_spawn_at={"default": ago(10)}), []),
     ],
 )
-def test_only_idle_workers_past_their_time_go(seen: Snapshot, gone: list[str]) -> None:
+def test_only_idle_workers_past_their_timeout_end(seen: Snapshot, gone: list[str]) -> None:
     """Idle timeout for the last warm one, the overcapacity timeout above what is needed, hysteresis after a spawn."""
     assert ended(plan(seen, policy())) == gone
 
 
-def test_off_switch_keeps_nothing_warm() -> None:
+def test_the_off_switch_keeps_no_worker_warm() -> None:
     """MAX_ACTIVE_GPUS=0 lets the last idle worker go after the overcapacity timeout."""
     assert ended(plan(snapshot(idle("gpu-1", 31)), policy(pool={"max_active": 0}))) == ["gpu-1"]
 
 
-def test_newest_idle_goes_first() -> None:
+def test_the_newest_idle_worker_is_drained_first() -> None:
     """Of equal idlers the one with the least invested goes."""
     older, newer = idle("gpu-1", 40, created_at=ago(900)), idle("gpu-2", 40, created_at=ago(100))
     assert ended(plan(snapshot(older, newer, busy("gpu-3"), running=1, claimable=3), policy())) == ["gpu-2"]
@@ -178,7 +178,7 @@ def booted(boot_s: float, count: int = 5) -> tuple[EndedBringUp, ...]:
         (spawning("gpu-1", created_at=ago(620), metadata=WorkerMetadata(asked_for="operator")), 300, False),
     ],
 )
-def test_a_boot_whose_work_has_gone_is_cancelled_only_if_its_rest_costs_more_than_it_saves(
+def test_a_boot_without_work_is_cancelled_only_if_the_rest_costs_more_than_it_saves(
     worker: Worker, boot_s: float | None, cancelled: bool
 ) -> None:
     """The rest of a boot is compared with the whole boot that it saves when work comes back.
@@ -191,14 +191,14 @@ def test_a_boot_whose_work_has_gone_is_cancelled_only_if_its_rest_costs_more_tha
     assert not cancelled or len(made.actions) == 1
 
 
-def test_what_boots_of_another_pool_took_says_nothing_of_this_one() -> None:
+def test_the_boot_times_of_another_pool_do_not_count() -> None:
     """Its image may be ten times as large."""
     others = tuple(replace(one, pool="other") for one in booted(3_000, 40))
     seen = snapshot(spawning("gpu-1", created_at=ago(620)), ended=(*booted(300), *others))
     assert ended(plan(seen, policy())) == ["gpu-1"]
 
 
-def test_a_lowered_limit_ends_what_is_not_working_yet() -> None:
+def test_a_lowered_limit_ends_workers_that_do_not_work_yet() -> None:
     """MAX_ACTIVE_GPUS shrinks: bring-ups beyond it end at once, idle workers after their time, busy ones never."""
     fleet = (busy("gpu-1"), busy("gpu-2"), spawning("gpu-3"), idle("gpu-4", 10))
     seen = snapshot(*fleet, running=2, claimable=9)
@@ -208,7 +208,7 @@ def test_a_lowered_limit_ends_what_is_not_working_yet() -> None:
     assert ended(plan(later, policy(pool={"max_active": 1}))) == ["gpu-4"]
 
 
-def test_the_youngest_bringup_beyond_the_limit_goes_first() -> None:
+def test_the_newest_bringup_beyond_the_limit_ends_first() -> None:
     """What has been starting longest is nearest to being useful."""
     seen = snapshot(spawning("gpu-1", created_at=ago(50)), spawning("gpu-2", created_at=ago(5)), claimable=9)
     assert ended(plan(seen, policy(pool={"max_active": 1}))) == ["gpu-2"]
@@ -226,13 +226,13 @@ def test_hysteresis_ends_with_its_grace_and_holds_for_its_own_pool(
     assert ended(plan(seen, policy())) == gone
 
 
-def test_hysteresis_does_not_hold_up_the_idle_timeout() -> None:
-    """It is there against flapping, and an idle timeout is no flap."""
+def test_hysteresis_does_not_delay_the_idle_timeout() -> None:
+    """The delay prevents flapping, and an idle timeout is no flapping."""
     seen = snapshot(idle("gpu-1", 700), busy("gpu-2"), running=1, last_spawn_at={"default": ago(10)})
     assert ended(plan(seen, policy())) == ["gpu-1"]
 
 
-def test_each_pool_answers_for_its_own_tasks() -> None:
+def test_each_pool_serves_only_its_own_tasks() -> None:
     """Two pools scale side by side, each by its own numbers."""
     pools = (pool(), pool(name="training", tasks_per_gpu=1, max_active=2, offers=(L4,)))
     demand = (Demand("default", 3, 0, {}, None), Demand("training", 5, 0, {}, None))
@@ -241,8 +241,8 @@ def test_each_pool_answers_for_its_own_tasks() -> None:
     assert [(v.pool, v.target) for v in made.decisions] == [("default", 1), ("training", 2)]
 
 
-def test_a_pool_that_nobody_configured_is_shown_and_its_idle_workers_go() -> None:
-    """Its tasks wait where it can be seen; its workers finish and end."""
+def test_a_pool_that_is_not_configured_is_shown_and_its_idle_workers_end() -> None:
+    """Its tasks wait and are visible; its workers finish and end."""
     workers = (idle("gpu-1", 31, pool="old"), busy("gpu-2", pool="old"))
     seen = replace(snapshot(*workers), demand=(Demand("old", 7, 1, {}, None),))
     made = plan(seen, policy())
@@ -264,7 +264,7 @@ def test_a_worker_lost_this_tick_is_replaced_this_tick() -> None:
     assert len(spawned(made)) == 1
 
 
-def test_who_is_free_stays_for_what_a_lost_worker_ran() -> None:
+def test_a_free_worker_stays_for_the_tasks_of_a_lost_worker() -> None:
     """It is queued again in this tick; without it the free one would go, and another would be rented for it."""
     lost, free = busy("gpu-1", last_heartbeat=ago(90)), idle("gpu-2", 700)
     made = plan(snapshot(lost, free, running=1), policy())
@@ -282,7 +282,7 @@ def test_planning_is_deterministic() -> None:
     assert seen.workers[0].state is State.ACTIVE
 
 
-def test_a_large_fleet_goes_home_over_several_ticks() -> None:
+def test_a_large_fleet_ends_over_several_ticks() -> None:
     """A tick ends a part of it, so that it stays short; the next one goes on."""
     fleet = [idle(f"gpu-{number}", 900) for number in range(150)]
     made = plan(snapshot(*fleet), policy(pool={"max_active": 150}))

@@ -49,7 +49,7 @@ def test_a_pool_without_a_worker_comes_before_one_that_has_some() -> None:
     assert spawns(seen(wants("a", 900, 3600), wants("z", 1, 5), workers=workers), rules) == ["z"]
 
 
-def test_a_pool_that_may_not_spawn_keeps_no_money_from_others() -> None:
+def test_a_pool_that_may_not_spawn_reserves_no_budget() -> None:
     """A release that still has to prove itself takes one worker; the others go on."""
     rules = three(pool(name="a", image="new", min_active=3), pool(name="z"))
     assert spawns(seen(wants("z", 900, 60)), rules) == ["a", "z", "z"]

@@ -12,11 +12,11 @@ from orchestrator.core.failures import FailureCode
 from orchestrator.core.liveness import ObservationWindow
 from orchestrator.core.model import PodAnswer, PodStatus, Snapshot, Worker
 from orchestrator.core.plan import QUESTIONS_AT_ONCE, in_transition, plan
-from orchestrator.core.silence import CALLS_IN_VAIN, NO_NETWORK
+from orchestrator.core.silence import CALLS_UNANSWERED, NO_NETWORK
 from orchestrator.core.states import WaitingOn
 from tests.unit.core.build import ago, busy, pod_of, policy, snapshot, spawning, terminating, worker
 
-TOLD: dict[str, Any] = {"waiting_on": WaitingOn.OPERATOR, "waiting_for": CALLS_IN_VAIN}
+TOLD: dict[str, Any] = {"waiting_on": WaitingOn.OPERATOR, "waiting_for": CALLS_UNANSWERED}
 
 
 def quiet(seconds: float) -> dict[str, Any]:
@@ -33,8 +33,8 @@ def steps(seen: Snapshot) -> dict[str, Action]:
     return {action.worker_id: action for action in made if isinstance(action, AskPod | Terminate | Wait)}
 
 
-def asked(seconds: float, calls_in_vain: bool | None, **changes: Any) -> PodAnswer:
-    return replace(PodAnswer(ago(seconds), ("127.0.0.1", 22), calls_in_vain), **changes)
+def asked(seconds: float, calls_unanswered: bool | None, **changes: Any) -> PodAnswer:
+    return replace(PodAnswer(ago(seconds), ("127.0.0.1", 22), calls_unanswered), **changes)
 
 
 def test_a_pod_is_asked_before_the_lease_of_its_task_ends() -> None:
@@ -43,13 +43,13 @@ def test_a_pod_is_asked_before_the_lease_of_its_task_ends() -> None:
     assert not steps(snapshot(silent("gpu-1", 41), window=ObservationWindow(ago(30))))
 
 
-def test_a_dead_agent_ends_its_worker_at_the_timeout() -> None:
+def test_an_ended_agent_ends_its_worker_at_the_timeout() -> None:
     answers = {"gpu-1": asked(1, False)}
     assert not steps(snapshot(silent("gpu-1", 59), pod_answers=answers))
     assert isinstance(steps(snapshot(silent("gpu-1", 61), pod_answers=answers))["gpu-1"], Terminate)
 
 
-def test_an_agent_whose_first_call_in_vain_takes_its_time_is_asked_again() -> None:
+def test_an_agent_whose_first_unanswered_call_takes_long_is_asked_again() -> None:
     """An idle agent calls in each third of the timeout. In an earlier release, a call to two addresses takes 20 s."""
     seen = snapshot(silent("gpu-1", 61, tasks_running=0), pod_answers={"gpu-1": asked(20, False)})
     assert isinstance(steps(seen)["gpu-1"], AskPod)
@@ -77,11 +77,11 @@ def test_a_worker_that_cannot_be_asked_ends(changes: dict[str, Any]) -> None:
     assert isinstance(steps(snapshot(silent("gpu-1", **changes)))["gpu-1"], Terminate)
 
 
-def test_a_worker_whose_agent_calls_in_vain_stays_and_says_why() -> None:
+def test_a_worker_whose_agent_gets_no_answer_stays_and_says_why() -> None:
     seen = snapshot(silent("gpu-1"), pod_answers={"gpu-1": asked(3, True)})
     remark = steps(seen)["gpu-1"]
     assert isinstance(remark, Wait)
-    assert (remark.waiting_on, remark.waiting_for) == (WaitingOn.OPERATOR, CALLS_IN_VAIN)
+    assert (remark.waiting_on, remark.waiting_for) == (WaitingOn.OPERATOR, CALLS_UNANSWERED)
     assert remark.deadline_s == pytest.approx(policy().deadman_s - 70)
     known = silent("gpu-1", **TOLD)
     assert not steps(replace(seen, workers=(known,)))
@@ -92,7 +92,7 @@ def test_the_remark_follows_the_last_answer() -> None:
     known = silent("gpu-1", **{**TOLD, "waiting_for": NO_NETWORK})
     remark = steps(snapshot(known, pod_answers={"gpu-1": asked(3, True)}))["gpu-1"]
     assert isinstance(remark, Wait)
-    assert remark.waiting_for == CALLS_IN_VAIN
+    assert remark.waiting_for == CALLS_UNANSWERED
 
 
 def test_its_pod_is_asked_again() -> None:
@@ -151,13 +151,13 @@ def test_a_worker_that_finishes_its_tasks_is_asked_too() -> None:
     assert rescue.plan(snapshot(one, expired_leases=1, pod_answers={"gpu-1": asked(1, False)}), policy())
 
 
-def test_a_worker_that_finishes_its_tasks_says_that_its_agent_calls_in_vain() -> None:
+def test_a_worker_that_finishes_its_tasks_says_that_its_agent_gets_no_answer() -> None:
     """Nobody hears how its tasks end. The remark lasts until the agent is heard, and does not change the drain."""
     draining: dict[str, Any] = {"tasks_running": 1, "exit_cause": ExitCause.MANUAL, "state_since": ago(100)}
     seen = snapshot(terminating("gpu-1", **draining, **quiet(70)), pod_answers={"gpu-1": asked(1, True)})
     remark = steps(seen)["gpu-1"]
     assert isinstance(remark, Wait)
-    assert (remark.waiting_on, remark.waiting_for) == (WaitingOn.OPERATOR, CALLS_IN_VAIN)
+    assert (remark.waiting_on, remark.waiting_for) == (WaitingOn.OPERATOR, CALLS_UNANSWERED)
     assert remark.deadline_s == pytest.approx(policy().drain_grace_s - 100)
     known = terminating("gpu-1", **draining, **quiet(70), **TOLD)
     assert not steps(replace(seen, workers=(known,)))
@@ -181,14 +181,14 @@ def test_workers_that_finish_their_tasks_count_among_the_silent_and_the_heard() 
     assert isinstance(steps(snapshot(known, *heard, pod_answers={"gpu-1": asked(61, True)}))["gpu-1"], Terminate)
 
 
-def test_nobody_waits_longer_than_an_agent_does() -> None:
+def test_the_leader_does_not_wait_longer_than_an_agent() -> None:
     seconds = policy().deadman_s + 1
     assert isinstance(
         steps(snapshot(silent("gpu-1", seconds), pod_answers={"gpu-1": asked(1, True)}))["gpu-1"], Terminate
     )
 
 
-def test_a_worker_that_an_outage_ends_is_told_apart_from_one_that_is_lost() -> None:
+def test_a_worker_ended_by_an_outage_and_a_lost_worker_have_different_codes() -> None:
     """Its agent has asked RunPod to stop its pod, which a list may show already."""
     cut_off = silent("gpu-1", policy().deadman_s + 1, **TOLD)
     stopped = pod_of(cut_off, status=PodStatus.EXITED)
@@ -209,14 +209,14 @@ def test_a_pod_that_the_list_shows_as_ended_is_not_asked() -> None:
     assert end.cause is ExitCause.POD_LOST
 
 
-def test_the_remark_goes_with_the_silence() -> None:
+def test_the_remark_is_removed_when_the_silence_ends() -> None:
     again = busy("gpu-1", ssh_host="127.0.0.1", ssh_port=22, **TOLD)
     remark = steps(snapshot(again))["gpu-1"]
     assert isinstance(remark, Wait)
     assert remark.waiting_on is WaitingOn.WORKER
 
 
-def test_a_new_leader_keeps_the_remark_until_the_worker_is_heard() -> None:
+def test_a_new_leader_keeps_the_remark_until_the_worker_sends_a_heartbeat() -> None:
     """It has not listened long enough to call a worker silent, and an operator must see the cause all the time."""
     just_now = ObservationWindow(ago(1))
     assert not steps(snapshot(silent("gpu-1", 61, **TOLD), window=just_now))
@@ -243,7 +243,7 @@ def test_no_task_is_rescued_while_the_leases_of_a_worker_that_may_be_well_are_no
     assert not rescue.plan(replace(seen, pod_answers={"gpu-1": asked(61, True)}), policy())
 
 
-def test_a_task_that_seems_stuck_is_left_to_an_agent_that_has_just_been_heard_again() -> None:
+def test_a_task_that_seems_stuck_is_left_to_an_agent_whose_silence_has_just_ended() -> None:
     late = busy("gpu-1", last_heartbeat=ago(1), progress_at=ago(2000), slowest_task="t1")
     (end,) = steps(snapshot(late)).values()
     assert isinstance(end, Terminate)
@@ -252,8 +252,8 @@ def test_a_task_that_seems_stuck_is_left_to_an_agent_that_has_just_been_heard_ag
     assert steps(snapshot(late, heard_again_at={"gpu-1": ago(61)}))
 
 
-def test_a_task_that_seems_stuck_is_left_to_the_rule_for_silent_workers_while_nothing_is_heard() -> None:
-    """The task named last may have ended before the agent died, and another one begun."""
+def test_a_task_that_seems_stuck_is_left_to_the_rule_for_silent_workers_during_a_silence() -> None:
+    """The task named last may have ended before the agent died, and another one started."""
     quiet_one = busy("gpu-1", **quiet(59), progress_at=ago(2000), slowest_task="t1")
     answers = {"gpu-1": asked(1, False)}
     assert not steps(snapshot(quiet_one, pod_answers=answers))

@@ -33,12 +33,12 @@ def test_a_recorded_intent_waits_too() -> None:
     assert not [a for a in made.actions if isinstance(a, Create)]
 
 
-def test_it_goes_on_when_the_store_is_back() -> None:
+def test_scaling_continues_when_the_store_is_back() -> None:
     """The same snapshot without the outage spawns."""
     assert [a for a in plan(snapshot(claimable=9), policy()).actions if isinstance(a, Spawn)]
 
 
-def test_our_own_calls_decide() -> None:
+def test_the_leaders_own_calls_decide() -> None:
     """And the beginning stays that of the first sign."""
     early = StoreOutage(AWAY.since - timedelta(seconds=30), "workers wait")
     assert store_outage.detect(AWAY, (), None, NOW) == AWAY
@@ -70,7 +70,7 @@ def test_any_answer_of_a_pod_is_a_time_of_its_own(health: object, since: object)
     assert store_outage.waiting_since(health, EARLIEST) == since
 
 
-def test_half_of_the_workers_are_believed_and_one_is_not() -> None:
+def test_half_of_the_workers_prove_an_outage_and_one_does_not() -> None:
     """One alone may have lost its own way to the store."""
     waiting = [busy(f"gpu-{n}", store_wait_since=ago(5)) for n in range(2)]
     others = [busy(f"gpu-{n}") for n in range(2, 5)]

@@ -1,4 +1,4 @@
-"""Spans are made of rows that users can write: one that makes no sense has no spans, and harms no other."""
+"""Spans are made of rows that users can write: an invalid row has no spans, and affects no other."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ ROW = {
     ],
     ids=str,
 )
-def test_a_row_without_sense_has_no_spans(wrong: dict[str, Any]) -> None:
+def test_an_inconsistent_row_has_no_spans(wrong: dict[str, Any]) -> None:
     """A collector takes times from 1970 on, in 64 bits of nanoseconds, and ids other than zero."""
     assert spans_of(ROW | wrong) == ()
     assert [span.name for span in spans_of(ROW)] == ["submit", "queued", "attempt"]

@@ -18,7 +18,7 @@ MINE = WorkerMetadata(database_id="d1")  # rows whose pod this database asked fo
 
 
 def unlisted(*workers: Worker, **changes: Any) -> Snapshot:
-    """A fleet whose pods nobody lists."""
+    """A fleet whose pods are not listed."""
     base = replace(snapshot(*workers, database_id="d1", unlisted="502 from the provider"), pods=None)
     return replace(base, **changes)
 
@@ -58,7 +58,7 @@ def test_an_idle_worker_times_out_without_a_list() -> None:
     assert ends(plan(unlisted(idle("gpu-1", 700)), policy())) == {"gpu-1": ExitCause.IDLE_TIMEOUT}
 
 
-def test_the_first_list_is_waited_for() -> None:
+def test_the_loop_waits_for_the_first_list() -> None:
     """After a restart it may show the pod of a lost reply: it is adopted, and not ended by its deadline."""
     late = spawning("gpu-1", Stage.POD_CREATED, deadline_at=ago(60))
     made = plan(unlisted(late, busy("gpu-2", last_heartbeat=ago(90)), unlisted=None, expired_leases=1), policy())
@@ -72,14 +72,14 @@ def test_a_budget_that_is_used_up_drains_without_a_list() -> None:
 
 
 def test_earlier_lists_end_no_worker_and_confirm_no_absence() -> None:
-    """An absence is judged by lists that are new; a failed one is none."""
+    """Only a new list can show an absence; a failed list is none."""
     gone = {"pod-gpu-1": absent(500), "pod-gpu-2": absent(500)}
     sent = terminating("gpu-2", Stage.DELETING, waiting_on=WaitingOn.PROVIDER)
     made = plan(unlisted(busy("gpu-1"), sent, absent=gone, orphan_since={"pod-x": ago(500)}), policy())
     assert made.actions == ()
 
 
-def test_no_pod_is_asked_for_without_a_list() -> None:
+def test_no_pod_is_created_without_a_list() -> None:
     """A create whose reply is lost could not be found; the decision says what it waits for."""
     seen = unlisted(spawning("gpu-1", Stage.INTENT), expired_leases=1)
     seen = replace(seen, demand=(replace(seen.demand[0], claimable=50),))
@@ -89,7 +89,7 @@ def test_no_pod_is_asked_for_without_a_list() -> None:
     assert any("no list of pods" in why and "502 from the provider" in why for why in said(made))
 
 
-def test_a_pod_is_deleted_once_without_a_list_if_this_database_asked_for_it() -> None:
+def test_a_pod_is_deleted_once_without_a_list_if_this_database_created_it() -> None:
     """Its record may be the very one that breaks the list."""
     one = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.ORCHESTRATOR, metadata=MINE)
     deleted = only(unlisted(one))
@@ -107,7 +107,7 @@ def test_a_row_that_may_be_a_copy_of_another_databases_touches_no_pod_without_a_
     assert only(unlisted(silent)) is None
 
 
-def test_the_logs_of_a_pod_that_nobody_lists_are_fetched_and_not_given_up() -> None:
+def test_the_logs_of_an_unlisted_pod_are_fetched_and_not_given_up() -> None:
     """Unknown is not gone."""
     one = terminating("gpu-1", exit_cause=ExitCause.HEARTBEAT_LOST, metadata=MINE)
     flush = only(unlisted(one))

@@ -1,4 +1,4 @@
-"""No address of a webhook leads into somebody's own network, however it is written."""
+"""No address of a webhook points into a private network, however it is written."""
 
 import ipaddress
 

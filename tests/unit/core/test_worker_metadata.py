@@ -1,4 +1,4 @@
-"""A worker's metadata: decoded once, and written only under keys that somebody reads."""
+"""A worker's metadata: decoded once, and written only under keys that have a reader."""
 
 from dataclasses import fields
 from typing import Any
@@ -25,18 +25,18 @@ GIVEN: dict[str, Any] = {
 
 
 def test_every_key_is_decoded() -> None:
-    """Each field has the value of the key of its name; further keys are nobody's business."""
+    """Each field has the value of the key of its name; further keys are ignored."""
     decoded = WorkerMetadata.of({**GIVEN, "legacy_status": "running"})
     assert {one.name: getattr(decoded, one.name) for one in fields(decoded)} == {**GIVEN, "launches": ("one", "two")}
 
 
 @pytest.mark.parametrize("stored", [None, [], "x", {}, dict.fromkeys(GIVEN), dict.fromkeys(GIVEN, 1.5)], ids=repr)
-def test_what_cannot_be_read_counts_as_absent(stored: object) -> None:
+def test_an_unreadable_value_counts_as_absent(stored: object) -> None:
     """Users can write to the table."""
     assert WorkerMetadata.of(stored) == WorkerMetadata()
 
 
-def test_a_key_that_nobody_reads_is_not_written() -> None:
+def test_an_unknown_key_is_not_written() -> None:
     """A misspelt key would be lost without a word."""
     assert metadata(lacks="sing", stuck_s=5) == {"lacks": "sing", "stuck_s": 5}
     assert not READ_BY_SQL & {one.name for one in fields(WorkerMetadata)}

@@ -7,7 +7,7 @@ from demo.narrator import Narrator
 
 
 class LostCancellations:
-    """A connection whose queries swallow a cancellation, as psycopg's can on Python 3.11."""
+    """A connection whose queries lose a cancellation, as psycopg's can on Python 3.11."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()

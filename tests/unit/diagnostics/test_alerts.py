@@ -12,7 +12,8 @@ from pydantic import SecretStr, TypeAdapter, ValidationError
 from orchestrator.adapters.alert_sender import AlertSender
 from orchestrator.config.types import AlertUrl, QuietTimes
 from orchestrator.diagnostics.alerts import Alert, AlertPolicy, QuietHours, checked
-from orchestrator.diagnostics.conditions import Condition, ConditionKind, Impact
+from orchestrator.diagnostics.condition_kinds import ConditionKind, Impact
+from orchestrator.diagnostics.conditions import Condition
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 NIGHT = QuietHours(time(22), time(7), ZoneInfo("UTC"))
@@ -50,8 +51,8 @@ class Watch:
         return [f"{body['event']} {body.get('kind', '')}".strip() for body in self.at(seconds, *found)]
 
 
-def test_a_condition_is_told_once_when_it_has_lasted() -> None:
-    """Each kind has its time; a warning without a rule is never told."""
+def test_a_lasting_condition_is_reported_once() -> None:
+    """Each kind has its delay; a warning without a rule is never sent."""
     watch = Watch()
     assert watch.events(0, HALTED, LAGGING, UNTOLD) == []
     assert watch.events(119, HALTED, LAGGING, UNTOLD) == []
@@ -62,8 +63,8 @@ def test_a_condition_is_told_once_when_it_has_lasted() -> None:
 
 
 @pytest.mark.parametrize("impact", [Impact.NONE, Impact.WAIT])
-def test_a_backlog_is_told_when_a_task_has_waited_as_long_as_its_rule_says(impact: Impact) -> None:
-    """Half an hour, and five minutes more. A queue whose tasks wait for less is told to nobody, however long it is."""
+def test_a_backlog_is_reported_when_a_task_has_waited_as_long_as_its_rule_requires(impact: Impact) -> None:
+    """Half an hour, and five minutes more. A queue whose tasks wait for less is not sent, however long it is."""
 
     def backlog(oldest: datetime | None) -> Condition:
         return Condition(ConditionKind.BACKLOG, "default", WAITING, "e", impact, oldest)
@@ -86,8 +87,8 @@ def test_an_alert_of_a_kind_that_this_version_does_not_know_ends() -> None:
     assert watch.alerts == []
 
 
-def test_the_end_is_told_when_it_stays_away() -> None:
-    """A condition that comes and goes is one alert; one that was never told has no end to tell."""
+def test_the_end_is_sent_when_the_condition_does_not_return() -> None:
+    """A condition that flaps is one alert; one that was never sent has no end to send."""
     watch = Watch()
     for second in (0, 60, 121):
         watch.at(second, HALTED)
@@ -109,7 +110,7 @@ def test_a_flapping_condition_is_one_message() -> None:
     ]
 
 
-def test_the_same_kind_is_told_for_each_subject() -> None:
+def test_the_same_kind_is_sent_for_each_subject() -> None:
     """Two pools are two alerts."""
     other = Condition(HALTED.kind, "second", HALTED.detail, impact=Impact.WAIT)
     watch = Watch()
@@ -118,7 +119,7 @@ def test_the_same_kind_is_told_for_each_subject() -> None:
 
 
 def test_several_findings_of_one_machine_are_one_message() -> None:
-    """A pod that reports all that it can uses up nobody else's messages."""
+    """A pod that reports everything it can does not use up the messages of others."""
     found = [
         Condition(ConditionKind.MACHINE_FAULT, "w", {"worker": "w", "means": code, "code": code, "fix": "f"})
         for code in ("XID_79", "GPU_LOST", "GPU_COUNT_DROPPED")
@@ -129,8 +130,8 @@ def test_several_findings_of_one_machine_are_one_message() -> None:
     assert watch.at(180, *found[1:]) == []
 
 
-def test_quiet_hours_hold_back_what_costs_no_money() -> None:
-    """Held messages follow in the morning; what has ended by then is not told."""
+def test_quiet_hours_hold_back_alerts_that_cost_no_money() -> None:
+    """Held messages follow in the morning; a condition that has ended by then is not sent."""
     watch = Watch(AlertPolicy("fleet", 10, NIGHT), NOON.replace(hour=23))
     gone = Condition(ConditionKind.SOLD_OUT, "p", {"pool": "p"}, impact=Impact.WAIT)
     watch.at(0, HALTED, ORPHANS, gone)
@@ -172,7 +173,7 @@ def test_messages_contain_nothing_secret_or_unprintable() -> None:
 
 
 def test_the_url_decides_the_format() -> None:
-    """Slack and Discord have their own; nobody is mentioned by what a pod printed."""
+    """Slack and Discord have their own; the output of a pod cannot mention a user."""
     body = {"event": "opened", "fleet": "f", "severity": "HIGH", "text": "<!channel> @everyone & more", "fix": "do"}
     body["evidence"] = "# [log in](https://example.com)"
     slack = AlertSender("https://hooks.slack.com/services/a/b/c").form("1", body)

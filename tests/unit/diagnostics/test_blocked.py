@@ -47,7 +47,7 @@ def used() -> dict[str, str]:
 
 
 def test_every_kind_that_the_planner_uses_is_in_the_catalogue() -> None:
-    """A limit that only the planner knows would be explained to nobody; one that it does not use explains nothing."""
+    """A limit that only the planner knows would have no explanation; one that it does not use explains nothing."""
     unknown = [
         f"{where} uses BlockedReason.{name}. {ADD_A_KIND.format(name=name, value=name.lower())}"
         for name, where in used().items()

@@ -1,12 +1,12 @@
-"""Every code has its sentence, somebody who must act, what happens next, and a fix that can be pasted."""
+"""Every code has a sentence, a party that must act, what happens next, and a fix that can be pasted."""
 
 import re
 from pathlib import Path
 
 import pytest
 
+from orchestrator.cli.command_table import COMMANDS
 from orchestrator.cli.commands.tasks import tasks
-from orchestrator.cli.main import COMMANDS
 from orchestrator.core.blocked import BlockedReason
 from orchestrator.core.clusters.diagnoses import Diagnosis
 from orchestrator.core.exit_causes import ExitCause
@@ -26,7 +26,7 @@ WHO = {*WaitingOn, "nobody"}
 
 
 def everything() -> list[Cause]:
-    """Every cause that there is, sharpened ones and some Xids included."""
+    """Every cause, including refined ones and some Xids."""
     made = [causes.of(code) for code in (*causes.codes(), *(f"XID_{n}" for n in (*GUARDS_XIDS, 999)))]
     made += [causes.of(code, subcause) for code in FailureCode for subcause in code.row.subcauses]
     made += [causes.silence(subcause) for subcause in SILENCES]
@@ -48,7 +48,7 @@ def test_every_exit_cause_is_explained(cause: ExitCause) -> None:
 
 
 @pytest.mark.parametrize("on", WaitingOn)
-def test_everybody_who_can_be_waited_for_is_explained(on: WaitingOn) -> None:
+def test_every_party_to_wait_for_is_explained(on: WaitingOn) -> None:
     """None is missing."""
     told = causes.waiting(on)
     assert told is not None
@@ -63,7 +63,7 @@ def test_every_xid_that_guards_act_on_is_known_by_number(number: int) -> None:
     assert f"Xid {number}: {XIDS[number][1]}" in told.means
 
 
-def test_an_xid_that_nobody_knows_is_told_apart() -> None:
+def test_an_unknown_xid_is_distinguished() -> None:
     """It is explained all the same."""
     told = causes.of("XID_777")
     assert told is not None
@@ -71,7 +71,7 @@ def test_an_xid_that_nobody_knows_is_told_apart() -> None:
 
 
 @pytest.mark.parametrize("cause", everything(), ids=lambda cause: f"{cause.code}-{cause.means[:20]}")
-def test_each_is_one_sentence_with_somebody_to_act_and_what_comes_next(cause: Cause) -> None:
+def test_each_is_one_sentence_with_a_party_to_act_and_the_next_step(cause: Cause) -> None:
     """Short enough for a line, and never empty."""
     assert re.fullmatch(r"[A-Z].{10,150}\.", cause.means)
     assert cause.who in WHO
@@ -102,8 +102,8 @@ def test_a_word_means_what_was_typed() -> None:
     assert causes.lookup("gpu-1") == ()
 
 
-def test_a_cause_speaks_of_the_worker_it_is_shown_with() -> None:
-    """The id stands in the fix."""
+def test_a_cause_names_the_worker_with_which_it_is_shown() -> None:
+    """The fix contains the id."""
     told = causes.of("NO_PROCESS")
     assert told is not None
     assert told.about(worker="gpu-1").fix.endswith("python -m orchestrator logs gpu-1")
@@ -138,5 +138,5 @@ def check_fix(fix: str) -> None:
     ],
 )
 def test_a_line_of_the_kernel_log_is_explained_by_its_number(text: str, code: str | None) -> None:
-    """An Xid of a program must not read as one of the hardware: nobody has to replace the pod."""
+    """An Xid of a program must not read as one of the hardware: the pod need not be replaced."""
     assert [cause.code for cause in causes.xid_in(text)] == ([code] if code else [])

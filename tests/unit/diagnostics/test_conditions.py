@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli.main import COMMANDS
+from orchestrator.cli.command_table import COMMANDS
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.model import Demand, EndedBringUp, OfferState, Spent, Worker
 from orchestrator.core.plan import plan
 from orchestrator.core.stages import BRING_UP
 from orchestrator.diagnostics.change import changes
-from orchestrator.diagnostics.conditions import Condition, ConditionKind, is_healthy
+from orchestrator.diagnostics.condition_kinds import ConditionKind
+from orchestrator.diagnostics.conditions import Condition, is_healthy
 from orchestrator.diagnostics.environment import environment
 from orchestrator.diagnostics.fact_sources import of_report, of_tick
 from orchestrator.diagnostics.rules import conditions
@@ -264,9 +265,9 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "SSH authentication now": (setting("workers.gpu-1", worker(ssh=REFUSED)), "MEDIUM", "SSH", "SSH authentication fails", "RUNPOD_SSH", "now: gpu-1"),
     "SSH authentication before": (bringups("AUTH_FAILED", "PAIR_MISMATCH"), "MEDIUM", "SSH", "SSH authentication fails", "RUNPOD_SSH", "3 attempts"),
     "SSH unreachable": (bringups("TCP_TIMEOUT"), "MEDIUM", "SSH", "SSH connections failed within a day: TCP_TIMEOUT", "explain TCP_TIMEOUT", "3 attempts"),
-    "SSH authentication before, and mended": (bringups("AUTH_FAILED", "PAIR_MISMATCH", when(30)), "LOW", "SSH", "SSH authentication failed within a day, and works again", "none needed", "3 attempts within a day, the last 1 min ago; a later one succeeded"),
+    "SSH authentication before, and corrected": (bringups("AUTH_FAILED", "PAIR_MISMATCH", when(30)), "LOW", "SSH", "SSH authentication failed within a day, and works again", "none needed", "3 attempts within a day, the last 1 min ago; a later one succeeded"),
     "SSH authentication again": (bringups("AUTH_FAILED", "PAIR_MISMATCH", when(90)), "MEDIUM", "SSH", "SSH authentication fails", "RUNPOD_SSH", "3 attempts"),
-    "SSH unreachable, and mended": (bringups("TCP_TIMEOUT", None, when(30)), "LOW", "SSH", "SSH connections failed within a day, and work again: TCP_TIMEOUT", "none needed", "3 attempts"),
+    "SSH unreachable, and works again": (bringups("TCP_TIMEOUT", None, when(30)), "LOW", "SSH", "SSH connections failed within a day, and work again: TCP_TIMEOUT", "none needed", "3 attempts"),
     "all tasks blocked": (waits({"Queued": 4}, dependencies=4, running=0), "MEDIUM", "Tasks", "All 4 queued tasks are blocked", "tasks list", "4 by dependencies, 0 by scheduled"),
     "all tasks wait for a limit": (waits({"Queued": 4}, concurrency=4, running=0), "MEDIUM", "Tasks", "All 4 queued tasks are blocked", "tasks list", "0 by dependencies, 4 by concurrency, 0 by scheduled"),
     "only retries that are not due": (waits({"Queued": 4}, dependencies=1, scheduled=3, running=0, next_due_at=when(-28)), "LOW", "Tasks", "3 queued tasks wait for their time: a retry's pause, or submitted for later", "tasks list", "1 by dependencies, 3 by scheduled; the next is due 20"),
@@ -279,7 +280,7 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "stale rows": (setting("runpod_state.mismatches", BEREFT), "HIGH", "Database", "1 stale worker row", "sync update_database", "gpu-1 (not listed)"),
     "pods of another database": (setting("runpod_state.mismatches.foreign_pods", [THEIRS]), "MEDIUM", "RunPod", "2 pods of fleet default belong to another database ($0.88/h)", "FLEET_ID of its own; if that database is gone: python -m orchestrator sync terminate_orphaned --database d2", "p7, p8: made for database d2"),
     "leases over": (setting("database_state.expired_leases", 2), "MEDIUM", "Tasks", "No worker holds 2 tasks that are In Progress", "once", ""),
-    "a dear day": (setting("database_state.spent", {"last_day_usd": 20, "usual_day_usd": 4}), "MEDIUM", "Cost", "$20.00 in the last 24 hours, usually $4.00", "cost --since 24h", ""),
+    "an expensive day": (setting("database_state.spent", {"last_day_usd": 20, "usual_day_usd": 4}), "MEDIUM", "Cost", "$20.00 in the last 24 hours, usually $4.00", "cost --since 24h", ""),
     "a worker paid for nothing": (setting("workers.gpu-1", worker(busy_share=0.05, cost_usd=3)), "MEDIUM", "Cost", "cost $3.00 and worked for 5%", "explain gpu-1", ""),
     "backlog held by a limit": (lambda r: (waits({"Queued": 30}, claimable=30, running=2, oldest_claimable_at=when(1200))(r), setting("orchestrator_analysis.scaling_decisions", [BLOCKED])(r))[0], "MEDIUM", "Scaling", "30 tasks wait, the oldest for 20 minutes", "raise MAX_ACTIVE_GPUS", "limited by: 3 workers blocked: MAX_ACTIVE_GPUS=2; ETA 16 minutes"),
     "backlog of slow tasks": (waits({"Queued": 9}, claimable=9, mean_task_s=None, oldest_claimable_at=when(901)), "MEDIUM", "Scaling", "9 tasks wait", "TASKS_PER_GPU_THRESHOLD", "the 1 worker that it has; no ETA"),
@@ -316,15 +317,15 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "a task lost a moment ago, and done by its next attempt": (lost(status="Complete", last_at=when(50)), "MEDIUM", "Tasks", "1 running task was lost", "RUNPOD_MIN_MEMORY_GB", "t-1 Complete"),
     "a poison task": (lost(workers=2, last_at=when(2000), code="POD_EXITED", exit_cause="pod_lost"), "HIGH", "Tasks", "Task t-1 (work) has ended 2 workers (POD_EXITED)", "tasks cancel t-1", "The pod's container ended"),
     "a poison task that was given up": (lost(workers=3, last_at=when(2000), status="Failed"), "MEDIUM", "Tasks", "Task t-1 (work) has ended 3 workers", "explain t-1", ""),
-    "agents that call in vain and finish their tasks": (setting("workers.gpu-1", worker(status="terminating", stage="draining", deadline_at=when(-60), waiting_on="operator", waiting_for="the gateway: no answer")), "HIGH", "Orchestrator", "1 worker is silent and may be well; waiting for the gateway: no answer", "WORKER_API_URL", "or their drain"),
+    "agents that get no answer and finish their tasks": (setting("workers.gpu-1", worker(status="terminating", stage="draining", deadline_at=when(-60), waiting_on="operator", waiting_for="the gateway: no answer")), "HIGH", "Orchestrator", "1 worker is silent and may be well; waiting for the gateway: no answer", "WORKER_API_URL", "or their drain"),
     "a worker that failed in service": (seen(failed_bringup("DISK_FULL", promoted=True, exit_cause=ExitCause.WORKER_SICK, ending_since=ago(50))), "MEDIUM", "Workers", "1 worker in service failed (DISK_FULL): The pod has too little free disk", "RUNPOD_CONTAINER_DISK_GB", "gpu-9"),
     "a worker that an outage of the gateway ended": (seen(failed_bringup("GATEWAY_UNREACHED", promoted=True, exit_cause=ExitCause.HEARTBEAT_LOST, ending_since=ago(50))), "MEDIUM", "Workers", "1 worker in service failed (GATEWAY_UNREACHED): The worker's agent called and got no answer", "WORKER_API_URL", "gpu-9"),
     "a task lost by outages of the gateway": (lost(code="GATEWAY_UNREACHED", look=None), "HIGH", "Tasks", "1 running task was lost with its worker (GATEWAY_UNREACHED): The worker's agent called", "WORKER_API_URL", "t-1 Queued"),
     "heartbeats that are missing": (setting("workers.gpu-1", worker(last_heartbeat=when(9), heartbeat_s=20, ssh=MUTE | {"connection_status": ""})), "MEDIUM", "Workers", "no heartbeat for 9 s", "explain gpu-1", ""),
-    "agents that call in vain": (setting("workers.gpu-1", worker(waiting_on="operator", waiting_for="the gateway: no answer", last_heartbeat=when(700))), "HIGH", "Orchestrator", "1 worker is silent and may be well; waiting for the gateway: no answer", "WORKER_API_URL", "DEADMAN_TIMEOUT_SEC"),
+    "agents that get no answer": (setting("workers.gpu-1", worker(waiting_on="operator", waiting_for="the gateway: no answer", last_heartbeat=when(700))), "HIGH", "Orchestrator", "1 worker is silent and may be well; waiting for the gateway: no answer", "WORKER_API_URL", "DEADMAN_TIMEOUT_SEC"),
     "a pod that RunPod does not list": (setting("workers.gpu-1", worker(waiting_on="provider", waiting_for="its pod")), "MEDIUM", "RunPod", "RunPod's list is odd: its pod", "explain gpu-1", ""),
     "logs that are late": (setting("workers.gpu-1", worker(metadata={"logs_late": "Refused: no"})), "MEDIUM", "Workers", "The logs of worker gpu-1 do not reach S3: Refused: no", "explain gpu-1", ""),
-    **{f"stuck in {rung.stage}": (stuck(rung.stage), "MEDIUM", "Workers", f"stuck in spawning, stage {rung.stage}: waiting on provider: an answer", UNSTUCK.get(rung.stage, "terminate gpu-1"), "gpu-1; by itself: given up") for rung in BRING_UP},
+    **{f"stuck in {spec.stage}": (stuck(spec.stage), "MEDIUM", "Workers", f"stuck in spawning, stage {spec.stage}: waiting on provider: an answer", UNSTUCK.get(spec.stage, "terminate gpu-1"), "gpu-1; by itself: given up") for spec in BRING_UP},
 }  # fmt: skip
 
 
@@ -352,14 +353,14 @@ WHILE_TASKS_WAIT = {
 }
 
 
-def test_nothing_is_said_of_a_fleet_that_is_well() -> None:
+def test_a_healthy_fleet_has_no_condition() -> None:
     """And it is healthy."""
     assert found_in(facts()) == []
     assert is_healthy([])
 
 
 @pytest.mark.parametrize("since", [when(50), None])
-def test_prices_that_a_new_leader_does_not_have_yet_are_no_trouble(since: str | None) -> None:
+def test_prices_that_a_new_leader_does_not_have_yet_are_no_condition(since: str | None) -> None:
     """They come with its first lists. No recorded decision names them, if it has made none yet."""
     report = facts()
     held("price_unknown", detail={"gpu_type": "L4", "cloud": "SECURE"}, since=since)(report)
@@ -384,7 +385,7 @@ def test_a_worker_may_finish_its_task_within_its_time(left_s: float, found: list
     assert [one.kind for one in found_in(report)] == found
 
 
-def test_a_worker_that_passes_through_is_not_stuck() -> None:
+def test_a_worker_that_makes_progress_is_not_stuck() -> None:
     """Logging in, an operator is waited for; that is news only once something has failed."""
     report = facts()
     young = {"status": "spawning", "stage": "ssh_auth", "state_since": when(20)}
@@ -443,7 +444,7 @@ def test_a_queue_whose_workers_claim_nothing_is_never_finished() -> None:
     assert "it will never be finished while that lasts" in backlog.evidence
 
 
-def test_a_worker_that_nobody_hears_is_not_blamed_for_its_claims() -> None:
+def test_a_silent_worker_is_not_blamed_for_its_claims() -> None:
     """Its agent claims, and its claims reach no gateway."""
     report = facts()
     waits({"Queued": 4}, claimable=4, running=0, oldest_claimable_at=when(90))(report)
@@ -472,7 +473,7 @@ def test_the_limit_is_raised_only_if_it_is_the_cause() -> None:
     assert (backlog.fix, backlog.severity) == ("raise MAX_ACTIVE_GPUS", "HIGH")
 
 
-def test_a_limit_that_somebody_set_is_no_harm_while_workers_go_on() -> None:
+def test_a_configured_limit_has_no_impact_while_workers_continue() -> None:
     """A pause, or a budget per hour, with a queue that drains."""
     report = facts()
     held("hourly_budget")(report)
@@ -498,7 +499,7 @@ def test_a_success_ends_a_row_of_failed_bringups() -> None:
     assert found_in(report) == []
 
 
-def test_a_tick_tells_tasks_that_wait_for_their_time_from_blocked_ones() -> None:
+def test_a_tick_separates_delayed_tasks_from_blocked_ones() -> None:
     """It does not know when they are due."""
     for blocked, kind in (
         ({"scheduled": 3}, ConditionKind.RETRIES_WAIT),
@@ -521,7 +522,7 @@ def test_a_tick_finds_what_a_report_finds() -> None:
 
 
 def test_every_kind_has_a_case() -> None:
-    """A kind that no facts show is one that nobody will ever see."""
+    """A kind that no facts show will never be seen."""
     shown = set()
     for wrong in [*(case[0] for case in CASES.values()), *(case[0] for case in CAUSES.values())]:
         report = facts()
@@ -545,7 +546,7 @@ def test_each_fix_names_a_command_that_there_is() -> None:
     [(90, 90, True), (90, 1, False), (1, 90, False)],
     ids=["for long", "a task that came just now", "between two short tasks"],
 )
-def test_a_worker_that_had_no_time_to_claim_is_no_trouble(free_s: float, oldest_s: float, *, named: bool) -> None:
+def test_a_worker_that_had_no_time_to_claim_is_no_condition(free_s: float, oldest_s: float, *, named: bool) -> None:
     """Its claim takes a moment, in a queue of short tasks as well. A report and a tick agree."""
     report, free = facts(), replace(busy("gpu-1"), tasks_running=0, empty_since=ago(free_s))
     waits({"Queued": 4}, claimable=4, oldest_claimable_at=when(oldest_s))(report)
@@ -588,7 +589,7 @@ def test_a_store_outage_is_one_condition_however_many_workers_wait_for_its_end()
 def test_a_refused_key_makes_only_the_tasks_of_its_pool_wait(
     ready_in: str, last_s: float, severity: str, *, has_worker: bool
 ) -> None:
-    """Its pool has no worker, and its last bring-up was refused lately."""
+    """Its pool has no worker, and its last bring-up was refused a moment ago."""
     report = facts()
     report["database_state"]["queue"] = [queue(), queue(pool="other", running=0)]
     for one in report["database_state"]["queue"]:
@@ -649,15 +650,15 @@ def test_a_leader_makes_no_statement_about_the_end_of_a_queue() -> None:
     assert "orchestrator health says when it will be finished" in backlog.evidence
 
 
-def test_the_urgent_comes_first() -> None:
+def test_urgent_actions_come_first() -> None:
     """Whatever the order of the rules."""
     report = facts()
-    for name in ("a place that cannot be reached", "a dear day", "orphan pods"):
+    for name in ("a place that cannot be reached", "an expensive day", "orphan pods"):
         CASES[name][0](report)
     assert [one.severity for one in found_in(report)] == ["HIGH", "MEDIUM", "LOW"]
 
 
-def test_parts_that_could_not_be_had_make_no_noise() -> None:
+def test_unavailable_parts_show_no_change() -> None:
     """One condition each, and no guesses from what is not known."""
     report = facts()
     for part in ("database_state", "runpod_state", "orchestrator_analysis"):
@@ -686,7 +687,7 @@ def test_changes_are_problems_workers_tasks_and_dollars() -> None:
     }
 
 
-def test_secrets_are_only_said_to_be_there() -> None:
+def test_secrets_are_shown_only_as_set() -> None:
     """With include-sensitive they are shown, and a private key still is not."""
     plain, open_ = environment(GIVEN), environment(GIVEN, sensitive=True)
     assert plain["critical"]["RUNPOD_API_KEY"] == "set (14 characters)"

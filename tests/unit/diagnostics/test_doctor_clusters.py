@@ -65,7 +65,7 @@ async def test_an_image_that_is_known_to_have_no_slurm_needs_the_permission_to_i
 
 
 @pytest.mark.parametrize("reply", [None, [], {}, {"dataCenters": 7}, {"dataCenters": [{"name": "x"}]}])
-async def test_an_unreadable_catalogue_is_no_verdict(
+async def test_an_unreadable_catalogue_leaves_the_result_unknown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reply: Any
 ) -> None:
     made = settings(monkeypatch, tmp_path, POOL.format(center="EU-RO-1", image="mine/slurm:1"))

@@ -20,7 +20,7 @@ def pod(name: str, **changes: Any) -> Pod:
     return replace(pod_of(worker(name)), **changes)
 
 
-def test_what_agrees_is_no_drift() -> None:
+def test_equal_rows_and_pods_are_no_drift() -> None:
     """A pod and its row; an intent without a pod, whose pod is up although no answer came; a new one."""
     rows = [row("a"), row("b", "spawning", pod_id=None), row("c", "spawning", age_s=5), row("d", "terminating")]
     found = drift([pod("a"), pod("b")], rows, "test", "ours", NOW)
@@ -51,8 +51,8 @@ def test_a_sum_of_prices_says_that_one_is_not_known() -> None:
     assert hourly_cost(runpod(pods[:1], "test", {"database_id": "ours"})[0]) == "$0.40"
 
 
-def test_pods_of_another_database_are_told_apart() -> None:
-    """They bear this fleet's name and are neither orphans nor foreign; those without an identity are ours, as ever."""
+def test_pods_of_another_database_are_listed_separately() -> None:
+    """They have this fleet's name and are neither orphans nor foreign; those without an identity are ours."""
     rows = [row("a"), row("b")]
     theirs = [pod(name, database_id=database) for name, database in (("x", "dev"), ("y", "old"), ("z", "dev"))]
     found = drift([pod("a", database_id="ours"), pod("b"), *theirs], rows, "test", "ours", NOW)

@@ -12,7 +12,7 @@ def test_a_long_error_keeps_its_begin_and_its_end() -> None:
     assert len(seen) <= LONGEST_ERROR + len(", exit_status 1")
 
 
-def test_values_are_words_of_people() -> None:
+def test_values_are_shown_in_plain_words() -> None:
     """Not those of Python."""
     seen = evidence_text({"adopted": False, "ecc_uncorrected": [None, 0], "used_mib": [2]})
     assert seen == "adopted no, ecc_uncorrected unknown, 0, used_mib 2"

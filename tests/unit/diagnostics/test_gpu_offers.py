@@ -27,7 +27,7 @@ def test_a_pool_takes_its_first_type_in_stock() -> None:
     assert [one.pools[0].is_next for one in offers(PRICES, STOCK, [anywhere]) if one.pools] == [False, True]
 
 
-def test_what_the_catalogue_does_not_know_is_unknown() -> None:
+def test_a_type_missing_from_the_catalogue_is_unknown() -> None:
     """A configured type without stock or price is listed; it may be next."""
     (one,) = offers({}, {}, [replace(POOL, offers=(Offer("C", None, "SECURE"),))])
     assert (one.stock, one.usd_per_hour, one.in_stock) == ("unknown", None, True)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import yaml
 
-from orchestrator.diagnostics.conditions import ConditionKind, Impact
+from orchestrator.diagnostics.condition_kinds import ConditionKind, Impact
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE, ALERTS = ROOT / "docs" / "health.md", ROOT / "ops" / "alerts.yml"
 BEGIN, END = "<!-- table of conditions: begin -->\n", "<!-- table of conditions: end -->\n"
-HARMS = {Impact.WAIT: "ready tasks wait", Impact.LOSS: "a running task is lost", Impact.MONEY: "money is spent"}
+IMPACTS = {Impact.WAIT: "ready tasks wait", Impact.LOSS: "a running task is lost", Impact.MONEY: "money is spent"}
 FACT = re.compile(r"\$?\{\w+(?::[^|}]*\|(?P<many>[^}]*))?[^}]*\}")
 
 
@@ -18,9 +18,9 @@ def table() -> str:
     """The rows of all kinds, in their order."""
     lines = ["| condition | what is shown | UNHEALTHY if | alert, after |", "|---|---|---|---|"]
     for kind in ConditionKind:
-        harms = " or ".join(words for impact, words in HARMS.items() if impact & kind.row.unhealthy)
+        impacts = " or ".join(words for impact, words in IMPACTS.items() if impact & kind.row.unhealthy)
         text = FACT.sub(_fact, kind.row.text).replace("|", "\\|")
-        lines.append(f'| <a id="{kind}"></a>`{kind}` | {text} | {harms or "–"} | {_alert(kind)} |')
+        lines.append(f'| <a id="{kind}"></a>`{kind}` | {text} | {impacts or "–"} | {_alert(kind)} |')
     return "\n".join(lines) + "\n"
 
 
@@ -40,7 +40,7 @@ def test_the_page_has_the_table_of_the_code() -> None:
 
 
 def test_every_alert_that_a_condition_names_exists() -> None:
-    """What pages somebody is what `health` shows."""
+    """An alert is what `health` shows."""
     rules = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
     alerts = {rule["alert"]: rule["expr"] for rule in rules}
     assert {kind.row.alert for kind in ConditionKind if kind.row.alert} <= alerts.keys()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.cli.main import COMMANDS
+from orchestrator.cli.command_table import COMMANDS
 from orchestrator.core.findings import GUARDS
 from orchestrator.diagnostics import knowledge
 from orchestrator.diagnostics.knowledge import CATALOGUE, Gotcha
@@ -41,7 +41,7 @@ def test_each_phrase_finds_its_row(one: Gotcha, phrase: str) -> None:
 
 @pytest.mark.parametrize(("one", "phrase"), [pair for pair in PHRASES if pair[1] in pair[0].printed])
 def test_each_printed_phrase_is_found_in_a_log(one: Gotcha, phrase: str) -> None:
-    """With its line, whatever stands around it."""
+    """With its line, whatever surrounds it."""
     log = f"epoch 1\nRuntimeError: {phrase.upper()} after 3 s\nthe end\n"
     assert (one, f"RuntimeError: {phrase.upper()} after 3 s") in knowledge.in_log(log)
 

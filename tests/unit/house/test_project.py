@@ -137,3 +137,11 @@ def test_the_changelog_has_the_version_with_a_date() -> None:
     sections = set(re.findall(r"^### (.+)$", text, re.MULTILINE))
     assert sections
     assert sections <= {"Added", "Changed", "Fixed"}
+
+
+def test_the_map_of_the_sql_functions_has_every_file_once() -> None:
+    """A new file of migrations/functions/ also goes into CONTRIBUTING.md."""
+    section = (ROOT / "CONTRIBUTING.md").read_text().split("## Find a SQL function")[1].split("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ")]
+    listed = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(listed) == sorted(path.stem for path in (ROOT / "migrations" / "functions").glob("*.sql"))

@@ -1,4 +1,4 @@
-"""What runs beside a test ends, or it is said where it waits."""
+"""Background tasks of a test end, or the error shows where they wait."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ async def test_a_task_that_loses_a_cancel_is_cancelled_again(monkeypatch: pytest
     assert task.cancelled()
 
 
-async def test_a_child_is_over_when_it_has_ended_whoever_holds_its_pipe(tmp_path: Path) -> None:
+async def test_a_child_has_ended_even_if_another_process_holds_its_pipe(tmp_path: Path) -> None:
     """A process of its own may outlive it, with the same standard output."""
     command = ["/bin/sh", "-c", "sleep 600 & echo $!; read never < /dev/zero"]
     child = await Child.start("sh", command, environment={}, log=tmp_path / "log", piped=True)
@@ -46,7 +46,7 @@ async def test_a_child_is_over_when_it_has_ended_whoever_holds_its_pipe(tmp_path
         os.kill(grandchild, signal.SIGKILL)
 
 
-async def test_where_a_task_waits_is_told_through_generators() -> None:
+async def test_the_place_where_a_task_waits_is_found_through_generators() -> None:
     """A fixture is one; its end is where a test run hangs."""
 
     async def inner() -> None:

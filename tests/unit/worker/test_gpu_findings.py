@@ -91,7 +91,7 @@ def test_a_gpu_that_is_no_longer_shown_is_a_finding() -> None:
 
 
 def test_new_uncorrected_errors_are_fatal_unless_they_were_contained() -> None:
-    """Those from before the agent's start were judged by bring-up."""
+    """Bring-up has checked those from before the agent's start."""
     pod = Pod().asks(smi(gpu(ecc="3"))).asks(smi(gpu(ecc="5")), smi(gpu(ecc="5")))
     assert pod.found["ECC_UNCORRECTED"].severity == "C"
     assert pod.found["ECC_UNCORRECTED"].evidence == "GPU 0: 2 more uncorrected ECC errors"
@@ -150,7 +150,7 @@ def test_a_gpu_that_waits_for_input_is_a_note_if_the_task_has_become_slower() ->
     assert silent.passes(600, half).codes == set()  # without reports there is no rate
 
 
-def test_memory_that_nobody_uses_stops_claims_after_a_minute() -> None:
+def test_gpu_memory_in_use_by_no_process_stops_claims_after_a_minute() -> None:
     """Only while no handler host of ours lives: what a warm host holds is its model."""
     held = smi(gpu(used="9000", util="0"))
     held.unattributed_mib = {"GPU-0": 9000.0}
@@ -177,7 +177,7 @@ def test_too_little_memory_after_an_oom_stops_claims() -> None:
     assert pod.asks(smi(gpu(used="4", free="81000", util="0"))).codes == set()
 
 
-def test_two_gpus_with_the_same_trouble_are_one_finding() -> None:
+def test_two_gpus_with_the_same_fault_are_one_finding() -> None:
     hot = smi(gpu(temperature="88", sm="1200"), gpu(temperature="90", sm="1100", **SECOND))
     assert Pod().asks(*[hot] * 4).found["GPU_HOT"].evidence == (
         "GPU 0: 88 °C, 1200 of 1980 MHz; GPU 1: 90 °C, 1100 of 1980 MHz"

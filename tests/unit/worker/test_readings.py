@@ -67,7 +67,7 @@ def test_without_a_limit_no_memory_is_tight(tmp_path: Path, name: str, limit: st
 
 
 @pytest.mark.parametrize(("files", "place"), [(V2, "pod/x"), (V1, "memory")], ids=["v2", "v1"])
-def test_tight_memory_is_told_with_the_processes_that_hold_it(
+def test_tight_memory_is_reported_with_the_processes_that_hold_it(
     tmp_path: Path, files: dict[str, str], place: str
 ) -> None:
     """Each loader process of a framework has a copy of the data. One that ended meanwhile is left out."""

@@ -116,7 +116,7 @@ def test_a_name_without_an_address_that_answers_is_unreachable(resolver: Resolve
         post(HttpConnection("http://gateway.example"), 5)
 
 
-def test_a_pod_without_room_for_a_thread_makes_a_call_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_pod_without_room_for_a_thread_a_call_fails_as_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent would end otherwise."""
 
     def full(_: threading.Thread) -> None:

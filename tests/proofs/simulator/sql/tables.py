@@ -1,4 +1,4 @@
-"""The tables and their triggers, as the migrations have them: what follows from a change, whoever makes it.
+"""A model of the tables and their triggers in the migrations: the effects of each change.
 
 Rows are dicts of Python values; `jsonable` makes of them what to_jsonb would. A function checks all that it may refuse
 before it writes anything: there is no rolling back.

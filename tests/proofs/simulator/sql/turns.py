@@ -13,7 +13,7 @@ AHEAD = 50
 
 
 class Turns(Tables):
-    """Who of a pool and priority is next."""
+    """The order of tenants in a pool and priority."""
 
     def next_turn(self, task: Row, *, front: bool = False) -> int:
         """internal_next_turn."""

@@ -1,4 +1,4 @@
-"""Tries one planted bug: plants it in a copy of the project, and looks whether a law or its test notices it."""
+"""Runs one planted bug: plants it in a copy of the project, and checks whether a law or its test catches it."""
 
 import os
 import shutil
@@ -17,17 +17,17 @@ TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class MutantResult:
-    """What became of a mutant."""
+    """Whether a mutant was caught, and by what."""
 
     mutant: Mutant
-    seeds: int | None  # it took; None if it survived
+    seeds: int | None  # until it was caught; None if it survived
     how: str  # the violation
 
 
-def tried(mutant: Mutant, seeds: int) -> MutantResult:
-    """Live through seeds with a mutated copy of the product, until a law that it is said to break is broken.
+def run_mutant(mutant: Mutant, seeds: int) -> MutantResult:
+    """Run seeds with a mutated copy of the product until a law that the mutant names is broken.
 
-    A mutant that has a test is caught if the test fails. One that does not run is no catch: ValueError.
+    A mutant with a test is caught if the test fails. A mutant that does not run is not caught: ValueError.
     """
     if mutant.has_test:
         return _tested(mutant)
@@ -47,7 +47,7 @@ def tried(mutant: Mutant, seeds: int) -> MutantResult:
             "0",
             "--laws",
             mutant.law,
-            *(["--clusters"] if mutant.story == "clusters" else []),
+            *(["--clusters"] if mutant.simulation == "clusters" else []),
         ]
         done = subprocess.run(
             command, cwd=copy, env=os.environ | {"PYTHONPATH": str(copy)}, capture_output=True, text=True,
@@ -85,7 +85,7 @@ def _pytest(root: Path, *tests: str) -> "subprocess.CompletedProcess[str]":
 
 
 def unmutated(seeds: int, of_clusters: int, processes: int, tests: Sequence[str]) -> str | None:
-    """What the code as it is breaks in as many seeds of each story and in these tests; None if nothing."""
+    """Return what the unchanged code breaks in as many seeds of each simulation and in these tests; None if nothing."""
     if tests and (tested := _pytest(ROOT, *tests)).returncode:
         return tested.stdout[-2000:] + tested.stderr[-500:]
     command = [sys.executable, "-m", "tests.proofs.simulator", "--processes", str(processes), "--seeds"]

@@ -14,10 +14,10 @@ WORDS = {True: "its agent calls and gets no answer", False: "its agent makes no 
 log = structlog.get_logger()
 
 
-NoteAnswer = Callable[[Worker, bool | None, bool], NotedAnswer]  # worker, calls in vain, others are heard
+NoteAnswer = Callable[[Worker, bool | None, bool], NotedAnswer]  # worker, its calls get no answer, others are heard
 
 
-async def ask(
+async def ask_pod(
     ssh_pool: SessionPool,
     store: Store,
     note: NoteAnswer,
@@ -29,16 +29,16 @@ async def ask(
 
     If the worker may be well, the leases of its tasks are renewed, as its heartbeat would do it.
     """
-    calls_in_vain, error = None, ""
+    calls_unanswered, error = None, ""
     for limit_s in TRIES_S:
         try:
             async with ssh_pool.session(worker, timeout_s=limit_s) as session:
-                calls_in_vain = await agent_control.calls_in_vain(session, worker.nonce or "", timeout_s=limit_s)
+                calls_unanswered = await agent_control.calls_unanswered(session, worker.nonce or "", timeout_s=limit_s)
             break
         except PortError as unreached:
             error = f"{type(unreached).__name__}: {unreached}"
-    noted = note(worker, calls_in_vain, others_are_heard)
+    noted = note(worker, calls_unanswered, others_are_heard)
     write = log.warning if noted.is_new else log.debug
-    write("silent_worker_asked", message=f"silent worker: {WORDS[calls_in_vain]}", worker=worker.id, error=error)
+    write("silent_worker_asked", message=f"silent worker: {WORDS[calls_unanswered]}", worker=worker.id, error=error)
     if noted.may_be_well:
         await store.keep_tasks(term, worker.id)

@@ -22,7 +22,7 @@ BODIES: dict[str, Any] = {
 @pytest.mark.parametrize("one", OPERATIONS, ids=lambda one: one.name)
 async def test_no_operation_shows_or_changes_anothers(rig: ApiRig, one: Operation) -> None:
     """With its ids, and without If-Match or with a forged one."""
-    token = await rig.token("read", tenant=f"stranger-{uuid.uuid4().hex}")
+    token = await rig.token("read", tenant=f"outsider-{uuid.uuid4().hex}")
     labels = {"note": SECRET}
     task_id = await rig.submit(tenant="other", params={"text": SECRET}, labels=labels, webhook_url=f"https://{SECRET}/")
     worker = await rig.worker()
@@ -118,7 +118,7 @@ async def test_a_forged_cursor_is_refused(rig: ApiRig, place: Any) -> None:
 @pytest.mark.parametrize(
     "name", ["x" * 3000, "%00", "..", "%2e%2e%2f", "a%0d%0ab", "-1", "9" * 400, "%f0%9f%92%a9", "{}", "null"]
 )
-async def test_an_id_that_is_none_is_not_found(rig: ApiRig, name: str) -> None:
+async def test_an_invalid_id_is_not_found(rig: ApiRig, name: str) -> None:
     """Whatever its length."""
     for path in (f"/tasks/{name}", f"/workers/{name}", f"/tasks/{name}/output", f"/tasks/{name}/logs"):
         answer = await rig.call("GET", path, ADMIN)

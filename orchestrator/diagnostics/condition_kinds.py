@@ -1,0 +1,278 @@
+"""The table of conditions: one row for each kind of thing that can be wrong with a fleet.
+
+`rules.py` finds conditions in the facts. `health`, `diagnose`, `list`, the gauge `orchestrator_condition`, the alerts
+and docs/health.md show them; none of them has checks or texts of its own. The order of the kinds is the order in which
+they are shown: a cause comes before its effects.
+
+The fleet is UNHEALTHY if ready tasks wait because of a condition, if a running task is lost by it, or if money is
+spent without control. Otherwise the condition is a warning.
+"""
+
+from dataclasses import dataclass
+from enum import Flag, auto
+
+from orchestrator.core.meanings import Explained
+
+HIGH, MEDIUM, LOW = "HIGH", "MEDIUM", "LOW"
+MIGRATE = "python -m orchestrator migrate"
+START = "Start it: python -m orchestrator run (on Railway: restart the service)"
+RESOLVED = "none needed; python -m orchestrator list --all shows which workers it was"
+
+
+class Impact(Flag):
+    """What a condition does to work and money."""
+
+    NONE = 0
+    WAIT = auto()  # ready tasks wait because of it
+    LOSS = auto()  # a running task is lost by it
+    MONEY = auto()  # money is spent without control
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionRow:
+    """One kind of condition. `text` and `fix` name facts of a condition's `detail` in braces."""
+
+    category: str  # in the report
+    text: str
+    fix: str
+    unhealthy: Impact = Impact.NONE  # the fleet is UNHEALTHY if a condition of this kind does one of these
+    level: str = MEDIUM  # of a condition that does none of them: MEDIUM, a warning; LOW, a remark
+    alert: str | None = None  # its rule in ops/alerts.yml
+    waits_s: float = 0.0  # seconds since its `since`, after which the alert rule and the message count it
+    after_s: float = 60.0  # seconds for which it must last until the rule fires, or its message is sent
+
+
+class ConditionKind(Explained):
+    """What can be wrong. The values are labels of the metric, and anchors in docs/health.md."""
+
+    row: ConditionRow
+
+    # fmt: off
+    SETTINGS_MISSING = "settings_missing", ConditionRow(
+        "Environment", "Missing critical environment variables",
+        "Add missing environment variables to Railway deployment", Impact.WAIT)
+    SETTING_UNUSABLE = "setting_unusable", ConditionRow("Environment", "{what}", "{fix}", Impact.WAIT)
+    SSH_KEYS_UNUSABLE = "ssh_keys_unusable", ConditionRow("SSH", "{what}", "{fix}", Impact.WAIT)
+    SCHEMA_MISMATCH = "schema_mismatch", ConditionRow(
+        "Database", "The database's schema is not this version's", MIGRATE, Impact.WAIT | Impact.LOSS)
+    DATABASE_DOWN = "database_down", ConditionRow(
+        "Database", "The database {what}", "{fix}", Impact.WAIT | Impact.LOSS,
+        alert="OrchestratorDependencyDown", after_s=300)
+    SCHEMA_CHANGED = "schema_changed", ConditionRow(
+        "Database", "The database was changed: {what}", "{fix}", Impact.WAIT | Impact.LOSS)
+    FUNCTIONS_MISSING = "functions_missing", ConditionRow(
+        "Database", "The database lacks functions of this version", MIGRATE, Impact.WAIT | Impact.LOSS)
+    CLAIMING_BROKEN = "claiming_broken", ConditionRow(
+        "Tasks", "Tasks cannot be claimed: worker_claim does not work", MIGRATE, Impact.WAIT | Impact.LOSS)
+    DATABASE_SLOW = "database_slow", ConditionRow(
+        "Database", "The database is slow: an answer took {seconds:.1f} s",
+        "see its load and size; python -m orchestrator doctor database", alert="OrchestratorDatabaseSlow", after_s=300)
+    NO_LEADER = "no_leader", ConditionRow(
+        "Orchestrator", "The orchestrator process is not running", START, Impact.WAIT | Impact.MONEY,
+        alert="OrchestratorNobodyLeads")
+    TICKS_FAIL = "ticks_fail", ConditionRow(
+        "Orchestrator", "The orchestrator leads, but its ticks fail: nothing is started or ended",
+        "read its log: tick_aborted; python -m orchestrator migrate, if the database refuses a call",
+        Impact.WAIT | Impact.MONEY, alert="OrchestratorTicksAborted", after_s=120)
+    LEADER_SILENT = "leader_silent", ConditionRow(
+        "Orchestrator", "The orchestrator does not renew its lease: {what}", "see whether its process hangs",
+        level=LOW, alert="OrchestratorLoopStands")
+    STORE_DOWN = "store_down", ConditionRow(
+        "S3", "S3 cannot be used: no worker claims a task, and results wait",
+        "python -m orchestrator doctor s3", Impact.WAIT | Impact.MONEY, alert="OrchestratorStoreDown", after_s=120)
+    STORE_SLOW = "store_slow", ConditionRow(
+        "S3", "S3 is slow: one request took {seconds:.1f} s", "python -m orchestrator doctor s3",
+        alert="OrchestratorStoreSlow", after_s=300)
+    STORE_UNREACHED = "store_unreached", ConditionRow(
+        "S3", "Worker {worker} has had a result for {lasts} that S3 does not take from it",
+        "python -m orchestrator explain {worker}; terminate {worker}, if S3 works for others", Impact.MONEY,
+        alert="OrchestratorStoreUnreached")
+    STORE_UNSEEN = "store_unseen", ConditionRow(
+        "S3", "S3 refuses or does not answer this process, but works for the orchestrator",
+        "python -m orchestrator doctor s3")
+    BUCKET_FAR = "bucket_far", ConditionRow(
+        "S3", "{count:worker runs|workers run} in {place}, on another continent than the bucket ({bucket})",
+        "put data centres near the bucket first in RUNPOD_DATA_CENTERS, or use a bucket near the pods")
+    API_KEY_REFUSED = "api_key_refused", ConditionRow(
+        "RunPod", "Authentication failed: RunPod refuses the API key",
+        "Set RUNPOD_API_KEY to a key that may manage pods", Impact.WAIT | Impact.MONEY,
+        alert="OrchestratorRunPodRefuses", after_s=300)
+    PROVIDER_DOWN = "provider_down", ConditionRow(
+        "RunPod", "RunPod does not answer", "See its status page; nothing is decided", Impact.WAIT | Impact.MONEY,
+        alert="OrchestratorDependencyDown", after_s=300)
+    PROVIDER_UNSEEN = "provider_unseen", ConditionRow(
+        "RunPod", "RunPod refuses or does not answer this process, but works for the orchestrator",
+        "python -m orchestrator doctor runpod; is RUNPOD_API_KEY here the orchestrator's?")
+    NO_MONEY = "no_money", ConditionRow(
+        "RunPod", "The RunPod account has no money: {balance_usd:usd}",
+        "add funds in the RunPod console; at $0 RunPod deletes every pod", Impact.WAIT | Impact.LOSS,
+        alert="OrchestratorNoMoney", after_s=120)
+    HALTED = "halted", ConditionRow(
+        "RunPod", "RunPod refuses to rent for pool {pool} ({code}): {means}", "{fix}", Impact.WAIT,
+        alert="OrchestratorHalted", after_s=120)
+    BUDGET_SPENT = "budget_spent", ConditionRow(
+        "Cost", "The budget does not allow another worker of pool {pool}",
+        "raise DAILY_BUDGET_USD or MAX_HOURLY_COST_USD; python -m orchestrator cost --since 24h", Impact.WAIT,
+        alert="OrchestratorBudgetSpent", after_s=300)
+    PRICE_UNKNOWN = "price_unknown", ConditionRow(
+        "RunPod", "RunPod shows no price for a GPU of pool {pool}, so no budget can allow it",
+        "see python -m orchestrator gpus; name other types in RUNPOD_GPU_TYPE, or remove the budgets", Impact.WAIT,
+        after_s=300)
+    SOLD_OUT = "sold_out", ConditionRow(
+        "RunPod", "Every offer of pool {pool} is sold out",
+        "add to RUNPOD_GPU_TYPE or RUNPOD_DATA_CENTERS; python -m orchestrator explain scaling", Impact.WAIT,
+        alert="OrchestratorSoldOut", after_s=600)
+    OFFERS_UNUSABLE = "offers_unusable", ConditionRow(
+        "Scaling", "Pool {pool} has no offer that can be used: {means}", "{fix}", Impact.WAIT,
+        alert="OrchestratorOffersUnusable", after_s=300)
+    POOL_UNKNOWN = "pool_unknown", ConditionRow(
+        "Tasks", "{count:task waits|tasks wait} in pool {pool}, which is not configured",
+        "correct POOLS_FILE, or submit with another --pool", Impact.WAIT,
+        alert="OrchestratorTasksNobodyServes", after_s=120)
+    NO_HANDLER = "no_handler", ConditionRow(
+        "Tasks", "{count:task|tasks} of type {task_type} cannot run: WORKER_HANDLERS has no handler for it",
+        "add it to WORKER_HANDLERS: {task_type}=module:function", Impact.WAIT,
+        alert="OrchestratorNoHandler", after_s=120)
+    TASKS_REFUSED = "tasks_refused", ConditionRow(
+        "Tasks", "A trigger or constraint on tasks keeps {count:task|tasks} of pool {pool} from being {change}",
+        "change that trigger or constraint; python -m orchestrator explain {task}", Impact.WAIT | Impact.LOSS,
+        alert="OrchestratorTasksRefused", after_s=120)
+    BRINGUPS_FAIL = "bringups_fail", ConditionRow(
+        "Workers", "{what} in pool {pool}: the last {count:bring-up|bring-ups} failed ({code}): {means}", "{fix}",
+        Impact.WAIT, alert="OrchestratorBringUpsFail", after_s=300)
+    BREAKER_OPEN = "breaker_open", ConditionRow(
+        "Scaling", "The breaker of pool {pool} is open: one canary at a time is started",
+        "python -m orchestrator explain scaling; after a correction, spawn tries one at once", Impact.WAIT,
+        alert="OrchestratorBreakerOpen", after_s=300)
+    AUTH_FAILS = "auth_fails", ConditionRow("SSH", "SSH authentication fails: {means}", "{fix}", Impact.WAIT)
+    WORKERS_STUCK = "workers_stuck", ConditionRow(
+        "Workers", "{count:worker|workers} stuck in {state}, stage {stage}: waiting on {who}: {what}", "{fix}",
+        Impact.WAIT | Impact.MONEY, alert="OrchestratorWorkersStuck", after_s=300)
+    BRINGUP_SLOW = "bringup_slow", ConditionRow(
+        "Workers", "{count:worker|workers} in bring-up at stage {stage}, waiting on {who}: {what}",
+        "python -m orchestrator explain {worker}", level=LOW)
+    DELETES_FAIL = "deletes_fail", ConditionRow(
+        "RunPod", "RunPod has not deleted the pod of worker {worker} after {count} requests",
+        "delete it in the RunPod console; python -m orchestrator explain {worker}", Impact.MONEY,
+        alert="OrchestratorDeletesFail", after_s=300)
+    DELETE_LATE = "delete_late", ConditionRow(
+        "RunPod", "RunPod has not deleted the pod of worker {worker} yet, and still lists it",
+        "none needed; python -m orchestrator explain {worker}", level=LOW)
+    POISON_TASK = "poison_task", ConditionRow(
+        "Tasks", "Task {task} ({task_type}) has ended {count} workers ({code})",
+        "python -m orchestrator explain {task}; tasks cancel {task}", Impact.LOSS,
+        alert="OrchestratorPoisonTask")
+    TASKS_LOST = "tasks_lost", ConditionRow(
+        "Tasks", "{count:running task was lost with its|running tasks were lost with their} worker ({code}): {means}",
+        "{fix}", Impact.LOSS, alert="OrchestratorTasksLost")
+    WORKERS_FAILED = "workers_failed", ConditionRow(
+        "Workers", "{count:worker|workers} in service failed ({code}): {means}", "{fix}",
+        alert="OrchestratorWorkersFail", after_s=900)
+    PROCESS_ENDED = "process_ended", ConditionRow(
+        "Workers", "Worker {worker}: SSH works, but its process is not running ({agent})",
+        "python -m orchestrator terminate {worker}", Impact.LOSS | Impact.MONEY)
+    GATEWAY_UNREACHED = "gateway_unreached", ConditionRow(
+        "Orchestrator", "{count:worker is|workers are} silent and may be well; waiting for {what}",
+        "see that pods reach WORKER_API_URL: its DNS name, its certificate, the platform's proxy",
+        Impact.WAIT | Impact.LOSS | Impact.MONEY, alert="OrchestratorGatewayUnreached")
+    WORKER_SILENT = "worker_silent", ConditionRow(
+        "Workers", "Worker {worker} has sent no heartbeat for {silent}", "python -m orchestrator explain {worker}",
+        Impact.LOSS | Impact.MONEY, alert="OrchestratorWorkerSilent")
+    POD_UNSEEN = "pod_unseen", ConditionRow(
+        "RunPod", "Worker {worker} works, but RunPod's list is odd: {what}", "python -m orchestrator explain {worker}")
+    MACHINE_FAULT = "machine_fault", ConditionRow(
+        "Workers", "Worker {worker} is on a faulty machine: {means} ({code})", "{fix}", Impact.WAIT | Impact.LOSS,
+        alert="OrchestratorMachineFault", after_s=120)
+    MACHINE_BLOCKED = "machine_blocked", ConditionRow(
+        "Workers", "Worker {worker} claims no tasks: {means} ({code})", "{fix}", Impact.WAIT,
+        alert="OrchestratorMachineBlocked", after_s=600)
+    NOT_CLAIMING = "not_claiming", ConditionRow(
+        "Tasks", "Worker {worker} is {state} but does not claim tasks", "python -m orchestrator logs {worker}",
+        Impact.WAIT, alert="OrchestratorNotClaiming", after_s=300)
+    WORKER_UNFIT = "worker_unfit", ConditionRow(
+        "Workers", "Worker {worker} claims no more: {why}", "python -m orchestrator logs {worker}", Impact.WAIT,
+        alert="OrchestratorWorkerUnfit", after_s=600)
+    PODS_WITHOUT_ROWS = "pods_without_rows", ConditionRow(
+        "RunPod", "{count:orphaned pod costs|orphaned pods cost} {cost} and no worker names them",
+        "python -m orchestrator sync terminate_orphaned", Impact.MONEY,
+        alert="OrchestratorPodsWithoutRows", after_s=300)
+    ROWS_WITHOUT_PODS = "rows_without_pods", ConditionRow(
+        "Database", "{count:stale worker row: its pod is|stale worker rows: their pods are} gone",
+        "python -m orchestrator sync update_database", Impact.LOSS)
+    NO_HOLDER = "no_holder", ConditionRow(
+        "Tasks", "No worker holds {count:task that is|tasks that are} In Progress",
+        "They are queued again by the next tick: python -m orchestrator once", Impact.LOSS,
+        alert="OrchestratorTasksWithoutHolder", after_s=300)
+    PAUSED = "paused", ConditionRow(
+        "Orchestrator", "Spawning is paused in {where}", "python -m orchestrator resume", Impact.WAIT,
+        after_s=600)
+    BACKLOG = "backlog", ConditionRow(
+        "Scaling", "Backlog in pool {pool}: {count:task waits|tasks wait}, the oldest for {oldest}", "{fix}",
+        Impact.WAIT, alert="OrchestratorTasksWait", waits_s=1_800, after_s=300)
+    TASKS_BLOCKED = "tasks_blocked", ConditionRow(
+        "Tasks", "All {count} queued tasks are blocked",
+        "python -m orchestrator tasks list --status Queued, then explain one of them")
+    SEGMENTS_MISSING = "segments_missing", ConditionRow(
+        "Tasks", "{count:task|tasks} of type {task_type} failed: {message}",
+        "Submit stitch tasks with depends_on: the claim hands over their outputs; "
+        "python -m orchestrator explain {task}")
+    TASKS_FAILED = "tasks_failed", ConditionRow(
+        "Tasks", "{count:task|tasks} of type {task_type} failed within {within}: {code}",
+        "python -m orchestrator explain {task}", alert="OrchestratorTasksFail", after_s=900)
+    WEBHOOKS_UNDELIVERABLE = "webhooks_undeliverable", ConditionRow(
+        "Tasks", "{count:webhook message was|webhook messages were} given up within a day, the last one to {host}",
+        "python -m orchestrator webhooks list --state undeliverable; correct the receiver, then webhooks retry",
+        after_s=300)
+    WEBHOOKS_LATE = "webhooks_late", ConditionRow(
+        "Tasks", "{count:webhook message has|webhook messages have} been due for more than 5 minutes",
+        "set WEBHOOK_SECRET, if it is not set; python -m orchestrator webhooks list --state waiting", after_s=300)
+    SCHEDULE_FAILS = "schedule_fails", ConditionRow(
+        "Tasks", "Schedule {name} submits no task",
+        "python -m orchestrator schedules list; correct it with schedules add {name}, or its row",
+        alert="OrchestratorScheduleFails", after_s=300)
+    MACHINE_WARNING = "machine_warning", ConditionRow("Workers", "Worker {worker}: {means} ({code})", "{fix}")
+    FOREIGN_PODS = "foreign_pods", ConditionRow("RunPod", "{what}", "{fix}")
+    SSH_UNREACHABLE = "ssh_unreachable", ConditionRow(
+        "SSH", "{count:worker works|workers work}, but cannot be reached over SSH: the logs wait on the pods",
+        "python -m orchestrator explain {worker}")
+    LOGS_LATE = "logs_late", ConditionRow(
+        "Workers", "The logs of worker {worker} do not reach S3: {why}", "python -m orchestrator explain {worker}",
+        alert="OrchestratorLogsLag", after_s=600)
+    SSH_FAILED = "ssh_failed", ConditionRow(
+        "SSH", "SSH connections failed within a day: {codes}", "python -m orchestrator explain {code}")
+    WORKERS_UNKNOWN = "workers_unknown", ConditionRow(
+        "Workers", "No facts are available about {count:worker|workers}", "python -m orchestrator diagnose {worker}")
+    DEAR_DAY = "dear_day", ConditionRow(
+        "Cost", "Cost anomaly: ${usd:.2f} in the last 24 hours, usually ${usual_usd:.2f} a day",
+        "python -m orchestrator cost --since 24h --by worker")
+    IDLE_MONEY = "idle_money", ConditionRow(
+        "Cost", "Cost anomaly: worker {worker} cost ${usd:.2f} and worked for {share:.0%} of it",
+        "python -m orchestrator explain {worker}")
+    RETRIES_WAIT = "retries_wait", ConditionRow(
+        "Tasks", "{count:queued task waits for its|queued tasks wait for their} time: "
+        "a retry's pause, or submitted for later",
+        "python -m orchestrator tasks list --status Queued, then explain one of them", level=LOW)
+    AUTH_RESOLVED = "auth_resolved", ConditionRow(
+        "SSH", "SSH authentication failed within a day, and works again", RESOLVED, level=LOW)
+    SSH_RESOLVED = "ssh_resolved", ConditionRow(
+        "SSH", "SSH connections failed within a day, and work again: {codes}", RESOLVED, level=LOW)
+    PLACE_UNREACHABLE = "place_unreachable", ConditionRow(
+        "Network", "{place} cannot be reached from here", "curl -i {url}", level=LOW)
+    MACHINE_NOTE = "machine_note", ConditionRow("Workers", "Worker {worker}: {means} ({code})", "{fix}", level=LOW)
+    OTHER_CODE = "other_code", ConditionRow(
+        "Deployment", "{count:worker runs|workers run} other code than this",
+        "They finish with it; new workers get this one", level=LOW)
+    # fmt: on
+
+    @property
+    def rank(self) -> int:
+        """Return the place of the kind in the table."""
+        return RANKS[self]
+
+    @property
+    def anchor(self) -> str:
+        """Return the place in the docs that describes the kind."""
+        return f"docs/health.md#{self}"
+
+
+RANKS = {kind: number for number, kind in enumerate(ConditionKind)}
