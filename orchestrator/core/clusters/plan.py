@@ -29,7 +29,7 @@ from orchestrator.core.clusters.actions import (
     OnMember,
     RecordConfiguration,
 )
-from orchestrator.core.clusters.facts import ClusterFacts
+from orchestrator.core.clusters.facts import ClusterFacts, is_leaving
 from orchestrator.core.clusters.members import NO_SLURM
 from orchestrator.core.clusters.readings import DaemonState
 from orchestrator.core.clusters.rows import MemberRow
@@ -83,7 +83,8 @@ def is_moving(view: ClusterView) -> bool:
         return any(member.status in LIVE_MEMBER for member in view.row.members)
     steady = (ClusterStatus.RUNNING, ClusterStatus.REQUESTED)
     still = (MemberStatus.READY, MemberStatus.REMOVED, MemberStatus.FAILED)
-    return view.row.status not in steady or any(member.status not in still for member in view.row.members)
+    moving = (member.status not in still or is_leaving(member) for member in view.row.members)
+    return view.row.status not in steady or any(moving)
 
 
 Step = tuple[OnCluster | None, list[OnMember]]
