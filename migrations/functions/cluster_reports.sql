@@ -56,42 +56,55 @@ language sql stable security definer set search_path = '' set enable_seqscan = o
      where c.fleet = internal_cluster_needs.p_fleet and c.status not in ('deleted', 'failed')
 $$;
 
--- The ready and running tasks of its pool and the nodes that they ask for: {tasks, nodes, largest}. The first 1,000 tasks
--- count, and of these the first 16 MB of params; a task without a readable number of nodes asks for one.
+-- The ready and running tasks of its pool and the nodes that they ask for: {tasks, nodes, largest}, without ready tasks
+-- that ask for more than the cluster may have: these fail (internal_cluster_refuse).
 create or replace function public.internal_cluster_demand(p_row public.cluster_apps, p_now timestamptz) returns jsonb
+language sql stable security definer set search_path = '' as $$
+    select jsonb_build_object('tasks', count(*), 'nodes', coalesce(sum(t.nodes), 0), 'largest', coalesce(max(t.nodes), 0))
+      from public.internal_cluster_tasks(internal_cluster_demand.p_row, internal_cluster_demand.p_now) t
+     where not t.is_ready or t.nodes <= internal_cluster_demand.p_row.max_nodes
+$$;
+
+-- The number of nodes that the params of a task ask for: 1 without a number from 1 to 64, which the handler refuses.
+create or replace function public.internal_nodes_of(p_params jsonb) returns int
+language sql immutable set search_path = '' as $$
+    select case when n.text ~ '^[0-9]{1,2}(\.[0-9]{1,9})?$' and n.text::numeric between 1 and 64
+                then trunc(n.text::numeric)::int else 1 end
+      from (select internal_nodes_of.p_params->>'nodes') n (text)
+$$;
+
+-- The running and the ready tasks of the cluster's pool with their numbers of nodes. The first 1,000 tasks count, and of
+-- these the first 16 MB of params: of later ones, one node.
+create or replace function public.internal_cluster_tasks(p_row public.cluster_apps, p_now timestamptz)
+returns table (id uuid, nodes int, is_ready boolean)
 language plpgsql stable security definer set search_path = '' set plan_cache_mode = force_generic_plan
 set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off as $$
-#variable_conflict use_variable
+#variable_conflict use_column
 declare
     c_tasks constant int := 1000;
     c_bytes constant int := 16777216;  -- of params, as stored
 begin
-    return (
+    return query
         with running as (
-            select t.params from public.workers w
-             cross join lateral (select r.params from public.tasks r
+            select t.id, t.params, false as is_ready from public.workers w
+             cross join lateral (select r.id, r.params from public.tasks r
                                   where r.worker_id = w.id and r.status = 'In Progress' limit c_tasks) t
              where w.cluster = p_row.id limit c_tasks
         ), ready as (
-            select t.params from public.internal_claim_start(p_row.pool, p_now) s
+            select t.id, t.params, true as is_ready from public.internal_claim_start(p_row.pool, p_now) s
              cross join lateral (
-                 select q.params from public.tasks q
+                 select q.id, q.params from public.tasks q
                   where q.pool = p_row.pool and q.status = 'Queued' and not q.blocked
                     and (q.run_after is null or q.run_after <= p_now)
                     and (~q.priority, q.queue_turn, q.created_at, q.id) >= (s.place, s.queue_turn, s.created_at, s.id)
                     and coalesce((select r.what <> 'claim' from public.task_refusals r where r.task_id = q.id), true)
                   order by ~q.priority, q.queue_turn, q.created_at, q.id limit c_tasks) t
         ), looked_at as (
-            select a.params, sum(pg_column_size(a.params)) over (rows unbounded preceding) <= c_bytes as is_read
+            select a.*, sum(pg_column_size(a.params)) over (rows unbounded preceding) <= c_bytes as is_read
               from (select * from running union all select * from ready limit c_tasks) a
-        ), wanted as (
-            select case when n.text ~ '^[0-9]{1,2}$' and n.text::int between 1 and 64 then n.text::int else 1 end as nodes
-              from looked_at l
-             cross join lateral (select case when l.is_read then l.params->>'nodes' end) n (text)
         )
-        select jsonb_build_object('tasks', count(*), 'nodes', coalesce(sum(w.nodes), 0),
-                                  'largest', coalesce(max(w.nodes), 0)) from wanted w
-         where p_row.status not in ('deleted', 'failed'));
+        select l.id, case when l.is_read then public.internal_nodes_of(l.params) else 1 end, l.is_ready from looked_at l
+         where p_row.status not in ('deleted', 'failed');
 end
 $$;
 

@@ -233,6 +233,69 @@ begin
 end
 $$;
 
+-- Returns which of these locked, claimable rows the cluster can run, as internal_limit_answer does. The others are ended,
+-- or added to p_passed: a job that Slurm could never start would keep its controller from all other tasks.
+create or replace function public.internal_cluster_fit(
+    p_cluster text, p_rows tid[], p_now timestamptz, inout p_passed uuid[], out fit tid[]
+)
+language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off as $$
+#variable_conflict use_variable
+declare
+    v_row public.cluster_apps;
+    v_task record;
+begin
+    select * into v_row from public.cluster_apps c where c.id = p_cluster;
+    for v_task in select t.ctid as place, t.id, public.internal_nodes_of(t.params) as nodes from public.tasks t
+                   where t.ctid = any (p_rows) and case t.status when 'Queued' then true end loop
+        if v_task.nodes <= v_row.max_nodes then
+            fit := fit || v_task.place;
+        elsif not public.internal_cluster_refuse_task(v_row, v_task.id, v_task.nodes, p_now) then
+            p_passed := p_passed || v_task.id;
+        end if;
+    end loop;
+end
+$$;
+
+-- Ends the ready tasks that ask for more nodes than the cluster may have, 100 at once: without nodes, nobody claims them.
+create or replace function public.internal_cluster_refuse(p_row public.cluster_apps, p_now timestamptz) returns int
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off
+set lock_timeout = '500ms' as $$
+#variable_conflict use_variable
+declare
+    c_tasks constant int := 100;
+    c_time constant interval := '1 second';  -- users' triggers may take long
+    v_task record;
+    v_ended int := 0;
+begin
+    for v_task in select t.id, t.nodes from public.internal_cluster_tasks(p_row, p_now) t
+                   where t.is_ready and t.nodes > p_row.max_nodes limit c_tasks loop
+        begin
+            perform from public.tasks t
+             where t.id = v_task.id and t.status = 'Queued' and not t.blocked
+               and public.internal_nodes_of(t.params) > p_row.max_nodes for no key update skip locked;
+            if found and public.internal_cluster_refuse_task(p_row, v_task.id, v_task.nodes, p_now) then
+                v_ended := v_ended + 1;
+            end if;
+        exception when lock_not_available then  -- in a user's trigger; the next sweep tries again
+            null;
+        end;
+        exit when clock_timestamp() > statement_timestamp() + c_time;
+    end loop;
+    return v_ended;
+end
+$$;
+
+create or replace function public.internal_cluster_refuse_task(
+    p_row public.cluster_apps, p_id uuid, p_nodes int, p_now timestamptz
+) returns boolean
+language sql security definer set search_path = '' as $$
+    select public.internal_end_unclaimed(
+        internal_cluster_refuse_task.p_id, 'SLURM_TOO_LARGE',
+        format('It asks for %s nodes, and cluster %s may have %s', internal_cluster_refuse_task.p_nodes,
+               (internal_cluster_refuse_task.p_row).id, (internal_cluster_refuse_task.p_row).max_nodes),
+        internal_cluster_refuse_task.p_now)
+$$;
+
 -- Before a change of a cluster, member, operation or node task: refuses an illegal transition. The trigger's argument is
 -- the subject of cluster_transitions.
 create or replace function public.internal_cluster_changing() returns trigger
