@@ -129,10 +129,8 @@ class ClusterFacts:
     def lost(self, member: MemberRow) -> tuple[FailureCode, str] | None:
         """Return why a member is lost. An unknown reading is never a reason."""
         worker, lost_s, cut_s = member.worker, self.policy.lost_s, self.policy.cut_off_s
-        if worker is None:
-            return FailureCode.MEMBER_LOST, "its worker is gone"
-        if worker.status in (State.TERMINATING, State.TERMINATED) and not is_leaving(member):
-            return FailureCode.MEMBER_LOST, "its worker ends"
+        if worker is None or (worker.status in (State.TERMINATING, State.TERMINATED) and not is_leaving(member)):
+            return FailureCode.MEMBER_LOST, "its worker ends" if worker else "its worker is gone"
         heard_at = worker.last_heartbeat
         is_unheard = heard_at is not None and (self.now - heard_at).total_seconds() >= cut_s
         if member.role is MemberRole.CONTROLLER and is_unheard:
