@@ -28,6 +28,7 @@ from orchestrator.core.clusters.actions import (
     OnCluster,
     OnMember,
     RecordConfiguration,
+    Remark,
 )
 from orchestrator.core.clusters.facts import ClusterFacts, is_leaving
 from orchestrator.core.clusters.members import NO_SLURM
@@ -172,10 +173,16 @@ def _settled(facts: ClusterFacts) -> Step:
             fields = {**NOTHING, "conf_sha": facts.conf_sha}
             return MoveCluster(row.status, ClusterStatus.RUNNING, "every node is ready", fields), steps
         steps = [*smoke.plan(facts), *steps]
-    resize = size.plan(facts)
+    resize = size.plan(facts) or _outdated_remark(facts)
     if resize is None and facts.conf_sha is not None and facts.conf_sha != row.conf_sha:
         resize = RecordConfiguration(facts.conf_sha)
     return resize, [*steps, *size.drains(facts)]
+
+
+def _outdated_remark(facts: ClusterFacts) -> Remark | None:
+    """Remove what the row says of a smoke job that is not due any more. What it says of a surplus has a deadline."""
+    is_about_smoke = facts.row.waiting_for is not None and facts.row.deadline_at is None
+    return Remark(None, None) if is_about_smoke and not smoke.is_deployed(facts) else None
 
 
 def _trouble(facts: ClusterFacts) -> str | None:
