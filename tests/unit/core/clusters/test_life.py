@@ -302,7 +302,7 @@ def test_operations_reach_every_member_or_say_why_not() -> None:
     world.ask(operation(world, 2, OperationKind.BOOTSTRAP_SSH, world.controller))
     world.run(20)
     assert [one.worker_id for one in world.told if isinstance(one, act.ReconcileAuthorizedKey)] == [world.controller]
-    world.ask(operation(world, 3, OperationKind.DRAIN, world.controller))
+    world.ask(operation(world, 3, OperationKind.DRAIN, world.controller))  # the command refuses it at once
     world.ask(operation(world, 4, OperationKind.DRAIN, "gpu-unknown"))
     world.run(10)
     errors = {one.id: one.error for one in world.row.operations if one.status is OperationStatus.FAILED}
