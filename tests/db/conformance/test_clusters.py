@@ -10,6 +10,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 from psycopg.types.json import Jsonb
 
+from orchestrator.adapters.rows import need_of
 from orchestrator.core.cluster_states import ClusterStatus, MemberRole, MemberStatus
 from orchestrator.core.states import State
 from orchestrator.diagnostics.cost import lines
@@ -224,6 +225,17 @@ async def test_only_the_ready_controller_of_a_running_cluster_claims(fleet: Flee
     plain = await fleet.agent(pool="plain")
     await fleet.submit(pool="plain")
     assert len(await plain.claim()) == 1
+
+
+async def test_the_snapshot_names_the_live_controller(fleet: Fleet, cluster: Cluster) -> None:
+    """The planner lets it end after the other nodes."""
+    await cluster.running()
+    controller, other = cluster.agents
+    (need,) = map(need_of, (await fleet.snapshot())["clusters"])
+    assert (need.controller, set(need.members)) == (controller.id, {controller.id, other.id})
+    await cluster.move_member(controller, MemberStatus.READY, MemberStatus.FAILED)
+    (need,) = map(need_of, (await fleet.snapshot())["clusters"])
+    assert need.controller is None
 
 
 async def test_a_worker_of_a_cluster_that_has_ended_claims_nothing(
