@@ -12,10 +12,18 @@ $$;
 
 -- The number of nodes that the params of a task ask for: 1 without a number from 1 to 64, which the handler refuses.
 create or replace function public.internal_nodes_of(p_params jsonb) returns int
-language sql immutable set search_path = '' as $$
-    select case when n.text ~ '^[0-9]{1,2}(\.[0-9]{1,9})?$' and n.text::numeric between 1 and 64
-                then trunc(n.text::numeric)::int else 1 end
-      from (select internal_nodes_of.p_params->>'nodes') n (text)
+language plpgsql immutable set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_text text := p_params->>'nodes';
+begin
+    if v_text ~ '^[0-9]{1,2}(\.[0-9]{1,9})?$' then
+        if v_text::numeric between 1 and 64 then
+            return trunc(v_text::numeric)::int;
+        end if;
+    end if;
+    return 1;
+end
 $$;
 
 -- The running and the ready tasks of the cluster's pool with their numbers of nodes. The first 1,000 tasks count, and of

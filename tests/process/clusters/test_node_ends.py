@@ -27,7 +27,8 @@ async def test_a_job_on_a_node_whose_worker_is_asked_to_end_is_completed(
     status, out, err = await stack.run("terminate", asked["worker_id"], "--force")
     assert status == 0, err or out
     (ending,) = await cluster.until(
-        "select waiting_for from workers where id = %s and waiting_for not like '%%may hold%%' and status = 'terminating'",
+        """select waiting_for from workers
+            where id = %s and status = 'terminating' and waiting_for not like '%%may hold%%'""",
         asked["worker_id"],
     )
     waits = f"the Slurm jobs on its node of cluster {cluster.id} to end" if role == "worker" else f"{task} attempt 1"
