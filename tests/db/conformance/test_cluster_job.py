@@ -214,6 +214,7 @@ async def test_a_member_with_the_largest_possible_details_can_still_be_lost(
         (text, agent.id),
     )
     await cluster.fleet.end(agent.id, State.ACTIVE)
+    await cluster.fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
     await steps(job_of(cluster.rows, Pods()), cluster)
     assert (await cluster.report()).members[1].status is MemberStatus.FAILED
 

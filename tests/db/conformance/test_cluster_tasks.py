@@ -6,7 +6,6 @@ import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-from orchestrator.core.cluster_states import ClusterStatus
 from tests.db.conformance.builders import Fleet
 from tests.db.conformance.cluster_builders import NAME, POOL, Cluster
 
@@ -19,9 +18,9 @@ def cluster(fleet: Fleet) -> Cluster:
     return Cluster(fleet)
 
 
-async def wants(fleet: Fleet, nodes: Any) -> str:
+async def wants(fleet: Fleet, nodes: Any, priority: int = 0) -> str:
     """A task that asks for so many nodes; its id."""
-    (task,) = await fleet.submit({"params": {"command": ["true"], "nodes": nodes}}, pool=POOL)
+    (task,) = await fleet.submit({"params": {"command": ["true"], "nodes": nodes}, "priority": priority}, pool=POOL)
     return task
 
 
@@ -35,7 +34,7 @@ async def test_a_controller_is_not_given_a_task_that_is_too_large_and_takes_the_
     fleet: Fleet, cluster: Cluster
 ) -> None:
     await cluster.running()
-    large, fitting = await wants(fleet, 5), await wants(fleet, 2)
+    large, fitting = await wants(fleet, 5, priority=9), await wants(fleet, 2)
     (task,) = await cluster.agents[0].claim()
     assert task["id"] == fitting
     assert await ends(fleet, large) == ("Failed", "SLURM_TOO_LARGE", WHY, 0)
@@ -97,14 +96,16 @@ async def test_a_task_that_a_trigger_keeps_from_failing_harms_no_other_one(
     fleet: Fleet, cluster: Cluster, hand: AsyncConnection[DictRow]
 ) -> None:
     await cluster.running()
-    large, fitting = await wants(fleet, 5), await wants(fleet, 1)
+    large, fitting = await wants(fleet, 5, priority=9), await wants(fleet, 1)
     await hand.execute(
         "create function keeps() returns trigger language plpgsql as $$ begin "
         "if new.status = 'Failed' then raise 'no'; end if; return new; end $$"
     )
     await hand.execute("create trigger keeps before update on tasks for each row execute function keeps()")
-    await cluster.rows.sweep(fleet.term)
-    (task,) = await cluster.agents[0].claim()
-    assert (task["id"], (await ends(fleet, large))[0]) == (fitting, "Queued")
-    assert (await cluster.report()).demand.tasks == 1
-    assert (await cluster.report()).status is ClusterStatus.RUNNING
+    try:
+        await cluster.rows.sweep(fleet.term)
+        (task,) = await cluster.agents[0].claim()
+        assert (task["id"], (await ends(fleet, large))[0]) == (fitting, "Queued")
+        assert (await cluster.report()).demand.tasks == 1
+    finally:
+        await hand.execute("drop function keeps() cascade")
