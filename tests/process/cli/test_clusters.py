@@ -18,6 +18,7 @@ task_types = ["train"]
 gpu_types = ["NVIDIA H100 80GB HBM3"]
 data_centers = ["US-KS-2"]
 cloud = "SECURE"
+max_active_gpus = 8
 """
 SCRIPT = "#!/bin/sh\nsrun hostname\n"
 DETAIL = {"phase": "slurm_ready", "slurmctld_state": "up", "slurmctld_pid": 417, "slurmd_state": "idle"}
