@@ -182,6 +182,11 @@ begin
             v_passed := v_passed || public.internal_begin_waiting(v_rows);
             continue;
         end if;
+        if p_worker.cluster is not null and v_rows is not null then
+            select s.p_passed, s.fit into v_passed, v_rows
+              from public.internal_cluster_fit(p_worker.cluster, v_rows, p_now, v_passed) s;
+            continue when v_rows is null;
+        end if;
         if v_heavy then
             select s.p_passed, s.fit into v_passed, v_rows
               from public.internal_limit_answer(v_rows, c_bytes, p_now, v_passed) s;

@@ -145,7 +145,8 @@ begin
 end
 $$;
 
--- Expires what has missed its deadline, 1,000 rows at once: {operations, node_tasks}.
+-- Expires what has missed its deadline, 1,000 rows at once: {operations, node_tasks}. Ends tasks that no cluster of their
+-- pool can run.
 create or replace function public.fleet_cluster_sweep(p_fleet text, p_term bigint, p_now timestamptz default null)
 returns jsonb
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
@@ -154,8 +155,10 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
     c_rows constant int := 1000;
     c_late constant text := 'its deadline has passed';
+    c_clusters constant int := 100;
     v_operations int;
     v_node_tasks int;
+    v_cluster public.cluster_apps;
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_cluster_sweep');
     perform public.internal_because('orchestrator', p_term, c_late);
@@ -173,6 +176,11 @@ begin
            and exists (select from public.cluster_apps c where c.id = l.cluster and c.fleet = p_fleet)
          order by l.deadline_at limit c_rows for update of l skip locked));
     get diagnostics v_operations = row_count;
+    for v_cluster in select c.* from public.cluster_apps c
+                      where c.fleet = p_fleet and c.status not in ('deleting', 'deleted', 'failed')
+                      order by c.id limit c_clusters loop
+        perform public.internal_cluster_refuse(v_cluster, v_now);
+    end loop;
     return jsonb_build_object('operations', v_operations, 'node_tasks', v_node_tasks);
 end
 $$;

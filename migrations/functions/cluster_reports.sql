@@ -56,45 +56,6 @@ language sql stable security definer set search_path = '' set enable_seqscan = o
      where c.fleet = internal_cluster_needs.p_fleet and c.status not in ('deleted', 'failed')
 $$;
 
--- The ready and running tasks of its pool and the nodes that they ask for: {tasks, nodes, largest}. The first 1,000 tasks
--- count, and of these the first 16 MB of params; a task without a readable number of nodes asks for one.
-create or replace function public.internal_cluster_demand(p_row public.cluster_apps, p_now timestamptz) returns jsonb
-language plpgsql stable security definer set search_path = '' set plan_cache_mode = force_generic_plan
-set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off as $$
-#variable_conflict use_variable
-declare
-    c_tasks constant int := 1000;
-    c_bytes constant int := 16777216;  -- of params, as stored
-begin
-    return (
-        with running as (
-            select t.params from public.workers w
-             cross join lateral (select r.params from public.tasks r
-                                  where r.worker_id = w.id and r.status = 'In Progress' limit c_tasks) t
-             where w.cluster = p_row.id limit c_tasks
-        ), ready as (
-            select t.params from public.internal_claim_start(p_row.pool, p_now) s
-             cross join lateral (
-                 select q.params from public.tasks q
-                  where q.pool = p_row.pool and q.status = 'Queued' and not q.blocked
-                    and (q.run_after is null or q.run_after <= p_now)
-                    and (~q.priority, q.queue_turn, q.created_at, q.id) >= (s.place, s.queue_turn, s.created_at, s.id)
-                    and coalesce((select r.what <> 'claim' from public.task_refusals r where r.task_id = q.id), true)
-                  order by ~q.priority, q.queue_turn, q.created_at, q.id limit c_tasks) t
-        ), looked_at as (
-            select a.params, sum(pg_column_size(a.params)) over (rows unbounded preceding) <= c_bytes as is_read
-              from (select * from running union all select * from ready limit c_tasks) a
-        ), wanted as (
-            select case when n.text ~ '^[0-9]{1,2}$' and n.text::int between 1 and 64 then n.text::int else 1 end as nodes
-              from looked_at l
-             cross join lateral (select case when l.is_read then l.params->>'nodes' end) n (text)
-        )
-        select jsonb_build_object('tasks', count(*), 'nodes', coalesce(sum(w.nodes), 0),
-                                  'largest', coalesce(max(w.nodes), 0)) from wanted w
-         where p_row.status not in ('deleted', 'failed'));
-end
-$$;
-
 -- {members, unjoined}: all live members and the newest 50 of the others, with their workers; and live workers that the
 -- cluster reserves and that have not joined.
 create or replace function public.internal_cluster_workers(p_cluster text) returns jsonb

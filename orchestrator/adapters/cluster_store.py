@@ -1,4 +1,4 @@
-"""The rows of clusters (functions/clusters.sql, cluster_members.sql, cluster_operations.sql, cluster_reports.sql)."""
+"""The rows of clusters (migrations/functions/cluster*.sql)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

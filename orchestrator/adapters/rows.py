@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.core.cluster_states import ClusterStatus, MemberStatus
+from orchestrator.core.cluster_states import LIVE_MEMBER, ClusterStatus, MemberRole, MemberStatus
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.findings import findings_of
@@ -120,7 +120,9 @@ def fault_of(row: Row) -> FaultedWorker:
 def need_of(row: Row) -> ClusterNeed:
     """Decode what a live cluster wants."""
     members = {member["worker_id"]: MemberStatus(member["status"]) for member in row["members"]}
-    return ClusterNeed(row["id"], row["pool"], ClusterStatus(row["status"]), int(row["nodes"]), members)
+    heads = (one["worker_id"] for one in row["members"] if one["role"] == MemberRole.CONTROLLER)
+    controller = next((name for name in heads if members[name] in LIVE_MEMBER), None)
+    return ClusterNeed(row["id"], row["pool"], ClusterStatus(row["status"]), int(row["nodes"]), members, controller)
 
 
 def arguments_of(piece: LogRange) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from orchestrator.cli.program import suggestion
 from orchestrator.cli.session import settings_for
 from orchestrator.core.clusters.rows import ClusterRow, MemberRow
 from orchestrator.core.model import Pool, PoolKind
+from orchestrator.core.plurals import counted
 from orchestrator.diagnostics.clusters import live_members
 from orchestrator.errors import BAD_ARGUMENT, NO_CLUSTER, NO_WORKER, Failure
 
@@ -58,7 +59,8 @@ def member_named(row: ClusterRow, name: str) -> MemberRow:
     """Return the live member with this worker id, node name, or unique end of one. Raises Failure."""
     live = live_members(row)
     exact = [one for one in live if name in (one.worker_id, one.node_name)]
-    found = exact or [one for one in live if one.worker_id.endswith(name) or one.node_name.endswith(name)]
+    ends = [one for one in live if one.worker_id.endswith(name) or one.node_name.endswith(name)]
+    found = exact or (ends if name else [])
     if len(found) == 1:
         return found[0]
     known = ", ".join(one.worker_id for one in live) or "none yet"
@@ -81,6 +83,16 @@ def cluster_pool(settings: "Settings", name: str) -> Pool:
         fix = f"set {CLUSTER_POOL} in [pools.{name}] of POOLS_FILE; {PAGE}"
         raise Failure(BAD_ARGUMENT, what=f"pool {name!r} cannot have a cluster", why=why, fix=fix)
     return pools[name]
+
+
+def check_room(settings: "Settings", pool: str, *sizes: int | None) -> None:
+    """Raise Failure if the pool may not have as many workers as a cluster of one of these sizes needs."""
+    nodes, room = max((one for one in sizes if one is not None), default=0), cluster_pool(settings, pool).max_active
+    if nodes > room:
+        has = f"pool {pool} may have {counted(room, 'worker')}"
+        why = f"{has}: of {counted(nodes, 'node')}, not every node could be rented"
+        fix = f"give fewer nodes, or raise max_active_gpus in [pools.{pool}] of POOLS_FILE"
+        raise Failure(BAD_ARGUMENT, why=why, fix=fix)
 
 
 def submit_type(settings: "Settings", pool: str, wanted: str | None) -> str:

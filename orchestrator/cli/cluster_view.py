@@ -133,7 +133,7 @@ def operations(rows: Sequence[MemberOperation], output: Output, now: datetime) -
         said = (str(row.id), row.kind, state(row.status), *_times(row, now), row.actor, row.worker_id or "every member")
         for name, cell in zip(names, said, strict=True):
             cells[name].append(cell if isinstance(cell, Text) else one_line(cell))
-    notes = [Text(one_line(row.error or "", WORDS)) for row in rows]
+    notes = [Text(one_line(row.error or _evidence(row), WORDS)) for row in rows]
     return fit(cells, notes, output, layouts=[names], title=DETAILS) or stack(
         cells, notes, output, below=("by", "worker"), title=DETAILS
     )
@@ -203,6 +203,12 @@ def _range(row: ClusterRow) -> str:
     if row.min_nodes == row.max_nodes or row.status is ClusterStatus.DELETED:
         return ""
     return f" (at least {row.min_nodes}, at most {row.max_nodes})"
+
+
+def _evidence(row: MemberOperation) -> str:
+    """Return the plain texts of an operation's evidence: the node, and why it ended."""
+    plain = ((name, value) for name, value in (row.evidence or {}).items() if isinstance(value, str))
+    return ", ".join(f"{name} {value[:16] if name == 'conf_sha' else value}" for name, value in plain)
 
 
 def _times(row: MemberOperation | NodeTask, now: datetime) -> tuple[str, str]:

@@ -1,5 +1,6 @@
 """Options that several commands share: spans of time, labels, params, and a confirmation given in advance."""
 
+import contextlib
 import json
 import re
 import sys
@@ -54,16 +55,16 @@ def later(text: str, now: datetime, name: str) -> datetime:
     return found
 
 
-def labels(given: Sequence[str], name: str = "--label") -> dict[str, str]:
-    """Return the labels of KEY=VALUE texts. Raises Failure."""
+def labels(given: Sequence[str], name: str = "--label", most: int = MAX_LABELS) -> dict[str, str]:
+    """Return the labels, or other pairs, of KEY=VALUE texts. Raises Failure."""
     found = {}
     for text in given:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise Failure(BAD_ARGUMENT, why=f"{name} {text!r} is not KEY=VALUE")
         found[key] = value
-    if len(found) > MAX_LABELS:
-        raise Failure(BAD_ARGUMENT, why=f"{len(found)} labels are given; a task has at most {MAX_LABELS}")
+    if len(found) > most:
+        raise Failure(BAD_ARGUMENT, why=f"{name} is given for {len(found)} keys; a task has at most {most}")
     return found
 
 
@@ -72,10 +73,7 @@ def params(text: str) -> dict[str, Any]:
     source = "--params"
     if text.startswith("@"):
         source = "stdin" if text == "@-" else text[1:]
-        try:
-            text = sys.stdin.read(MAX_PARAMS_BYTES + 1) if text == "@-" else Path(text[1:]).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise Failure(BAD_ARGUMENT, what="the params cannot be read", why=f"{source}: {error}") from None
+        text = file_text(text[1:], "the params", MAX_PARAMS_BYTES)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -84,6 +82,24 @@ def params(text: str) -> dict[str, Any]:
         kind = type(found).__name__ if len(text) <= MAX_PARAMS_BYTES else f"longer than {MAX_PARAMS_BYTES} bytes"
         raise Failure(BAD_ARGUMENT, what="the params must be one JSON object", why=f"{source} is {kind}")
     return found
+
+
+def file_text(path: str, what: str, most_bytes: int, fix: str | None = None) -> str:
+    """Return the text of a file, or of stdin for `-`. However large it is, little more than allowed is read.
+
+    Raises Failure. `fix` is for a text that is too long.
+    """
+    named = "stdin" if path == "-" else path
+    try:
+        with contextlib.nullcontext(sys.stdin) if path == "-" else Path(path).open(encoding="utf-8") as file:
+            text = file.read(most_bytes + 1)
+        size = len(text.encode())
+    except (OSError, UnicodeError) as error:
+        raise Failure(BAD_ARGUMENT, what=f"{what} cannot be read", why=f"{named}: {error}") from None
+    if size > most_bytes:
+        why = f"{named} is longer than {most_bytes >> 10} KiB"
+        raise Failure(BAD_ARGUMENT, what=f"{what} cannot be used", why=why, fix=fix)
+    return text
 
 
 def _moment(text: str, now: datetime, sign: int) -> datetime | None:

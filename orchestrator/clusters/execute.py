@@ -111,8 +111,11 @@ class ClusterExecutor:
             case _:
                 raise AssertionError(f"{action} is no action on rows")
 
-    async def call(self, term: int, row: ClusterRow, action: Calls) -> None:
-        """Execute an action that calls a member. Raises PortError (the result is unknown) or NodeFailed."""
+    async def call(self, term: int, row: ClusterRow, action: Calls) -> bool:
+        """Execute an action that calls a member. Return False if it waits in Slurm, and is to be called again.
+
+        Raises PortError (the result is unknown) or NodeFailed.
+        """
         cluster, name = row.id, action.worker_id
         match action:
             case act.Configure() | act.Reconfigure():
@@ -124,7 +127,7 @@ class ClusterExecutor:
                 async with self._members.session(name) as session:
                     await node.start_node(session, cluster, _node(action.configuration, name).name)
             case act.Smoke():
-                await self._smoke(term, row, action)
+                return await self._smoke(term, row, action)
             case act.DrainNode():
                 member = _member(row, name)
                 async with self._members.session(action.controller_id) as session:
@@ -140,6 +143,7 @@ class ClusterExecutor:
                 await self._reconcile_key(term, row, action)
             case _:
                 assert_never(action)
+        return True
 
     async def _configure(self, cluster: str, action: act.Configure | act.Reconfigure) -> None:
         one = _node(action.configuration, action.worker_id)
@@ -149,14 +153,19 @@ class ClusterExecutor:
                 await node.install(session, cluster)
             await write(session, action.configuration, one, self._key_of(cluster))
 
-    async def _smoke(self, term: int, row: ClusterRow, action: act.Smoke) -> None:
+    async def _smoke(self, term: int, row: ClusterRow, action: act.Smoke) -> bool:
         clock = asyncio.get_running_loop().time
         async with self._members.session(action.worker_id) as session:
             done = await node.smoke(session, action.configuration, action.nodes, clock=clock)
         if done.error is not None:
             raise node.NodeFailed("SMOKE_FAILED", done.error)
+        if done.waits is not None:
+            why = f"the smoke job, which waits in Slurm's queue: {done.waits}"
+            await self._rows.wait(term, row.id, waiting_for=why)
+            return False
         evidence = {"controller": action.worker_id, "nodes": list(done.nodes), "seconds": done.seconds}
         await self._rows.wait(term, row.id, smoke_at=self._now().isoformat(), smoke_evidence=evidence)
+        return True
 
     async def _reconcile_key(self, term: int, row: ClusterRow, action: act.ReconcileAuthorizedKey) -> None:
         """Put the managed key on a pod: by its agent if the agent is heard, which works without SSH, or over SSH."""

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from orchestrator.clusters import answers, configuration, munge, node_scripts, probe_script, setup_scripts
 from orchestrator.clusters.answers import ScriptAnswer
-from orchestrator.core.clusters.addresses import NodeName
+from orchestrator.core.clusters.addresses import CLUSTER_ID, NodeName
 from orchestrator.core.clusters.readings import Reading
 from orchestrator.core.clusters.view import Configuration, Node
 from orchestrator.ports import PortError, Session, Unavailable
@@ -23,10 +23,10 @@ START_S = 30.0
 UPDATE_S = 10.0
 REMOVE_S = 40.0
 INSTALL_S = 600.0
-SMOKE_S = 30.0
+SMOKE_S = 20.0
+SMOKE_CLIENTS_S = 30.0  # beyond it: for the clients of Slurm that submit the job and read its result
 MARGIN_S = 5.0  # beyond a script's own limit, for the connection
 TIMED_OUT = {124, 137}  # exit statuses of timeout(1)
-CLUSTER = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 PUBLIC_KEY = re.compile(r"[a-z0-9@.-]{1,60} [A-Za-z0-9+/=]{1,2000}")
 NOT_PRINTED = re.compile(r"[^A-Za-z0-9 .,_-]")
 REASON_CHARS = 100
@@ -54,11 +54,12 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class SmokeResult:
-    """The end of a smoke job. It succeeded if `error` is None: then every node answered with its own name."""
+    """A smoke job. It succeeded if `error` and `waits` are None: then every node answered with its own name."""
 
     nodes: tuple[str, ...]  # that answered
     seconds: float
     error: str | None
+    waits: str | None = None  # it has not begun: why Slurm lets it wait
 
 
 async def probe(
@@ -120,10 +121,15 @@ async def start_node(session: Session, cluster: str, node: NodeName) -> None:
 
 
 async def smoke(session: Session, conf: Configuration, nodes: int, *, clock: Callable[[], float]) -> SmokeResult:
-    """Run one job over this number of nodes, from the controller. Each of them answers with its own name."""
+    """Run one job over this number of nodes, from the controller. Each of them answers with its own name.
+
+    If all nodes are busy, the job stays in Slurm's queue. The next call waits for the same job.
+    """
     began = clock()
-    words = (str(nodes), f"{SMOKE_S:g}")
-    answer, _ = await _ask(session, node_scripts.SMOKE, SMOKE_S + MARGIN_S, conf.cluster, *words)
+    words = (str(nodes), f"{SMOKE_S:g}", conf.controller.text)
+    answer, _ = await _ask(session, node_scripts.SMOKE, SMOKE_S + SMOKE_CLIENTS_S, conf.cluster, *words)
+    if (waits := answer.get("waits")) is not None:
+        return SmokeResult((), round(clock() - began, 3), None, waits)
     if answer.get("srun") is None:
         raise Unavailable("the smoke job's answer is not complete")
     names = tuple(sorted(set(answer.every("node")) & {node.name.text for node in conf.nodes}))
@@ -177,7 +183,7 @@ async def _ask(
 
 def _checked(cluster: str) -> str:
     """Return a cluster's id, which is also the name of its directory on the pod. Raises ValueError."""
-    if not CLUSTER.fullmatch(cluster):
+    if not CLUSTER_ID.fullmatch(cluster):
         raise ValueError(f"{cluster!r} is no id of a cluster")
     return cluster
 

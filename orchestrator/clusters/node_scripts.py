@@ -146,15 +146,65 @@ if pid_of slurmd >/dev/null; then start_slurmd "$2"; fi
 echo restarted=yes
 """
 )
-# $2: nodes. $3: seconds
+# $2: nodes. $3: seconds. $4: the controller's node. If no nodes are free, the job waits in Slurm's queue: it ends no
+# other one, and runs before those that are submitted after it. While it waits, a later call finds it by its id.
 SMOKE = (
     BASE
     + r"""
-timeout -k 2 "$3" srun --quiet -N "$2" -n "$2" --ntasks-per-node=1 --job-name=cluster-smoke --time=1 \
-  sh -c 'printf "node=%s\n" "$SLURMD_NODENAME"' </dev/null 2>"$ROOT/log/smoke.err"
-status=$?
-echo "srun=$status"
-[ "$status" = 0 ] || printf 'error=SMOKE_FAILED %s\n' "$(tail -n 1 "$ROOT/log/smoke.err" | cut -c 1-300)"
+record="$ROOT/run/smoke.job"
+fail() { printf 'srun=1\nerror=SMOKE_FAILED %s\n' "$1"; exit 0; }
+answered() { head -c 16384 "$ROOT/log/smoke.out" | grep '^node='; echo srun=0; exit 0; }
+show() { timeout -k 1 4 scontrol --oneliner show job "$job" 2>&1 | head -n 1 | head -c 4096; }
+word() { printf '%s' "$said" | tr ' ' '\n' | sed -n "s/^$1=//p" | head -n 1; }
+job=; asked=; state=
+{ read -r job asked <"$record"; } 2>/dev/null
+case "$job" in
+  ''|*[!0-9]*) ;;
+  *) said=$(show)
+    case "$said" in *' JobName=cluster-smoke '*) state=$(word JobState) ;; *) state=UNKNOWN ;; esac ;;
+esac
+case "$state" in
+  PENDING|CONFIGURING|RUNNING|COMPLETING|COMPLETED)
+    [ "$asked" = "$2" ] || { timeout -k 1 4 scancel "$job" >/dev/null 2>&1; state=; } ;;
+  *) state= ;;
+esac
+if [ -z "$state" ]; then
+  rm -f "$record" "$ROOT/log/smoke.out" "$ROOT/log/smoke.err"
+  cat >"$ROOT/run/smoke.sh" <<'END' || fail "cannot write below $ROOT"
+#!/bin/sh
+exec srun --quiet --ntasks-per-node=1 --time=1 "$@" sh -c 'printf "node=%s\n" "$SLURMD_NODENAME"'
+END
+  if timeout -k 2 "$3" sh "$ROOT/run/smoke.sh" --job-name=cluster-smoke --immediate=3 -N "$2" -n "$2" </dev/null \
+    >"$ROOT/log/smoke.out" 2>"$ROOT/log/smoke.err"
+  then answered; fi
+  grep -q 'Unable to allocate' "$ROOT/log/smoke.err" || fail "$(tail -n 1 "$ROOT/log/smoke.err" | cut -c 1-300)"
+  among=; [ "$2" = 1 ] || among='--constraint=controller|node --batch=controller'
+  job=$(timeout -k 1 8 sbatch --parsable --job-name=cluster-smoke -N "$2" -n "$2" --ntasks-per-node=1 --time=1 \
+    --no-requeue --nodelist="$4" $among --chdir=/ --output="$ROOT/log/smoke.out" --error="$ROOT/log/smoke.err" \
+    "$ROOT/run/smoke.sh" 2>&1 | tail -n 1 | head -c 300)
+  job=${job%%;*}
+  case "$job" in ''|*[!0-9]*) fail "$job" ;; esac
+  echo "$job $2" >"$record"
+fi
+left=$(($3 * 2)); patience=10
+while [ "$left" -gt 0 ]; do
+  said=$(show); state=$(word JobState)
+  case "$state" in
+    PENDING) patience=$((patience - 1)); [ "$patience" -gt 0 ] || break ;;
+    ''|CONFIGURING|RUNNING|COMPLETING) ;;
+    *) break ;;
+  esac
+  sleep 0.5; left=$((left - 1))
+done
+if [ "$state" = PENDING ]; then
+  before=$(timeout -k 1 4 squeue -h -t RUNNING,COMPLETING -o 'job %i (%j)' 2>/dev/null | head -n 1 | head -c 100)
+  printf 'waits=%s\n' "$(word Reason)${before:+, behind $before}" | tr -d '\000-\011\013-\037'
+  exit 0
+fi
+rm -f "$record"
+[ "$state" != COMPLETED ] || answered
+timeout -k 1 4 scancel "$job" >/dev/null 2>&1
+fail "${state:-slurmctld does not answer} $(tail -n 1 "$ROOT/log/smoke.err" 2>/dev/null | cut -c 1-250)"
 """
 )
 # $2: the node. $3: the reason

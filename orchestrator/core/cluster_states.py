@@ -62,7 +62,7 @@ class OperationStatus(StrEnum):
 
     ACCEPTED = "accepted"  # recorded; the leader has not looked at it
     DISPATCHED = "dispatched"  # the leader has taken it
-    RUNNING = "running"
+    RUNNING = "running"  # the member changes, or its agent has the node task (clusters/operations.py)
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     EXPIRED = "expired"  # its deadline passed first

@@ -382,6 +382,7 @@ class ClusterNeed:
     status: ClusterStatus
     nodes: int
     members: Mapping[str, MemberStatus]  # worker -> status, also of removed and failed ones whose worker is live
+    controller: str | None = None  # the live member with slurmctld, whose agent runs the tasks
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,10 @@ class TaskFailure(Explained):
         "The task's params do not describe a Slurm job.",
         OPERATOR, "nothing: another attempt would end the same way",
         "see the params in docs/clusters.md; python -m orchestrator cluster submit makes them from options")
+    SLURM_TOO_LARGE = "SLURM_TOO_LARGE", Meaning(
+        "The task asks for more nodes than the cluster of its pool may have.",
+        OPERATOR, "nothing: it would wait without end",
+        "python -m orchestrator cluster scale CLUSTER --max-nodes N, then " + RETRY + "; or submit it with fewer nodes")
     SLURM_REFUSED = "SLURM_REFUSED", Meaning(
         "Slurm refused the job: for example, it asks for more GPUs than a node has.",
         OPERATOR, AGAIN, "the task's message has sbatch's own words: change params; then " + RETRY)

@@ -1,8 +1,12 @@
-"""The end of a worker: drain, flush its logs, delete its pod, and wait until the provider confirms that it is gone."""
+"""The end of a worker: drain, flush its logs, delete its pod, and wait until the provider confirms that it is gone.
+
+A draining node of a Slurm cluster waits for the jobs on it: its agent has no task of them (core/clusters/members.py).
+"""
 
 from datetime import datetime, timedelta
 
 from orchestrator.core.actions import Action, Delete, Flush, MarkTerminated, Wait
+from orchestrator.core.cluster_states import LIVE_MEMBER, ClusterStatus
 from orchestrator.core.exit_causes import ABRUPT
 from orchestrator.core.failures import NEVER_CREATED, NOT_OUR_POD
 from orchestrator.core.model import Pod, Policy, Snapshot, Worker
@@ -16,6 +20,7 @@ UNDECLARED_S = 600.0  # after this, a flush that cannot even declare the logs lo
 UNREACHED_TRIES, UNREACHED_S = 3, 15.0
 # absence after our delete: two lists and this age, or the usual age if a list has been wrong about the pod
 DELETED_AGE_S = 2.0
+WITH_JOBS = frozenset({ClusterStatus.RUNNING, ClusterStatus.DEGRADED, ClusterStatus.DELETING})
 STILL_LISTED = "it is still listed since"  # part of `waiting_for` of a deleting row
 
 
@@ -25,11 +30,26 @@ def next_step(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
     here_s = (snapshot.now - worker.state_since).total_seconds()
     failed = worker.exit_cause in ABRUPT or worker.stop_requested_at is not None
     if worker.stage is not Stage.FLUSHING:
-        if worker.tasks_running and not failed and here_s < policy.drain_grace_s:
+        is_busy = worker.tasks_running or serves_jobs(worker, snapshot)
+        if is_busy and not failed and here_s < policy.drain_grace_s:
             return None
         why = f"{worker.exit_cause}: nothing to wait for" if failed else f"nothing left to finish after {here_s:.0f} s"
         return _flush(worker, pod, snapshot, policy, why)
     return _flushing(worker, pod, snapshot, policy)
+
+
+def serves_jobs(worker: Worker, snapshot: Snapshot) -> bool:
+    """Whether jobs may run on a draining node of a Slurm cluster, which its cluster has not removed yet.
+
+    The jobs of the controller's own agent are its tasks. It serves other nodes as long as one of them drains.
+    """
+    need = next((one for one in snapshot.clusters if one.id == worker.cluster), None)
+    if need is None or need.status not in WITH_JOBS or need.members.get(worker.id) not in LIVE_MEMBER:
+        return False
+    if worker.id != need.controller:
+        return need.controller is not None
+    others = (one for one in snapshot.workers if one.cluster == need.id and one.id != worker.id)
+    return any(one.stage is Stage.DRAINING and need.members.get(one.id) in LIVE_MEMBER for one in others)
 
 
 def _flushing(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Flush | None:

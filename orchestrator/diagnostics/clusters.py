@@ -91,7 +91,7 @@ def standing(row: ClusterRow) -> ClusterStanding:
 
 
 def _requested(row: ClusterRow) -> ClusterStanding:
-    if row.nodes or row.demand.nodes:
+    if row.min_nodes or row.demand.tasks:
         return _made(ORCHESTRATOR, "the leader", "its next step rents the nodes", "python -m orchestrator health")
     then = "a task that is ready to run brings its nodes back; without tasks it costs nothing"
     return _made(NOBODY, f"tasks of pool {row.pool}", then, f"python -m orchestrator cluster submit {row.id} --help")

@@ -15,13 +15,13 @@ import structlog
 from orchestrator.clusters import configuration
 from orchestrator.clusters.execute import ROWS_ONLY, Calls, ClusterExecutor
 from orchestrator.clusters.node import NodeFailed
-from orchestrator.clusters.operations import outcomes
+from orchestrator.clusters.operations import OperationStep, begun, outcomes
 from orchestrator.clusters.probing import Prober
 from orchestrator.core.cluster_states import LIVE_MEMBER, MemberStatus, OperationStatus
 from orchestrator.core.clusters import plan
 from orchestrator.core.clusters.actions import ClusterAction, Configure, Reconfigure, Smoke
 from orchestrator.core.clusters.details import own_detail
-from orchestrator.core.clusters.rows import ClusterReport, ClusterRow
+from orchestrator.core.clusters.rows import ClusterReport, ClusterRow, MemberOperation
 from orchestrator.core.clusters.view import ClusterPolicy, ClusterView
 from orchestrator.ports import LostRace, NotLeader, PortError
 from orchestrator.ports.clusters import ClusterRows
@@ -30,6 +30,7 @@ TICK_S = 1.0  # of the timer
 STEADY_S, MOVING_S = 5.0, 1.0  # between two steps, and while a cluster changes
 REST_S = 60.0  # without a cluster pool and without a cluster
 PROBE_S, MOVING_PROBE_S = 10.0, 2.0  # between two probes of a member
+QUEUED_S = 15.0  # between two looks at a smoke job that waits in Slurm's queue
 CANCEL_S = 2.0  # for cancelled calls to end
 ENDING = ClusterPolicy(configuration.conf_sha)  # of clusters without a pool
 log = structlog.get_logger()
@@ -106,8 +107,11 @@ class Clusters:
         view = ClusterView(row, now, self._prober.observed, in_flight, self._retry_at, _usual_price(row))
         is_moving = plan.is_moving(view)
         self._prober.begin(row, in_flight, MOVING_PROBE_S if is_moving else PROBE_S)
-        for ended in outcomes(row):
-            await self._end(term, ended.operation.id, ended.operation.status, ended.error)
+        for step in begun(row):
+            await self._move_operation(term, step.operation, OperationStatus.RUNNING, step)
+        for step in outcomes(row):
+            result = OperationStatus.SUCCEEDED if step.error is None else OperationStatus.FAILED
+            await self._move_operation(term, step.operation, result, step)
         for action in self._plan(view):
             await self._start(term, row, action)
         return is_moving
@@ -152,8 +156,10 @@ class Clusters:
         key = row.id if isinstance(action, Smoke) else action.worker_id
         error: str | None = None
         try:
-            await self._executor.call(term, row, action)
+            is_done = await self._executor.call(term, row, action)
             self._succeeded(key)
+            if not is_done:
+                self._retry_at[key] = self._prober.now() + timedelta(seconds=QUEUED_S)
         except (NotLeader, LostRace) as superseded:
             log.info("cluster_action_superseded", cluster=row.id, worker=action.worker_id, error=str(superseded))
             return
@@ -182,7 +188,11 @@ class Clusters:
         """Record how an operation's call ended, and what a member or the smoke job says is wrong."""
         operation_id = getattr(action, "operation_id", None)
         if operation_id is not None and (error is not None or isinstance(action, Configure | Reconfigure)):
-            await self._end(term, operation_id, OperationStatus.DISPATCHED, error)
+            taken, evidence = [OperationStatus.DISPATCHED], None
+            if error is None and isinstance(action, Configure | Reconfigure):
+                evidence = {"conf_sha": self._policies.get(row.pool, ENDING).conf_sha(action.configuration)}
+            result = OperationStatus.SUCCEEDED if error is None else OperationStatus.FAILED
+            await self._rows.move_operation(term, operation_id, taken, result, error=error, evidence=evidence)
         if error is None:
             return
         if isinstance(action, Smoke):
@@ -195,13 +205,15 @@ class Clusters:
                 term, row.id, member.worker_id, [member.status], None, "its call failed", adapter_detail=detail
             )
 
-    async def _end(self, term: int, operation_id: int, status: OperationStatus, error: str | None) -> None:
-        """Move an open operation to its end. One that nobody had taken yet is taken first."""
-        if status is OperationStatus.ACCEPTED and error is None:
-            await self._rows.move_operation(term, operation_id, [status], OperationStatus.DISPATCHED)
+    async def _move_operation(
+        self, term: int, operation: MemberOperation, to_status: OperationStatus, step: OperationStep
+    ) -> None:
+        """Record that an operation runs, or its end. One that nobody had taken yet is taken first."""
+        status, move = operation.status, self._rows.move_operation
+        if status is OperationStatus.ACCEPTED and step.error is None:
+            await move(term, operation.id, [status], OperationStatus.DISPATCHED)
             status = OperationStatus.DISPATCHED
-        result = OperationStatus.SUCCEEDED if error is None else OperationStatus.FAILED
-        await self._rows.move_operation(term, operation_id, [status], result, error=error)
+        await move(term, operation.id, [status], to_status, error=step.error, evidence=step.evidence)
 
     def _forget_others(self, report: ClusterReport) -> None:
         live = [m.worker_id for row in report.clusters for m in row.members if m.status in LIVE_MEMBER]

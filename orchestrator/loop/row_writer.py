@@ -127,7 +127,7 @@ class RowWriter:
             await self._rescue(term, action.worker_id, action.reason)
         if action.cause in FAILURES and action.blames_host:
             await remember(self._store, term, ended, action.code, {"why": action.reason})
-        if action.cause not in ABRUPT and ended.tasks_running:
+        if action.cause not in ABRUPT and (ended.tasks_running or ended.cluster is not None):
             await self._teardown.name_tasks(term, action)
 
     async def _mark_terminated(self, term: int, action: act.MarkTerminated) -> None:

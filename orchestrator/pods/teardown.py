@@ -74,9 +74,11 @@ class Teardown:
         )
 
     async def name_tasks(self, term: int, action: act.Terminate) -> None:
-        """Record the tasks for which a drain waits. After `begin`, no task is added."""
-        held = [row for row in (await self._store.worker(action.worker_id))["tasks"] if row["ended_at"] is None]
-        await self._note(term, action.worker_id, action.reason, waiting_for=_tasks(held))
+        """Record the tasks for which a drain waits, or the cluster. After `begin`, no task is added."""
+        found = await self._store.worker(action.worker_id)
+        held, cluster = [row for row in found["tasks"] if row["ended_at"] is None], found["worker"]["cluster"]
+        waits = f"the Slurm jobs on its node of cluster {cluster} to end" if cluster and not held else _tasks(held)
+        await self._note(term, action.worker_id, action.reason, waiting_for=waits)
 
     async def flush(self, term: int, action: act.Flush, worker: Worker) -> None:
         """Take the final snapshot, stop the agent, ship the logs or declare them lost, then move to deleting.

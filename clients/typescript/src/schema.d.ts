@@ -615,7 +615,7 @@ export interface components {
             reason: string | null;
             /**
              * Smoke At
-             * @description When the job over all nodes succeeded
+             * @description When the smoke job, over two nodes, succeeded
              */
             smoke_at: string | null;
             status: components["schemas"]["ClusterStatus"];
@@ -1120,7 +1120,7 @@ export interface components {
         };
         /**
          * OperationsShown
-         * @description The newest operations and node tasks, 100 of each at most.
+         * @description The newest operations and node tasks: of each, 100 open ones and 100 others at most.
          */
         OperationsShown: {
             /** Member Operations */
@@ -1307,7 +1307,7 @@ export interface components {
         ReconcileInput: {
             /**
              * Worker Id
-             * @description By default every member
+             * @description The worker, or the name of its node; by default every member
              * @default null
              */
             worker_id: string | null;

@@ -9,9 +9,9 @@ from pydantic import AwareDatetime, BaseModel, Field, StringConstraints
 
 from orchestrator.cli.assistants.api import END_BYTES, Answered, Caller, LocalApi
 from orchestrator.cli.assistants.commands import CommandRunner
+from orchestrator.core.clusters.addresses import CLUSTER_ID
 from orchestrator.core.model import EVERY_POOL, ID_PATTERN
 from orchestrator.errors import BAD_ARGUMENT, NOT_ALLOWED, Failure
-from orchestrator.web.api.clusters import CLUSTER_ID
 from orchestrator.web.api.models import (
     MAX_INT,
     STATUSES,

@@ -1,9 +1,7 @@
 """`cluster members`, `operations`, `reconcile`, `bootstrap-ssh`, `drain` and `submit`."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,12 +12,17 @@ from orchestrator.cli.cluster_session import member_named, opened_clusters, read
 from orchestrator.cli.output import Output, json_option
 from orchestrator.cli.session import actor, runs, settings_for, utcnow
 from orchestrator.cli.task_follow import follow
+from orchestrator.core.cluster_states import ClusterStatus, MemberRole
+from orchestrator.core.clusters.operations import CONTROLLER_STAYS
+from orchestrator.core.clusters.view import MAX_NODES
 from orchestrator.core.plurals import counted
 from orchestrator.diagnostics import clusters as facts
 from orchestrator.errors import BAD_ARGUMENT, WRONG_STATE, Failure
 
+NODES = click.IntRange(1, MAX_NODES)
 MAX_SCRIPT_BYTES = 256 << 10
 MAX_GPUS = 8  # of one node
+MAX_VARIABLES = 256
 MAX_TIME_S = 30 * 86_400
 MARGIN_S = 3_600  # of an attempt beyond the job's time limit: for its wait for nodes, and the upload
 
@@ -68,7 +71,7 @@ async def operations(output: Output, name: str) -> None:
 async def reconcile(output: Output, name: str, worker: str | None) -> None:
     """Configure the members again. Their Slurm daemons start again with it, and their jobs go on."""
     (row,) = (await read(name)).clusters
-    chosen = member_named(row, worker).worker_id if worker else None
+    chosen = None if worker is None else member_named(row, worker).worker_id
     async with opened_clusters() as (rows, _):
         _accepted(output, name, await rows.reconcile(name, chosen, actor=actor()))
 
@@ -82,7 +85,7 @@ async def reconcile(output: Output, name: str, worker: str | None) -> None:
 async def bootstrap_ssh(output: Output, name: str, worker: str | None) -> None:
     """Write the orchestrator's SSH key to the members again. Their agents do it, or the leader over SSH."""
     (row,) = (await read(name)).clusters
-    chosen = member_named(row, worker).worker_id if worker else None
+    chosen = None if worker is None else member_named(row, worker).worker_id
     async with opened_clusters() as (rows, _):
         _accepted(output, name, await rows.bootstrap_ssh(name, chosen, actor=actor()))
 
@@ -96,15 +99,18 @@ async def bootstrap_ssh(output: Output, name: str, worker: str | None) -> None:
 async def drain(output: Output, name: str, member: str) -> None:
     """Replace a member when its jobs have ended. They have a day."""
     (row,) = (await read(name)).clusters
-    chosen = member_named(row, member).worker_id
+    chosen = member_named(row, member)
+    if chosen.role is MemberRole.CONTROLLER:
+        fix = f"python -m orchestrator terminate {chosen.worker_id}"
+        raise Failure(WRONG_STATE, what=f"{chosen.worker_id} cannot be drained", why=CONTROLLER_STAYS, fix=fix)
     async with opened_clusters() as (rows, _):
-        _accepted(output, name, await rows.drain(name, chosen, actor=actor()))
+        _accepted(output, name, await rows.drain(name, chosen.worker_id, actor=actor()))
 
 
 @click.command()
 @click.argument("name")
 @click.option("--script", metavar="FILE", required=True, help="The batch script; - for stdin.")
-@click.option("--nodes", type=click.IntRange(1, 64), default=1, show_default=True, help="Nodes that it needs at once.")
+@click.option("--nodes", type=NODES, default=1, show_default=True, help="Nodes that it needs at once.")
 @click.option("--gpus-per-node", type=click.IntRange(0, MAX_GPUS), help="GPUs of each node; by default all of them.")
 @click.option("--time-limit", metavar="SPAN", help="The job may run for so long: 30m, 12h, 2d.")
 @click.option("--env", "variables", multiple=True, metavar="KEY=VALUE", help="For the script; may be repeated.")
@@ -120,11 +126,11 @@ async def submit(
 ) -> None:
     """Submit a script for sbatch as a task, and print its id. `tasks` has the other commands."""
     (row,) = (await read(name)).clusters
-    if row.status in facts.ENDED:
+    if row.status in facts.ENDED or row.status is ClusterStatus.DELETING:
         fix = f"python -m orchestrator cluster create NAME --pool {row.pool} --nodes {given['nodes']}"
         raise Failure(WRONG_STATE, what=f"cluster {name} is {row.status}", why=facts.standing(row).what, fix=fix)
     if given["nodes"] > row.max_nodes:
-        why = f"it has at most {counted(row.max_nodes, 'node')}, and --nodes is {given['nodes']}: the task would wait"
+        why = f"it has at most {counted(row.max_nodes, 'node')}, and --nodes is {given['nodes']}: the task would fail"
         fix = f"python -m orchestrator cluster scale {name} {given['nodes']} --max-nodes {given['nodes']}"
         raise Failure(BAD_ARGUMENT, what=f"cluster {name} is too small", why=why, fix=fix)
     task: dict[str, Any] = {"task_type": submit_type(settings_for("database"), row.pool, task_type), "pool": row.pool}
@@ -158,7 +164,7 @@ def _params(
             raise Failure(BAD_ARGUMENT, why=f"--time-limit {time_limit!r} is not between 1 s and 30 days")
         made["time_limit_s"] = limit_s
     if variables:
-        made["env"] = options.labels(variables, "--env")
+        made["env"] = options.labels(variables, "--env", MAX_VARIABLES)
     if outputs:
         made["outputs"] = list(outputs)
     return made
@@ -166,17 +172,11 @@ def _params(
 
 def _script(path: str) -> str:
     """Return the text of a batch script. Raises Failure."""
-    named = "stdin" if path == "-" else path
-    try:
-        text = sys.stdin.read(MAX_SCRIPT_BYTES + 1) if path == "-" else Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Failure(BAD_ARGUMENT, what="the script cannot be read", why=f"{named}: {error}") from None
+    fix = "put the program into the image or WORKER_CODE_DIR, and call it from the script"
+    text = options.file_text(path, "the script", MAX_SCRIPT_BYTES, fix)
     if not text.strip() or "\0" in text:
-        raise Failure(BAD_ARGUMENT, what="this is no script", why=f"{named} is empty, or has a NUL character")
-    if len(text.encode()) > MAX_SCRIPT_BYTES:
-        fix = "put the program into the image or WORKER_CODE_DIR, and call it from the script"
-        why = f"{named} is longer than {MAX_SCRIPT_BYTES >> 10} KiB"
-        raise Failure(BAD_ARGUMENT, what="the script is too long", why=why, fix=fix)
+        why = f"{'stdin' if path == '-' else path} is empty, or has a NUL character"
+        raise Failure(BAD_ARGUMENT, what="this is no script", why=why)
     return text
 
 

@@ -1,6 +1,5 @@
 """`cluster`: Slurm on the workers of a pool (docs/clusters.md). cluster_members.py has the commands about members."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -8,18 +7,19 @@ from typing import Any
 import click
 
 from orchestrator.cli import cluster_view as view
-from orchestrator.cli.cluster_session import ClustersSeen, cluster_pool, opened_clusters, read
+from orchestrator.cli.cluster_session import ClustersSeen, check_room, opened_clusters, read
 from orchestrator.cli.commands.cluster_members import bootstrap_ssh, drain, members, operations, reconcile, submit
 from orchestrator.cli.options import force_option
 from orchestrator.cli.output import Output, json_option
 from orchestrator.cli.session import actor, runs, settings_for
 from orchestrator.cli.worker_rows import leaderless
+from orchestrator.core.clusters.addresses import CLUSTER_ID
+from orchestrator.core.clusters.view import MAX_NODES
 from orchestrator.core.plurals import counted
 from orchestrator.diagnostics import clusters as facts
 from orchestrator.errors import BAD_ARGUMENT, Failure
 
-MAX_NODES, MAX_LISTED = 64, 200
-CLUSTER_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
+MAX_LISTED = 200
 NODES = click.IntRange(1, MAX_NODES)
 FEWEST = click.IntRange(0, MAX_NODES)
 
@@ -49,10 +49,7 @@ async def create(
     if not least <= nodes <= most:
         why = f"--min-nodes {least}, --nodes {nodes} and --max-nodes {most} are not in this order"
         raise Failure(BAD_ARGUMENT, why=why)
-    if nodes > (room := cluster_pool(settings_for("database"), pool).max_active):
-        why = f"pool {pool} may have {counted(room, 'worker')}, so not every node could be rented"
-        fix = f"give fewer --nodes, or raise max_active_gpus in [pools.{pool}] of POOLS_FILE"
-        raise Failure(BAD_ARGUMENT, why=why, fix=fix)
+    check_room(settings_for("database"), pool, most)
     async with opened_clusters() as (rows, store):
         await rows.create(name, pool, nodes=nodes, min_nodes=least, max_nodes=most, actor=actor())
         (row,) = (await rows.report(name)).clusters
@@ -60,8 +57,10 @@ async def create(
     if output.json:
         output.document(cluster=facts.cluster_document(row))
         return
-    kept = "kept until it is deleted" if least == most else f"then {least} to {most}, as the tasks need them"
-    output.show(f"created {name}: {counted(nodes, 'node')} of pool {pool}, rented now, and {kept}")
+    kept = "rented now, and kept until it is deleted"
+    if least < most:
+        kept = f"rented {'now' if least else 'with the first task'}, and then {least} to {most}, as the tasks need them"
+    output.show(f"created {name}: {counted(nodes, 'node')} of pool {pool}, {kept}")
     output.say(f"To follow it: python -m orchestrator cluster status {name}")
     if warning:
         output.say(warning, "bold yellow")
@@ -139,7 +138,8 @@ async def scale(output: Output, name: str, nodes: int | None, **limits: int | No
     """Set the number of nodes, or its limits. The limits of a cluster of a fixed size follow its number of nodes."""
     if nodes is None and not any(one is not None for one in limits.values()):
         raise Failure(BAD_ARGUMENT, why="give NODES, --min-nodes or --max-nodes")
-    await read(name)
+    (row,) = (await read(name)).clusters
+    check_room(settings_for("database"), row.pool, nodes, *limits.values())
     async with opened_clusters() as (rows, _):
         await rows.scale(name, nodes=nodes, **limits, actor=actor())
         (row,) = (await rows.report(name)).clusters
@@ -161,7 +161,8 @@ async def delete(output: Output, name: str, *, reason: str, force: bool) -> None
     (row,) = (await read(name)).clusters
     if row.status not in facts.ENDED:
         nodes = counted(len(facts.live_members(row)) + len(row.unjoined), "node")
-        output.confirm(f"Delete the cluster {name} ({row.status}, {nodes}, {row.demand.tasks} tasks)?", force=force)
+        work = counted(row.demand.tasks, "task")
+        output.confirm(f"Delete the cluster {name} ({row.status}, {nodes}, {work})?", force=force)
     async with opened_clusters() as (rows, _):
         outcome = (await rows.delete(name, reason=reason, actor=actor()))["outcome"]
     if output.json:

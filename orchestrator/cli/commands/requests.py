@@ -93,6 +93,8 @@ async def terminate(
         row = (await find_worker(store, named[0]))["worker"]
         running = row.get("tasks_running") or 0
         what = f"running tasks: {running}, to be {'queued again' if at_once else 'finished first'}"
+        if row.get("cluster"):
+            what += f"; Slurm jobs on its node of cluster {row['cluster']} {'fail' if at_once else 'may end first'}"
         if row["status"] != State.TERMINATED:
             output.confirm(
                 f"Terminate {row['id']} ({row['status']}, pod {row['pod_id'] or 'none'}; {what})?", force=force

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
+CLUSTER_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")  # also Slurm's name of the cluster, and a directory on the pods
 NODE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:-]{0,252}")
 USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")

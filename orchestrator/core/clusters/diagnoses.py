@@ -71,9 +71,9 @@ class Diagnosis(Explained):
         OPERATOR, "the cluster fails, unless the pool has install_slurm = true",
         "set install_slurm = true for the pool in POOLS_FILE, or RUNPOD_WORKER_IMAGE to an image with Slurm and munge")
     TASK_TOO_LARGE = "TASK_TOO_LARGE", Meaning(
-        "A task asks for more nodes than the cluster may have.",
-        OPERATOR, "its job waits in Slurm until the task's timeout_s; no other task of the pool runs meanwhile",
-        "python -m orchestrator cluster scale <cluster> NODES --max-nodes N; or submit it with fewer nodes")
+        "A task that a worker has claimed asks for more nodes than the cluster may have since then.",
+        OPERATOR, "its job runs on; if it has not begun, it waits for nodes, and fails after half an hour",
+        "python -m orchestrator cluster scale <cluster> --max-nodes N; or cancel the task")
     NODES_MISSING = "NODES_MISSING", Meaning(
         "Wanted nodes are not there yet.",
         NOBODY, "their pods are started; python -m orchestrator explain scaling says what they wait for",

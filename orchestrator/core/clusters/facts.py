@@ -10,10 +10,10 @@ from orchestrator.core.clusters.readings import DaemonState, Reading, is_busy, i
 from orchestrator.core.clusters.rows import MemberRow
 from orchestrator.core.clusters.view import ClusterPolicy, ClusterView, Configuration, Node
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.states import State
+from orchestrator.core.states import Stage, State
 
 CONFIGURED = LIVE_MEMBER - {MemberStatus.PENDING}  # these are nodes of the configuration
-KEPT = LIVE_MEMBER - {MemberStatus.DRAINING}  # these count as nodes of the wanted size
+KEPT = LIVE_MEMBER - {MemberStatus.DRAINING}  # these count as nodes of the wanted size, unless their workers drain
 
 
 class ClusterFacts:
@@ -22,8 +22,8 @@ class ClusterFacts:
     def __init__(self, view: ClusterView, policy: ClusterPolicy) -> None:
         self.view, self.policy, self.row, self.now = view, policy, view.row, view.now
         self.live = sorted((m for m in view.row.members if m.status in LIVE_MEMBER), key=lambda m: m.worker_id)
-        self.kept = [m for m in self.live if m.status in KEPT]
-        self.ready = [m for m in self.live if m.status is MemberStatus.READY]
+        self.kept = [m for m in self.live if m.status in KEPT and not is_leaving(m)]
+        self.ready = [m for m in self.kept if m.status is MemberStatus.READY]
         self.controller = next((m for m in self.live if m.role is MemberRole.CONTROLLER), None)
 
     def is_free(self, name: str) -> bool:
@@ -129,7 +129,7 @@ class ClusterFacts:
     def lost(self, member: MemberRow) -> tuple[FailureCode, str] | None:
         """Return why a member is lost. An unknown reading is never a reason."""
         worker, lost_s, cut_s = member.worker, self.policy.lost_s, self.policy.cut_off_s
-        if worker is None or worker.status in (State.TERMINATING, State.TERMINATED):
+        if worker is None or (worker.status in (State.TERMINATING, State.TERMINATED) and not is_leaving(member)):
             return FailureCode.MEMBER_LOST, "its worker ends" if worker else "its worker is gone"
         heard_at = worker.last_heartbeat
         is_unheard = heard_at is not None and (self.now - heard_at).total_seconds() >= cut_s
@@ -153,6 +153,12 @@ class ClusterFacts:
         if member is self.controller and self.slurmctld is DaemonState.DOWN:
             return "its slurmctld answers to no other member"
         return None
+
+
+def is_leaving(member: MemberRow) -> bool:
+    """Whether the member's worker is to end, and still waits for the work on its node (core/termination.py)."""
+    worker = member.worker
+    return worker is not None and worker.status is State.TERMINATING and worker.stage is Stage.DRAINING
 
 
 def node_of(member: MemberRow) -> Node | None:

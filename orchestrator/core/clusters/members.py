@@ -5,6 +5,9 @@
     ready         a daemon that is down moves it back to reconciling; another configuration is written in place
     draining      removed once no job runs on its node, or after a bound
 
+A member whose worker is to end drains too, and the worker waits for it. The controller does not drain: its worker waits
+for the task of its agent, then another member becomes the controller.
+
 Each member gets at most one action. Nothing follows from an unknown reading, and nothing is done to a member with a
 running action. A member that stays reconciling although it is reached is replaced after `reconcile_s`.
 """
@@ -24,18 +27,19 @@ from orchestrator.core.clusters.actions import (
 )
 from orchestrator.core.clusters.addresses import NodeName
 from orchestrator.core.clusters.details import addresses, detail_of, detail_update, moved_address, own_detail, unreached
-from orchestrator.core.clusters.facts import ClusterFacts
+from orchestrator.core.clusters.facts import ClusterFacts, is_leaving
 from orchestrator.core.clusters.readings import (
     NO_CONFIGURATION,
     DaemonState,
     Reading,
+    is_busy,
     is_drained,
     is_draining,
     is_silent,
     is_up,
 )
 from orchestrator.core.clusters.rows import MemberRow
-from orchestrator.core.clusters.view import Configuration
+from orchestrator.core.clusters.view import MAX_NODES, Configuration
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.states import READY
 
@@ -47,7 +51,7 @@ SETTLED = frozenset({ClusterStatus.RUNNING, ClusterStatus.DEGRADED})
 def joins(facts: ClusterFacts) -> list[Join]:
     """Return the promoted workers that become members, up to the wanted number of nodes. Each gets a free index."""
     taken = {member.index_no for member in facts.live}
-    free = (index for index in range(len(taken) + len(facts.row.unjoined)) if index not in taken)
+    free = (index for index in range(MAX_NODES) if index not in taken)
     room = facts.row.nodes - len(facts.kept)
     promoted = sorted(w.id for w in facts.row.unjoined if w.status in READY and w.drain_requested_at is None)
     return [
@@ -85,6 +89,8 @@ def step(member: MemberRow, facts: ClusterFacts) -> OnMember | None:
         return _fail(member, *lost)
     if member.status is MemberStatus.DRAINING:
         return _draining(member, facts, facts.policy.drain_s)
+    if is_leaving(member) and (departure := _departure(member, facts)) is not None:
+        return departure
     if reading is None:
         return unreached(member, facts)
     return _overdue(member, reading, facts) or (
@@ -221,6 +227,24 @@ def _unfit(reading: Reading, facts: ClusterFacts) -> str | None:
     if (lack := _lack(reading)) is not None:
         return lack
     return "it does not have the configuration" if reading.conf_sha not in (None, facts.conf_sha) else None
+
+
+def _departure(member: MemberRow, facts: ClusterFacts) -> OnMember | None:
+    """Return the drain, or the end, of a member whose worker is to end. None: it goes on as it is, until it can drain.
+
+    Nothing runs on a node before the cluster runs. A node with a job, or one of which Slurm says nothing, is not given
+    up: the worker's own bound ends the wait.
+    """
+    controller, why = facts.controller, "its worker is to end"
+    if controller is None or member is controller or not facts.is_free(member.worker_id):
+        return None
+    if member.status is MemberStatus.READY:
+        is_able = facts.slurmctld is DaemonState.UP and facts.row.status in SETTLED
+        return DrainNode(member.worker_id, controller.worker_id, why) if is_able else None
+    state = facts.state_of(member)
+    if member.status is MemberStatus.PENDING or (state is not None and not is_busy(state)):
+        return MoveMember(member.worker_id, member.status, MemberStatus.REMOVED, why)
+    return None
 
 
 def _draining(member: MemberRow, facts: ClusterFacts, bound_s: float) -> OnMember | None:

@@ -17,6 +17,11 @@ from orchestrator.core.clusters.facts import CONFIGURED, ClusterFacts
 from orchestrator.core.clusters.readings import NO_CONFIGURATION
 from orchestrator.core.clusters.rows import MemberOperation, MemberRow
 
+CONTROLLER_STAYS = (
+    "it is the controller, whose agent runs the tasks: python -m orchestrator terminate ends it after its task, "
+    "and another member becomes the controller"
+)
+
 
 def plan(facts: ClusterFacts) -> tuple[list[OnMember], list[RefuseOperation]]:
     """Return the actions of accepted operations, the oldest first, and the refusals."""
@@ -63,7 +68,7 @@ def _refusal(operation: MemberOperation, members: list[MemberRow], facts: Cluste
     if member.status is MemberStatus.DRAINING:
         return "it is draining already"
     if member is facts.controller:
-        return "it is the controller, whose state would be lost; drain another node, or delete the cluster"
+        return CONTROLLER_STAYS
     return None
 
 

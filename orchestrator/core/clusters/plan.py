@@ -28,8 +28,9 @@ from orchestrator.core.clusters.actions import (
     OnCluster,
     OnMember,
     RecordConfiguration,
+    Remark,
 )
-from orchestrator.core.clusters.facts import ClusterFacts
+from orchestrator.core.clusters.facts import ClusterFacts, is_leaving
 from orchestrator.core.clusters.members import NO_SLURM
 from orchestrator.core.clusters.readings import DaemonState
 from orchestrator.core.clusters.rows import MemberRow
@@ -83,7 +84,8 @@ def is_moving(view: ClusterView) -> bool:
         return any(member.status in LIVE_MEMBER for member in view.row.members)
     steady = (ClusterStatus.RUNNING, ClusterStatus.REQUESTED)
     still = (MemberStatus.READY, MemberStatus.REMOVED, MemberStatus.FAILED)
-    return view.row.status not in steady or any(member.status not in still for member in view.row.members)
+    moving = (member.status not in still or is_leaving(member) for member in view.row.members)
+    return view.row.status not in steady or any(moving)
 
 
 Step = tuple[OnCluster | None, list[OnMember]]
@@ -171,10 +173,16 @@ def _settled(facts: ClusterFacts) -> Step:
             fields = {**NOTHING, "conf_sha": facts.conf_sha}
             return MoveCluster(row.status, ClusterStatus.RUNNING, "every node is ready", fields), steps
         steps = [*smoke.plan(facts), *steps]
-    resize = size.plan(facts)
+    resize = size.plan(facts) or _outdated_remark(facts)
     if resize is None and facts.conf_sha is not None and facts.conf_sha != row.conf_sha:
         resize = RecordConfiguration(facts.conf_sha)
     return resize, [*steps, *size.drains(facts)]
+
+
+def _outdated_remark(facts: ClusterFacts) -> Remark | None:
+    """Remove what the row says of a smoke job that is not due any more. What it says of a surplus has a deadline."""
+    is_about_smoke = facts.row.waiting_for is not None and facts.row.deadline_at is None
+    return Remark(None, None) if is_about_smoke and not smoke.is_deployed(facts) else None
 
 
 def _trouble(facts: ClusterFacts) -> str | None:

@@ -24,7 +24,7 @@ MemberId = Annotated[str, StringConstraints(pattern=f"^{ID_PATTERN.pattern}$")]
 class ReconcileInput(InputModel):
     """Which member."""
 
-    worker_id: MemberId | None = Field(None, description="By default every member")
+    worker_id: MemberId | None = Field(None, description="The worker, or the name of its node; by default every member")
 
 
 class WaitsShown(AnswerModel):
@@ -76,7 +76,7 @@ class AppInstanceShown(AnswerModel):
     deadline_at: datetime | None
     created_at: datetime
     status_since: datetime
-    smoke_at: datetime | None = Field(description="When the job over all nodes succeeded")
+    smoke_at: datetime | None = Field(description="When the smoke job, over two nodes, succeeded")
     conf_sha: str | None
     delete_requested_at: datetime | None
     usd_per_hour: float = Field(description="Of the workers that live now")
@@ -165,7 +165,7 @@ class OperationShown(AnswerModel):
 
 
 class OperationsShown(AnswerModel):
-    """The newest operations and node tasks, 100 of each at most."""
+    """The newest operations and node tasks: of each, 100 open ones and 100 others at most."""
 
     member_operations: list[OperationShown]
     node_tasks: list[NodeTaskShown]

@@ -1,6 +1,5 @@
 """Clusters over HTTP, at the addresses of app instances: the project is the fleet."""
 
-import re
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from starlette.responses import Response
 
 from orchestrator.core.cluster_states import OperationKind
+from orchestrator.core.clusters.addresses import CLUSTER_ID
 from orchestrator.core.clusters.rows import ClusterRow
 from orchestrator.diagnostics.clusters import (
     cluster_document,
@@ -28,7 +28,6 @@ from orchestrator.web.api.cluster_models import (
 from orchestrator.web.api.operations import Api, ApiCall, shown
 from orchestrator.web.api.problems import Problem
 
-CLUSTER_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 APP = "slurm"
 
 

@@ -42,6 +42,7 @@ class Pod:
 
     lines: Mapping[str, str] = field(default_factory=dict)
     raises: Exception | None = None  # instead of an answer
+    smoke: bytes = b""  # what the script of the smoke job prints
     ran: list[str] = field(default_factory=list)  # the scripts that are no probes
     closed = False
 
@@ -53,6 +54,8 @@ class Pod:
             text = "".join(f"{name}={value}\n" for name, value in self.lines.items())
             return Completed(0, f"{text}end=\n".encode(), b"")
         self.ran.append(command)
+        if "cluster-smoke" in command:
+            return Completed(0, self.smoke, b"")
         return Completed(0, b"configured=yes\nstarted=x\nrestarted=yes\ndrained=yes\nremoved=yes\nkey=yes\n", b"")
 
 
@@ -211,8 +214,24 @@ async def test_a_member_with_the_largest_possible_details_can_still_be_lost(
         (text, agent.id),
     )
     await cluster.fleet.end(agent.id, State.ACTIVE)
+    await cluster.fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
     await steps(job_of(cluster.rows, Pods()), cluster)
     assert (await cluster.report()).members[1].status is MemberStatus.FAILED
+
+
+async def test_a_smoke_job_that_waits_in_slurm_is_said_and_asked_about_later(cluster: Cluster) -> None:
+    """It is no failure, and the leader reads the controller's pod meanwhile."""
+    for agent in cluster.agents:
+        await cluster.move_member(agent, MemberStatus.READY, None, fabric_addr="10.0.0.1")
+    await cluster.move(ClusterStatus.RUNNING, ClusterStatus.DEGRADED)
+    lines = {"clock": "1", "conf": SHA, "lacks": "", "ping": "up"}
+    pods = Pods({agent.id: Pod(lines, smoke=b"waits=Resources, behind job 7 (task-1)\n") for agent in cluster.agents})
+    with capture_logs() as logs:
+        await steps(job_of(cluster.rows, pods), cluster)
+    waits = "the smoke job, which waits in Slurm's queue: Resources, behind job 7 (task-1)"
+    assert (await cluster.report()).waiting_for == waits
+    assert sum("cluster-smoke" in one for one in pods.pods[cluster.agents[0].id].ran) == 1
+    assert [one for one in logs if one["event"] == "cluster_action_failed"] == []
 
 
 @pytest.mark.parametrize("value", ['"text"', "[1]", "7", "true"])

@@ -10,6 +10,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 from psycopg.types.json import Jsonb
 
+from orchestrator.adapters.rows import need_of
 from orchestrator.core.cluster_states import ClusterStatus, MemberRole, MemberStatus
 from orchestrator.core.states import State
 from orchestrator.diagnostics.cost import lines
@@ -226,6 +227,17 @@ async def test_only_the_ready_controller_of_a_running_cluster_claims(fleet: Flee
     assert len(await plain.claim()) == 1
 
 
+async def test_the_snapshot_names_the_live_controller(fleet: Fleet, cluster: Cluster) -> None:
+    """The planner lets it end after the other nodes."""
+    await cluster.running()
+    controller, other = cluster.agents
+    (need,) = map(need_of, (await fleet.snapshot())["clusters"])
+    assert (need.controller, set(need.members)) == (controller.id, {controller.id, other.id})
+    await cluster.move_member(controller, MemberStatus.READY, MemberStatus.FAILED)
+    (need,) = map(need_of, (await fleet.snapshot())["clusters"])
+    assert need.controller is None
+
+
 async def test_a_worker_of_a_cluster_that_has_ended_claims_nothing(
     fleet: Fleet, cluster: Cluster, hand: AsyncConnection[DictRow]
 ) -> None:
@@ -301,6 +313,7 @@ async def test_who_cannot_listen_notices_each_change(fleet: Fleet, cluster: Clus
 async def test_demand_counts_nodes(fleet: Fleet, cluster: Cluster) -> None:
     """Of ready and running tasks of the pool; one for a number that is none."""
     await cluster.running()
+    await cluster.rows.scale(NAME, max_nodes=9)
     await fleet.submit({"params": {"nodes": 4}, "priority": 9}, pool=POOL)
     (task,) = await cluster.agents[0].claim()
     strange: list[Any] = [None, "3", 65, 0, -1, 2.5, True, {"a": 1}, "many", [2], 10**400]
@@ -308,7 +321,7 @@ async def test_demand_counts_nodes(fleet: Fleet, cluster: Cluster) -> None:
     await fleet.submit({"params": {"nodes": 9}}, pool="other")
     await fleet.submit({"params": {"nodes": 9}, "run_after": "2027-01-01T00:00:00Z"}, pool=POOL)
     demand = (await cluster.report()).demand
-    assert (demand.tasks, demand.nodes, demand.largest) == (13, 4 + 3 + 11, 4)
+    assert (demand.tasks, demand.nodes, demand.largest) == (13, 4 + 3 + 2 + 10, 4)
     await cluster.agents[0].complete(task)
     assert (await cluster.report()).demand.largest == 3
     (row,) = (await cluster.rows.report()).clusters
@@ -345,7 +358,7 @@ async def test_params_that_are_large_do_not_stop_a_report(
     fleet: Fleet, cluster: Cluster, hand: AsyncConnection[DictRow]
 ) -> None:
     """What lies behind 16 MB of params counts as one node."""
-    await cluster.create()
+    await cluster.create(2, max_nodes=8)
     large = Jsonb({"nodes": 8, "x": random.Random(1).randbytes(500_000).hex()})
     await hand.execute(
         "insert into tasks (task_type, pool, params) select 't', %s, %s from generate_series(1, 24)", (POOL, large)

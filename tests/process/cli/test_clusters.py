@@ -18,6 +18,7 @@ task_types = ["train"]
 gpu_types = ["NVIDIA H100 80GB HBM3"]
 data_centers = ["US-KS-2"]
 cloud = "SECURE"
+max_active_gpus = 8
 """
 SCRIPT = "#!/bin/sh\nsrun hostname\n"
 DETAIL = {"phase": "slurm_ready", "slurmctld_state": "up", "slurmctld_pid": 417, "slurmd_state": "idle"}
@@ -28,6 +29,7 @@ def trainer(cli: Cli, tmp_path: Path) -> Cli:
     """The command line with a cluster pool."""
     (tmp_path / "pools.toml").write_text(POOLS)
     (tmp_path / "train.sh").write_text(SCRIPT)
+    (tmp_path / "latin.sh").write_bytes(b"echo \xe9\n")
     own = {"POOLS_FILE": str(tmp_path / "pools.toml"), "WORKER_HANDLERS": "train=slurm"}
     return Cli({**cli.environment, **own}, cwd=tmp_path)
 
@@ -100,18 +102,24 @@ async def test_a_cluster_from_its_creation_to_its_end(trainer: Cli, fleet: Fleet
     assert "boot-1" not in str(members), "the launch of an agent is shown to nobody"
     for command in (("list", "--all"), *((one, name) for one in ("status", "operations", "explain"))):
         assert (await trainer("cluster", *command, "--json")).code == 0, command
-    for more in (("reconcile", name), ("drain", name, controller), ("scale", name, "2")):
+    for more in (("reconcile", name), ("scale", name, "2")):
         assert (await trainer("cluster", *more, "--json")).code == 0, more
+    refused = await trainer("cluster", "drain", name, controller)
+    assert (refused.code, f"terminate {controller}" in refused.err) == (1, True), refused.err
+    assert "has no member ''" in (await trainer("cluster", "reconcile", name, "--worker", "")).err
     assert (await trainer("cluster", "delete", name)).code == 2, "without a terminal it needs --force"
     assert (await trainer("cluster", "delete", name, "--force")).out == f"{name}: its end is requested\n"
     assert "has ended already" in (await trainer("cluster", "delete", name, "--force")).out
+    late = await trainer("cluster", "submit", name, "--script", "train.sh")
+    assert f"cluster {name} is deleting" in late.err
     assert (await trainer("cluster", "delete", name, "--force", "--json")).json()["outcome"] == "already"
     assert (await trainer("cluster", "list")).lines_with("the end of 2 nodes")
 
 
 async def test_a_task_of_a_cluster_is_a_script_and_its_nodes(trainer: Cli, fleet: Fleet, name: str) -> None:
     """In the pool of the cluster, with the type whose handler is slurm."""
-    await trainer("cluster", "create", name, "--pool", POOL, "--nodes", "2", "--min-nodes", "0", "--json")
+    created = await trainer("cluster", "create", name, "--pool", POOL, "--nodes", "2", "--min-nodes", "0")
+    assert "rented with the first task, and then 0 to 2" in created.out
     options = ("--nodes", "2", "--time-limit", "12h", "--gpus-per-node", "1", "--env", "A=b", "--output", "results/*")
     made = await trainer("cluster", "submit", name, "--script", "train.sh", *options, "--max-attempts", "2")
     assert made.code == 0, made.err
@@ -145,6 +153,11 @@ async def test_a_task_of_a_cluster_is_a_script_and_its_nodes(trainer: Cli, fleet
         (("submit", "NAME", "--script", "train.sh", "--type", "other"), "Slurm of pool train runs train", 2),
         (("drain", "NAME", "gpu-x"), "has no member 'gpu-x'", 3),
         (("scale", "NAME", "5"), "at most 2", 2),
+        (("submit", "NAME", "--script", "/dev/zero"), "is longer than 256 KiB", 2),
+        (("submit", "NAME", "--script", "latin.sh"), "can't decode byte", 2),
+        (("create", "x", "--pool", POOL, "--nodes", "2", "--max-nodes", "64"), "not every node could be rented", 2),
+        (("scale", "NAME", "64"), "of 64 nodes, not every node could be rented", 2),
+        (("scale", "NAME", "--max-nodes", "64"), "not every node could be rented", 2),
         (("scale", "NAME"), "give NODES", 2),
     ],
 )

@@ -113,7 +113,7 @@ MUTANTS = (
     Mutant("the first SSH address is kept for ever", "I5", LIFE,
            "_address_update(worker, pod) or action", "action"),
     Mutant("a drain has no grace", "I2", END,
-           "        if worker.tasks_running and not failed and here_s < policy.drain_grace_s:\n            return None",
+           "        if is_busy and not failed and here_s < policy.drain_grace_s:\n            return None",
            "        pass"),
     Mutant("silence counts during an outage of the orchestrator", "I8", "orchestrator/core/model.py",
            "        return max(beat, self.unanswered_at.get(worker.id, beat))",

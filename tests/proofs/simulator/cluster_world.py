@@ -389,11 +389,7 @@ class ClusterWorld:
                     self._set(action.worker_id, action.to_state, stage=Stage.PROMOTED)
 
     def _snapshot(self, now: datetime, workers: tuple[Worker, ...]) -> Snapshot:
-        needs = [
-            ClusterNeed(c["id"], POOL, ClusterStatus(c["status"]), c["nodes"], {
-                m["worker_id"]: MemberStatus(m["status"]) for m in self.rows.members.values() if m["cluster"] == c["id"]
-            }) for c in self.rows.clusters.values() if c["status"] in LIVE_CLUSTER
-        ]  # fmt: skip
+        needs = [self._need(c) for c in self.rows.clusters.values() if c["status"] in LIVE_CLUSTER]
         pods = tuple(_pod(w) for w in workers if w.pod_id and w.id not in self.absent)
         absent = {w.pod_id or w.id: Absence(3, since, now, (now - since).total_seconds())
                   for w in workers if (since := self.absent.get(w.id)) is not None}  # fmt: skip
@@ -405,6 +401,13 @@ class ClusterWorld:
             in_flight=frozenset(), bringing_up=frozenset(w.id for w in workers if w.state is State.SPAWNING),
             last_spawn_at={}, paused={}, promoted_releases=frozenset({"image@"}), clusters=tuple(needs),
         )  # fmt: skip
+
+    def _need(self, row: Row) -> ClusterNeed:
+        mine = (m for m in self.rows.members.values() if m["cluster"] == row["id"])
+        members = {m["worker_id"]: MemberStatus(m["status"]) for m in mine}
+        heads = (m["worker_id"] for m in self.rows.live_members(row["id"]) if m["role"] == MemberRole.CONTROLLER)
+        status, head = ClusterStatus(row["status"]), next(heads, None)
+        return ClusterNeed(row["id"], POOL, status, row["nodes"], members, head)
 
     def _spawn(self, action: Spawn) -> None:
         now, name = self.kernel.moment(), action.worker_id
@@ -446,7 +449,7 @@ class ClusterWorld:
 
     def _end(self, name: str, why: str) -> None:
         self.say(f"end {name}: {why}")
-        self._set(name, State.TERMINATING, stage=Stage.DRAINING)
+        self._set(name, State.TERMINATING, stage=Stage.FLUSHING)  # nobody asks for an end that waits for jobs
         self.kernel.after(self.dice.uniform(10, 40), lambda: self._gone(name))
 
     def _gone(self, name: str) -> None:

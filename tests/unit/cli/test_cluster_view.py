@@ -20,7 +20,7 @@ from orchestrator.core.cluster_states import (
     OperationKind,
     OperationStatus,
 )
-from orchestrator.core.clusters.rows import ClusterRow, Event
+from orchestrator.core.clusters.rows import ClusterDemand, ClusterRow, Event
 from orchestrator.diagnostics.clusters import ClusterProblem
 from tests.unit.core.clusters.rows import BORN, NOW, cluster, member, node_task, operation, worker
 
@@ -92,7 +92,9 @@ def test_a_status_answers_what_it_is_what_it_waits_for_and_what_is_wrong(width: 
     ("fields", "who", "what"),
     [
         ({"status": ClusterStatus.REQUESTED, "nodes": 0}, "nobody", "tasks of pool train"),
-        ({"status": ClusterStatus.REQUESTED}, "orchestrator", "the leader"),
+        ({"status": ClusterStatus.REQUESTED}, "nobody", "tasks of pool train"),  # no node is rented without a task
+        ({"status": ClusterStatus.REQUESTED, "min_nodes": 4}, "orchestrator", "the leader"),
+        ({"status": ClusterStatus.REQUESTED, "demand": ClusterDemand(1, 2, 2)}, "orchestrator", "the leader"),
         ({"status": ClusterStatus.ALLOCATING} | UNJOINED, "provider", "workers: 1 of 4 are promoted"),
         ({"status": ClusterStatus.DEPLOYING, "nodes": 2}, "orchestrator", "the smoke job"),
         ({"status": ClusterStatus.RUNNING}, "nobody", "tasks of pool train"),

@@ -24,6 +24,7 @@ from orchestrator.core.model import (
 from orchestrator.core.states import Stage, State, WaitingOn
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
+NEVER = datetime(9999, 1, 1, tzinfo=UTC)
 A40, L4 = Offer("NVIDIA A40", None, "SECURE"), Offer("NVIDIA L4", "EU-RO-1", "SECURE")
 
 

@@ -302,7 +302,7 @@ def test_operations_reach_every_member_or_say_why_not() -> None:
     world.ask(operation(world, 2, OperationKind.BOOTSTRAP_SSH, world.controller))
     world.run(20)
     assert [one.worker_id for one in world.told if isinstance(one, act.ReconcileAuthorizedKey)] == [world.controller]
-    world.ask(operation(world, 3, OperationKind.DRAIN, world.controller))
+    world.ask(operation(world, 3, OperationKind.DRAIN, world.controller))  # the command refuses it at once
     world.ask(operation(world, 4, OperationKind.DRAIN, "gpu-unknown"))
     world.run(10)
     errors = {one.id: one.error for one in world.row.operations if one.status is OperationStatus.FAILED}
@@ -490,3 +490,93 @@ def test_a_new_controller_is_not_ready_before_its_slurmctld_runs() -> None:
         assert all(world.pods[one].slurmctld for one in heads if one in world.of(MemberStatus.READY))
     assert heads
     assert world.row.status is RUNNING
+
+
+def test_a_worker_that_is_asked_to_end_drains_its_node_first_and_is_replaced() -> None:
+    """Its agent has no task: the job on its node belongs to the controller's task."""
+    world = running(3, min_nodes=3)
+    name = next(one for one in world.of(MemberStatus.READY) if one != world.controller)
+    world.pods[name].busy = True
+    world.terminate(name)
+    world.run(300)
+    assert world.members[name].status is MemberStatus.DRAINING
+    assert world.pods[name].slurmd
+    assert len(world.of(MemberStatus.READY)) == 3  # its replacement does not wait for the job
+    world.pods[name].busy = False
+    world.run(120)
+    assert world.members[name].status is MemberStatus.REMOVED
+    assert world.workers[name].state is State.TERMINATED
+    assert DEGRADED not in world.statuses
+
+
+def test_a_drain_of_a_worker_ends_at_its_deadline() -> None:
+    world = running(2, min_nodes=2)
+    name = next(one for one in world.members if one != world.controller)
+    world.pods[name].busy = True
+    world.terminate(name)
+    world.run(world.fleet.drain_grace_s - 30)
+    assert world.members[name].status is MemberStatus.DRAINING
+    world.run(90)
+    assert world.members[name].status is MemberStatus.FAILED
+    assert world.members[name].reason == "its worker ends"
+    assert world.workers[name].state is State.TERMINATED
+
+
+def test_a_worker_that_is_ended_at_once_does_not_wait_for_its_node() -> None:
+    world = running(3, min_nodes=3)
+    name = next(one for one in world.of(MemberStatus.READY) if one != world.controller)
+    world.pods[name].busy = True
+    world.terminate(name, at_once=True)
+    world.run(60)
+    assert world.workers[name].state is State.TERMINATED
+    assert world.members[name].status is MemberStatus.FAILED
+
+
+def test_a_controller_that_is_asked_to_end_serves_its_job_to_the_end() -> None:
+    """Slurm's state is on it: without it, the jobs of all nodes are lost."""
+    world = running(2, min_nodes=2)
+    first = world.controller
+    for pod in world.pods.values():
+        pod.busy = True
+    world.workers[first] = replace(world.workers[first], tasks_running=1)  # the task of the job
+    world.terminate(first)
+    world.run(300)
+    assert world.controller == first
+    assert world.pods[first].slurmctld
+    for pod in world.pods.values():
+        pod.busy = False
+    world.workers[first] = replace(world.workers[first], tasks_running=0)
+    world.until(DEGRADED, within_s=60)
+    world.until(RUNNING, within_s=600)
+    assert world.controller != first
+    assert world.workers[first].state is State.TERMINATED
+
+
+def test_all_workers_that_are_asked_to_end_drain_before_the_controller_ends() -> None:
+    world = running(3, min_nodes=0)
+    world.change(demand=NONE)
+    busy = next(one for one in world.members if one != world.controller)
+    world.pods[busy].busy = True
+    first = world.controller
+    for name in world.members:
+        world.terminate(name)
+    world.fleet = replace(world.fleet, pools=(replace(world.fleet.pools[0], max_active=0),))
+    world.run(200)
+    assert world.members[busy].status is MemberStatus.DRAINING
+    assert world.pods[first].slurmctld
+    world.pods[busy].busy = False
+    world.run(120)
+    assert world.members[busy].status is MemberStatus.REMOVED
+    assert not world.live_workers
+
+
+def test_a_node_whose_worker_is_asked_to_end_before_it_is_ready_is_removed_at_once() -> None:
+    world = running(2, min_nodes=2)
+    name = next(one for one in world.members if one != world.controller)
+    world.pods[name].slurmd = False
+    world.reads = lambda reading: replace(reading, munge_ok=False) if reading.slurmd_state == "down" else reading
+    world.run(15)
+    assert world.members[name].status is MemberStatus.RECONCILING
+    world.terminate(name)
+    world.run(60)
+    assert world.members[name].status is MemberStatus.REMOVED

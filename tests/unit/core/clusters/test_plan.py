@@ -101,6 +101,15 @@ def test_no_smoke_job_is_run_while_one_node_does_not_reach_another(world: World)
     assert any(isinstance(one, act.Smoke) for one in plan(strange, world.policy))
 
 
+def test_what_the_row_says_of_a_smoke_job_goes_if_a_node_is_lost_again(world: World) -> None:
+    said = {"status": ClusterStatus.DEGRADED, "smoke_evidence": None, "waiting_for": "the smoke job, which waits"}
+    view = changed(world.view(), **said)
+    assert not any(isinstance(one, act.Remark) for one in plan(view, world.policy))
+    back = replace(view.row.members[1], status=MemberStatus.RECONCILING)
+    lost = changed(view, members=(view.row.members[0], back, view.row.members[2]))
+    assert act.Remark(None, None) in plan(lost, world.policy)
+
+
 def test_an_ended_cluster_ends_its_members_and_nothing_else(world: World) -> None:
     view = changed(world.view(), status=ClusterStatus.FAILED)
     moves = plan(view, world.policy)

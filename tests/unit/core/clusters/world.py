@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from orchestrator.core import plan as fleet_plan
-from orchestrator.core.actions import SetActivity, Spawn, Terminate
+from orchestrator.core.actions import Flush, SetActivity, Spawn, Terminate
 from orchestrator.core.cluster_states import (
     CLUSTER_TRANSITIONS,
     LIVE_CLUSTER,
@@ -120,6 +120,12 @@ class World:
         self.pods[worker_id].alive = False
         self.lost.add(worker_id)
 
+    def terminate(self, worker_id: str, *, at_once: bool = False) -> None:
+        """An operator asks for the end of a worker."""
+        stop_at = self.now if at_once else None
+        worker = self.workers[worker_id]
+        self.workers[worker_id] = replace(worker, drain_requested_at=self.now, stop_requested_at=stop_at)
+
     def another_leader(self) -> None:
         self.leader = Leader()
 
@@ -130,15 +136,15 @@ class World:
         for name, worker in list(self.workers.items()):
             if worker.state is State.SPAWNING and self.ready_at[name] <= self.now:
                 self.workers[name] = replace(worker, state=State.ACTIVE, stage=Stage.PROMOTED, state_since=self.now)
-            if worker.state is State.TERMINATING and self.gone_at[name] <= self.now:
+            if worker.state is State.TERMINATING and self.gone_at.get(name, build.NEVER) <= self.now:
                 self.workers[name] = replace(worker, state=State.TERMINATED)
                 self.pods[name].alive = False
             if self.pods[name].alive:
                 self.workers[name] = replace(self.workers[name], last_heartbeat=self.now)
         live = [w for w in self.workers.values() if w.state is not State.TERMINATED]
-        need = ClusterNeed(
-            "train", "train", self.row.status, self.row.nodes, {n: m.status for n, m in self.members.items()}
-        )
+        statuses = {n: m.status for n, m in self.members.items()}
+        controller = next(iter(self._controllers()), None)
+        need = ClusterNeed("train", "train", self.row.status, self.row.nodes, statuses, controller)
         seen = build.snapshot(*live, clusters=(need,) if self.row.status in LIVE_CLUSTER else ())
         pods = tuple(build.pod_of(w, ssh_host=w.ssh_host, ssh_port=w.ssh_port) for w in live)
         seen = replace(seen, now=self.now, pods=pods)
@@ -148,6 +154,8 @@ class World:
                 live.append(self.workers[action.worker_id])
             if isinstance(action, Terminate):
                 self._terminate(action)
+            if isinstance(action, Flush):
+                self._flush(action)
             if isinstance(action, SetActivity):  # agents of members that claim nothing
                 name = action.worker_id
                 self.workers[name] = replace(self.workers[name], state=action.to_state, state_since=self.now)
@@ -166,9 +174,18 @@ class World:
         name = action.worker_id
         member = self.members.get(name)
         kept = member is not None and member.status in LIVE_MEMBER and self.row.status in LIVE_CLUSTER
-        assert not kept, f"the fleet ends a live member: {action}"
-        self.workers[name] = replace(self.workers[name], state=State.TERMINATING, state_since=self.now)
-        self.gone_at[name] = self.now + timedelta(seconds=20)
+        worker = self.workers[name]
+        assert not kept or worker.drain_requested_at is not None, f"the fleet ends a live member: {action}"
+        self.workers[name] = replace(
+            worker, state=State.TERMINATING, stage=Stage.DRAINING, state_since=self.now, exit_cause=action.cause
+        )
+
+    def _flush(self, action: Flush) -> None:
+        """The worker no longer drains: nothing runs on it any more, or its bound is over."""
+        name = action.worker_id
+        self.workers[name] = replace(self.workers[name], stage=Stage.FLUSHING)
+        self.lost.add(name)  # a member that is live now is cut off
+        self.gone_at.setdefault(name, self.now + timedelta(seconds=20))
 
     def _probe(self) -> None:
         leader = self.leader
