@@ -120,6 +120,7 @@ def plan(
 def _of_cluster(
     pool: Pool, mine: Size, snapshot: Snapshot, policy: Policy, selector: OfferSelector, offers: Sequence[Offer]
 ) -> tuple[list[Action], PoolDecision]:
+    mine = replace(mine, refused=mine.refused or selector.unpaid.get(pool.name))
     ends, decision = cluster_scaling.plan(pool, mine, snapshot)
     reasons = list(decision.blocked)
     spawns = _spawns(pool, mine, snapshot, policy, selector, offers, reasons) if mine.asked > 0 else []
