@@ -57,7 +57,8 @@ language sql stable security definer set search_path = '' set enable_seqscan = o
 $$;
 
 -- The ready and running tasks of its pool and the nodes that they ask for: {tasks, nodes, largest}. The first 1,000 tasks
--- count, and of these the first 16 MB of params; a task without a readable number of nodes asks for one.
+-- count, and of these the first 16 MB of params; a task without a readable number of nodes asks for one, as the handler
+-- refuses it or runs it on one.
 create or replace function public.internal_cluster_demand(p_row public.cluster_apps, p_now timestamptz) returns jsonb
 language plpgsql stable security definer set search_path = '' set plan_cache_mode = force_generic_plan
 set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off as $$
@@ -85,9 +86,11 @@ begin
             select a.params, sum(pg_column_size(a.params)) over (rows unbounded preceding) <= c_bytes as is_read
               from (select * from running union all select * from ready limit c_tasks) a
         ), wanted as (
-            select case when n.text ~ '^[0-9]{1,2}$' and n.text::int between 1 and 64 then n.text::int else 1 end as nodes
+            select case when jsonb_typeof(n.given) = 'number' and n.given #>> '{}' ~ '^[0-9]{1,2}([.]0+)?$'
+                         and (n.given #>> '{}')::numeric between 1 and 64 then (n.given #>> '{}')::numeric::int
+                        else 1 end as nodes
               from looked_at l
-             cross join lateral (select case when l.is_read then l.params->>'nodes' end) n (text)
+             cross join lateral (select case when l.is_read then l.params->'nodes' end) n (given)
         )
         select jsonb_build_object('tasks', count(*), 'nodes', coalesce(sum(w.nodes), 0),
                                   'largest', coalesce(max(w.nodes), 0)) from wanted w
@@ -126,7 +129,8 @@ language sql stable security definer set search_path = '' as $$
         'release', 'cluster'])
 $$;
 
--- {operations, node_tasks, events}, the newest first: so many open ones, and so many others.
+-- {operations, node_tasks, events}, the newest first: so many open ones, and so many others. Of events that a user
+-- inserted, those about something else are left out, and long texts are cut.
 create or replace function public.internal_cluster_history(p_cluster text, p_rows int) returns jsonb
 language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
     select jsonb_build_object(
@@ -149,7 +153,12 @@ language sql stable security definer set search_path = '' set enable_seqscan = o
                       order by b.id desc limit internal_cluster_history.p_rows)) n), '[]'),
         'events', coalesce((
             select jsonb_agg(to_jsonb(e.*) order by e.id desc)
-              from (select * from public.cluster_events b where b.cluster = internal_cluster_history.p_cluster
+              from (select b.id, b.cluster, left(b.worker_id, 200) as worker_id, b.subject,
+                           left(b.from_state, 100) as from_state, left(b.to_state, 100) as to_state,
+                           left(b.reason, 2000) as reason, b.at
+                      from public.cluster_events b
+                     where b.cluster = internal_cluster_history.p_cluster
+                       and b.subject in ('cluster', 'member', 'operation', 'node_task')
                      order by b.id desc limit internal_cluster_history.p_rows) e), '[]'))
 $$;
 

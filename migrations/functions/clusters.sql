@@ -23,6 +23,8 @@ begin
     select * into v_row from public.cluster_apps c where c.id = p_cluster and c.fleet = p_fleet for no key update;
     if not found or v_row.status <> all (p_from) then
         return jsonb_build_object('outcome', 'stale', 'status', v_row.status);
+    elsif p_status = 'requested' and public.internal_cluster_runs(p_cluster) then
+        return jsonb_build_object('outcome', 'stale', 'status', v_row.status, 'why', 'a task has begun on it');
     end if;
     if v_row.status <> p_status then
         v_row.deadline_at := null;
@@ -37,6 +39,16 @@ begin
     end if;
     return jsonb_build_object('outcome', 'ok', 'status', p_status);
 end
+$$;
+
+-- Whether one of its workers has a task. Its controller may have claimed one since its leader looked.
+create or replace function public.internal_cluster_runs(p_cluster text) returns boolean
+language sql stable security definer set search_path = '' set enable_seqscan = off as $$
+    select exists (
+        select from public.workers w
+         cross join lateral (select from public.tasks t
+                              where t.worker_id = w.id and t.status = 'In Progress' limit 1) t
+         where w.cluster = internal_cluster_runs.p_cluster)
 $$;
 
 -- Sets fields of a live cluster without a change of its state.

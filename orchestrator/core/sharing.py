@@ -32,7 +32,8 @@ def offers(
         return False
 
     ordinary = [pool for pool in queue if pool.kind is not PoolKind.CLUSTER]
-    for waiting, up_to in ((ordinary, least), (queue, limits)):
+    for first, up_to in ((ordinary, least), (queue, limits)):
+        waiting = first
         for _ in range(scaling.SPAWNS_PER_TICK):
             waiting = [pool for pool in waiting if serve(pool, up_to[pool.name])]
     return shares
