@@ -203,7 +203,8 @@ begin
 end
 $$;
 
--- {outcome: scaled or already, cluster}. The bounds of a cluster of a fixed size follow its size.
+-- {outcome: scaled or already, cluster}. The bounds of a cluster of a fixed size follow its size. One that begins, and
+-- gets more nodes, has no deadline until the leader sets it: the old one was for fewer nodes.
 create or replace function public.internal_cluster_scale(p_row public.cluster_apps, p_args jsonb) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
@@ -220,6 +221,10 @@ begin
     perform public.internal_cluster_check_size(v_row.nodes, v_row.min_nodes, v_row.max_nodes);
     if v_row = p_row then
         return jsonb_build_object('outcome', 'already', 'cluster', to_jsonb(p_row) - 'fleet');
+    end if;
+    if v_row.nodes > p_row.nodes and v_row.status in ('allocating', 'deploying') then
+        v_row.deadline_at := null;
+        v_row.waiting_for := null;
     end if;
     perform public.internal_cluster_write(v_row);
     perform pg_notify('orchestrator_fleet', '');

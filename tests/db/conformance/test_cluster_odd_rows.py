@@ -120,3 +120,14 @@ async def test_a_cluster_releases_its_nodes_if_none_of_them_has_a_task(fleet: Fl
     await cluster.member(MemberStatus.READY)
     await cluster.move(ClusterStatus.ALLOCATING, ClusterStatus.DEPLOYING, ClusterStatus.RUNNING)
     assert await cluster.move(ClusterStatus.RUNNING, ClusterStatus.REQUESTED, nodes=0)
+
+
+async def test_a_cluster_that_is_scaled_up_while_it_begins_gets_a_new_deadline(fleet: Fleet) -> None:
+    """The old one was for the nodes that it had: at its end, all of them would end."""
+    cluster = Cluster(fleet)
+    await cluster.create(2)
+    await cluster.move(ClusterStatus.REQUESTED, ClusterStatus.ALLOCATING, deadline_s=60, waiting_for="its nodes")
+    await cluster.rows.scale(NAME, nodes=1)
+    assert (await cluster.report()).deadline_at is not None
+    await cluster.rows.scale(NAME, nodes=3)
+    assert (await cluster.report()).deadline_at is None  # the leader sets it
