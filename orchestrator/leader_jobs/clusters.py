@@ -5,9 +5,8 @@ remembers (readings, running calls, pauses after failures) is lost when another 
 """
 
 import asyncio
-import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from statistics import median
 
@@ -24,7 +23,7 @@ from orchestrator.core.clusters.actions import ClusterAction, Configure, Reconfi
 from orchestrator.core.clusters.details import own_detail
 from orchestrator.core.clusters.rows import ClusterReport, ClusterRow
 from orchestrator.core.clusters.view import ClusterPolicy, ClusterView
-from orchestrator.ports import BadArgument, LostRace, NotLeader, PortError
+from orchestrator.ports import LostRace, NotLeader, PortError
 from orchestrator.ports.clusters import ClusterRows
 
 TICK_S = 1.0  # of the timer
@@ -108,21 +107,10 @@ class Clusters:
         is_moving = plan.is_moving(view)
         self._prober.begin(row, in_flight, MOVING_PROBE_S if is_moving else PROBE_S)
         for ended in outcomes(row):
-            with self._one_refusal(row, f"end of operation {ended.operation.id}"):
-                await self._end(term, ended.operation.id, ended.operation.status, ended.error)
+            await self._end(term, ended.operation.id, ended.operation.status, ended.error)
         for action in self._plan(view):
-            with self._one_refusal(row, type(action).__name__):
-                await self._start(term, row, action)
+            await self._start(term, row, action)
         return is_moving
-
-    @staticmethod
-    @contextlib.contextmanager
-    def _one_refusal(row: ClusterRow, what: str) -> Iterator[None]:
-        """Log what the database refuses. A row with a user's value must not stop the other members of its cluster."""
-        try:
-            yield
-        except BadArgument as error:
-            log.warning("cluster_change_refused", cluster=row.id, change=what, error=str(error))
 
     def _plan(self, view: ClusterView) -> tuple[ClusterAction, ...]:
         row, policy = view.row, self._policies.get(view.row.pool)
