@@ -34,7 +34,6 @@ JOBS: dict[str, tuple[dict[str, Any], tuple[str, str | None]]] = {
     "a refusal with the word contact": (
         {"script": "#!/bin/sh\n#SBATCH --partition=contact\n"}, ("Failed", "SLURM_REFUSED"),
     ),
-    "output without end": ({"script": "exec yes", "time_limit_s": 5}, ("Failed", "SLURM_TIME_LIMIT")),
     "more files than are stored one by one": ({"script": MANY, "outputs": ["*.bin"]}, ("Failed", None)),
     "half a node": ({"script": "true", "nodes": 1.5}, ("Failed", "SLURM_PARAMS")),
     "a plain job at last": ({"script": "true"}, ("Complete", None)),
