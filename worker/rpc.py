@@ -111,7 +111,7 @@ class Rpc:
 def _object(status: int, content: bytes) -> dict[str, Any]:
     try:
         answer = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
         raise Unreachable(f"HTTP {status} with {len(content)} bytes that are not a JSON object")

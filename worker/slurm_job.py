@@ -10,10 +10,11 @@ import contextlib
 import glob
 import os
 import re
+import shutil
 import time
 
-from .limited import run_limited
-from .output import OUT
+from .slurm_client import NO_CONTACT, call, job_named, nodes, parts
+from .slurm_output import COPY_BYTES, OUTPUT, copy, store
 from .slurm_params import SlurmFailed, checked
 from .transfer_errors import TransferError
 
@@ -26,17 +27,12 @@ if TYPE_CHECKING:
 CONFIGURATIONS = "~/.gpu-cluster/*/etc/slurm.conf"
 PLACES = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
 JOB_NAME = "task-"  # begins the name of each job of an agent
-OUTPUT = "slurm.out"  # of the batch script
 POLL_S = 1.0
 REPORT_S = 5.0  # seconds between two reports of progress
-CALL_S = 10.0  # for one call of a Slurm client, which hangs without slurmctld
 CANCEL_S = 3.0
+SUBMITS = 3  # tries of a submission to which slurmctld has not answered, although it answers to other calls
 SILENT_S = 300.0  # for which slurmctld may not answer; it is started again meanwhile
 GROW_S = 1_800.0  # for which a job waits until the cluster has as many nodes as it needs
-MAX_OUTPUTS = 10_000
-COPY_BYTES = 1 << 20  # of the job's output, for one poll
-ANSWER_BYTES = 1 << 20  # of one call
-NO_CONTACT = re.compile(r"contact|connect", re.IGNORECASE)  # in what a client says without slurmctld
 RUNNING = {
     "PENDING",
     "CONFIGURING",
@@ -65,6 +61,7 @@ ENDS = {
 def run(task: Task) -> dict[str, Any]:
     """Run the task's job to its end. If this call ends early, it also ends the job."""
     name = f"{JOB_NAME}{re.sub('[^A-Za-z0-9_-]', '_', task.id)}-{task.attempt}"
+    job_id = ""
     try:
         job = checked(task.params)
         conf = _configuration()
@@ -73,11 +70,12 @@ def run(task: Task) -> dict[str, Any]:
         _cancel_earlier()
         try:
             _await_nodes(task, job["nodes"])
-            ended = _attend(task, _submit(job, name), job)
+            job_id = _submit(job, name)
+            ended = _attend(task, job_id, job)
         except BaseException:  # cancelled, too: Slurm would run the job on
-            _call(["scancel", f"--jobname={name}"], CANCEL_S)
+            call(["scancel", job_id or f"--jobname={name}"], CANCEL_S)
             raise
-        _store(task, job)
+        store(task, job["outputs"])
         return task.ended({"slurm": ended})
     except SlurmFailed as error:
         if os.path.exists(OUTPUT):
@@ -91,35 +89,23 @@ def run(task: Task) -> dict[str, Any]:
 
 def _configuration() -> str:
     """Return the path of slurm.conf. Raises SlurmFailed while this pod belongs to no cluster."""
+    paths = glob.glob(os.path.expanduser(CONFIGURATIONS))
+    if paths:  # an image with a Slurm of its own may have SLURM_CONF
+        return max(paths, key=os.path.getmtime)
     found = os.environ.get("SLURM_CONF")
     if found and os.path.exists(found):
         return found
-    paths = glob.glob(os.path.expanduser(CONFIGURATIONS))
-    if not paths:
-        raise SlurmFailed("SLURM_UNAVAILABLE", "no cluster is configured on this pod", outage=True)
-    return max(paths, key=os.path.getmtime)
-
-
-def _call(words: list[str], timeout_s: float = CALL_S, env: dict[str, str] | None = None) -> tuple[int | None, str]:
-    """Run a Slurm client and return (exit status, its output). None: it was not found, or it did not end."""
-    answer = run_limited(words, timeout_s, ANSWER_BYTES, env=env)
-    return answer.status, answer.text.strip() if answer.status is not None else f"{words[0]}: {answer.problem}"
+    raise SlurmFailed("SLURM_UNAVAILABLE", "no cluster is configured on this pod", outage=True)
 
 
 def _cancel_earlier() -> None:
     """Cancel jobs of an agent that was killed before it could: a controller's agent runs one job at a time."""
-    status, text = _call(["squeue", "--noheader", "--format=%i %j"])
+    status, text = call(["squeue", "--noheader", "--format=%i %j"])
     if status != 0:
         raise SlurmFailed("SLURM_UNAVAILABLE", f"slurmctld does not answer: {text[-300:]}", outage=True)
     old = [line.split(" ", 1)[0] for line in text.splitlines() if line.partition(" ")[2].startswith(JOB_NAME)]
     if old:
-        _call(["scancel", *old])
-
-
-def _nodes() -> list[list[str]] | None:
-    """Return [name, features, generic resources] of each node that slurmctld knows; None if it does not answer."""
-    status, text = _call(["sinfo", "--noheader", "--Node", "--format=%N %f %G"])
-    return [[*line.split(), "", "", ""][:3] for line in text.splitlines()] if status == 0 else None
+        call(["scancel", *old])
 
 
 def _await_nodes(task: Task, wanted: int) -> None:
@@ -129,10 +115,10 @@ def _await_nodes(task: Task, wanted: int) -> None:
     """
     began, reported = time.monotonic(), float("-inf")
     while True:
-        nodes, now = _nodes(), time.monotonic()
-        if nodes is None or len(nodes) >= wanted:  # sbatch says it if slurmctld does not answer
+        seen, now = nodes(), time.monotonic()
+        if seen is None or len(seen) >= wanted:  # sbatch says it if slurmctld does not answer
             return
-        known = len(nodes)
+        known = len(seen)
         if now - began > GROW_S:
             why = f"the cluster has {known} of {wanted} nodes after {GROW_S:.0f} s"
             raise SlurmFailed("SLURM_REFUSED", why, retryable=False)
@@ -142,9 +128,9 @@ def _await_nodes(task: Task, wanted: int) -> None:
         time.sleep(POLL_S)
 
 
-def _controller(nodes: list[list[str]]) -> tuple[str | None, int]:
+def _controller(known: list[list[str]]) -> tuple[str | None, int]:
     """Return the controller's node name, and the number of its GPUs."""
-    for node, features, gres in nodes:
+    for node, features, gres in known:
         if features == "controller":
             gpus = re.match(r"gpu:(?:[^:(]*:)?([0-9]+)", gres)
             return node, int(gpus[1]) if gpus else 0
@@ -157,48 +143,66 @@ def _submit(job: dict[str, Any], name: str) -> str:
     text = job["script"]
     with open("job.sh", "w", encoding="utf-8") as file:
         file.write(text if text.startswith("#!") else f"#!/bin/sh\n{text}")
-    nodes = _nodes() or []  # sbatch says it if slurmctld does not answer
-    node, gpus = _controller(nodes)
+    known = nodes() or []  # sbatch says it if slurmctld does not answer
+    node, gpus = _controller(known)
     gpus = gpus if job["gpus_per_node"] is None else job["gpus_per_node"]
     words = [
-        "sbatch", "--parsable", f"--job-name={name}", f"--nodes={job['nodes']}", "--exclusive", "--no-requeue",
-        f"--output={os.path.join(os.getcwd(), OUTPUT)}", f"--chdir={os.getcwd()}", "--export=ALL",
+        shutil.which("sbatch") or "sbatch", "--parsable", f"--job-name={name}", f"--nodes={job['nodes']}",
+        "--exclusive", "--no-requeue", "--open-mode=append", f"--output={os.path.join(os.getcwd(), OUTPUT)}",
+        f"--chdir={os.getcwd()}", "--export=ALL",
     ]  # fmt: skip
     if node:
         words.append(f"--nodelist={node}")
-    if node and len(nodes) > 1:  # with one node, no node has the other feature, and sbatch refuses it
+    if node and len(known) > 1:  # with one node, no node has the other feature, and sbatch refuses it
         words += ["--constraint=controller|node", "--batch=controller"]
     if gpus:
         words.append(f"--gpus-per-node={gpus}")
     if job["time_limit_s"] is not None:  # Slurm counts minutes, so it is the second to notice
         words.append(f"--time={job['time_limit_s'] // 60 + 2}")
-    status, text = _call([*words, "job.sh"], env=job["env"])
-    last = text.splitlines()[-1] if text else ""
-    job_id = last.partition(";")[0]
-    if status == 0 and job_id.isdigit():
-        return job_id
-    if status is None or NO_CONTACT.search(text):
-        raise SlurmFailed("SLURM_UNAVAILABLE", f"slurmctld does not answer: {text[-300:]}", outage=True)
+    return _submitted([*words, "job.sh"], job["env"], name)
+
+
+def _submitted(words: list[str], env: dict[str, str], name: str) -> str:
+    """Call sbatch, and return the job's id.
+
+    Without a clear answer, slurmctld is asked for the job: sbatch may wait for the end of the job (`#SBATCH --wait`).
+    If slurmctld answers, and does not have it after several tries, then the job itself is the cause, such as its env.
+    """
+    text = ""
+    for _ in range(SUBMITS):
+        status, text = call(words, env=env)
+        last = text.splitlines()[-1] if text else ""
+        if last.partition(";")[0].isdigit():  # whatever the status: with --wait it is that of the script
+            return last.partition(";")[0]
+        if status is not None and not NO_CONTACT.search(text):
+            break
+        found = job_named(name)
+        if found is None:
+            raise SlurmFailed("SLURM_UNAVAILABLE", f"slurmctld does not answer: {text[-300:]}", outage=True)
+        if found:
+            return found
+        time.sleep(POLL_S)
     raise SlurmFailed("SLURM_REFUSED", f"sbatch refused the job: {text[-1000:]}")
 
 
 def _attend(task: Task, job_id: str, job: dict[str, Any]) -> dict[str, Any]:
     """Wait for the end of the job, and return facts about it. Raises SlurmFailed unless it succeeded."""
     copied, reported, heard = 0, float("-inf"), time.monotonic()
+    seen: dict[str, dict[str, str]] = {}  # the parts of a job array by their ids: slurmctld forgets those that ended
     while True:
-        status, text = _call(["scontrol", "--oneliner", "show", "job", job_id])
-        fields = dict(word.partition("=")[::2] for word in text.split()) if status == 0 else {}
-        state, now = fields.get("JobState", ""), time.monotonic()
-        copied = _copy_output(copied)
+        found, text = parts(job_id)
+        seen.update((one.get("JobId", ""), one) for one in found)
+        fields, now = _leading(list(seen.values())) if found else {}, time.monotonic()
+        state, ran_s = fields.get("JobState", ""), _seconds(fields.get("RunTime", ""))
+        copied = copy(copied, COPY_BYTES)
         if state:
             heard = now
         elif "Invalid job id" in text:
             raise SlurmFailed("SLURM_JOB_LOST", f"slurmctld does not know job {job_id} any more: it lost its state")
         elif now - heard > SILENT_S:
             raise SlurmFailed("SLURM_JOB_LOST", f"slurmctld did not answer for {SILENT_S:.0f} s: {text[-300:]}")
-        ran_s = _seconds(fields.get("RunTime", ""))
         if state and state not in RUNNING:
-            _copy_output(copied)
+            copy(copied)
             return _ended(job_id, state, fields, ran_s)
         if job["time_limit_s"] is not None and state == "RUNNING" and ran_s > job["time_limit_s"]:
             raise SlurmFailed("SLURM_TIME_LIMIT", f"job {job_id} ran for more than {job['time_limit_s']} s")
@@ -207,6 +211,16 @@ def _attend(task: Task, job_id: str, job: dict[str, Any]) -> dict[str, Any]:
             where = fields.get("NodeList") if state == "RUNNING" else fields.get("Reason")
             task.progress(message=f"Slurm job {job_id}: {state}, {ran_s} s, {where}")
         time.sleep(POLL_S)
+
+
+def _leading(found: list[dict[str, str]]) -> dict[str, str]:
+    """Return the part that says how the whole job is: one that runs, or else one that waits, or else a failed one."""
+
+    def rank(part: dict[str, str]) -> tuple[bool, bool, bool]:
+        state = part["JobState"]
+        return state != "RUNNING", state not in RUNNING, state == "COMPLETED"
+
+    return min(found, key=rank)
 
 
 def _ended(job_id: str, state: str, fields: dict[str, str], ran_s: int) -> dict[str, Any]:
@@ -227,30 +241,3 @@ def _seconds(text: str) -> int:
         return 0
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-
-
-def _copy_output(offset: int) -> int:
-    """Copy what the batch script printed since `offset` into the handler's log, and return the new offset."""
-    with contextlib.suppress(OSError), open(OUTPUT, "rb") as file:
-        file.seek(offset)
-        while block := file.read(COPY_BYTES):
-            OUT.write(block)
-            offset += len(block)
-    return offset
-
-
-def _store(task: Task, job: dict[str, Any]) -> None:
-    """Store the script's output, everything below output/, and the files that `outputs` names. Raises TransferError."""
-    if os.path.islink("output"):
-        raise TransferError("output is a link that leaves the task's folder: copy the files instead")
-    if os.path.exists(OUTPUT):
-        task.upload(OUTPUT)
-    task.upload_folder("output")
-    stored, top = {OUTPUT}, os.path.realpath(".")
-    for pattern in job["outputs"]:
-        for path in sorted(glob.glob(pattern, recursive=True))[:MAX_OUTPUTS]:
-            name = os.path.relpath(os.path.realpath(path), top)
-            if name.startswith(("..", "output/")) or not os.path.isfile(path) or name in stored:
-                continue
-            stored.add(name)
-            task.upload(path, name)

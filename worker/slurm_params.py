@@ -68,6 +68,6 @@ def _number(given: dict[str, Any], name: str, least: int, most: int) -> int | No
     value = given.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        raise _refused(f"params.{name} is a number from {least} to {most}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most or value % 1:
+        raise _refused(f"params.{name} is a whole number from {least} to {most}")
     return int(value)

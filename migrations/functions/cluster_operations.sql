@@ -145,8 +145,8 @@ begin
 end
 $$;
 
--- Expires what has missed its deadline, 1,000 rows at once: {operations, node_tasks}. Ends tasks that no cluster of their
--- pool can run.
+-- Expires what has missed its deadline, 1,000 rows at once: {operations, node_tasks}. A row that a user's trigger keeps
+-- from changing stays as it is. Ends tasks that no cluster of their pool can run.
 create or replace function public.fleet_cluster_sweep(p_fleet text, p_term bigint, p_now timestamptz default null)
 returns jsonb
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
@@ -154,34 +154,53 @@ language plpgsql security definer set search_path = '' set enable_seqscan = off 
 declare
     v_now timestamptz := public.internal_clock(p_now);
     c_rows constant int := 1000;
-    c_late constant text := 'its deadline has passed';
     c_clusters constant int := 100;
-    v_operations int;
-    v_node_tasks int;
+    v_tasks bigint[];
+    v_operations bigint[];
     v_cluster public.cluster_apps;
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_cluster_sweep');
-    perform public.internal_because('orchestrator', p_term, c_late);
-    update public.node_tasks n set status = 'expired', error = c_late
-     where n.id = any (array(
+    perform public.internal_because('orchestrator', p_term, 'its deadline has passed');
+    v_tasks := array(
         select l.id from public.node_tasks l
          where l.status in ('queued', 'dispatched') and l.deadline_at <= v_now
            and exists (select from public.cluster_apps c where c.id = l.cluster and c.fleet = p_fleet)
-         order by l.deadline_at limit c_rows for update of l skip locked));
-    get diagnostics v_node_tasks = row_count;
-    update public.member_operations o set status = 'expired', error = coalesce(o.error, c_late)
-     where o.id = any (array(
+         order by l.deadline_at limit c_rows for update of l skip locked);
+    v_operations := array(
         select l.id from public.member_operations l
          where l.status in ('accepted', 'dispatched', 'running') and l.deadline_at <= v_now
            and exists (select from public.cluster_apps c where c.id = l.cluster and c.fleet = p_fleet)
-         order by l.deadline_at limit c_rows for update of l skip locked));
-    get diagnostics v_operations = row_count;
+         order by l.deadline_at limit c_rows for update of l skip locked);
     for v_cluster in select c.* from public.cluster_apps c
                       where c.fleet = p_fleet and c.status not in ('deleting', 'deleted', 'failed')
                       order by c.id limit c_clusters loop
         perform public.internal_cluster_refuse(v_cluster, v_now);
     end loop;
-    return jsonb_build_object('operations', v_operations, 'node_tasks', v_node_tasks);
+    return jsonb_build_object('operations', public.internal_cluster_expire('operation', v_operations),
+                              'node_tasks', public.internal_cluster_expire('node_task', v_tasks));
+end
+$$;
+
+-- Expires these rows, and returns how many: all at once or, if that fails, each by itself.
+create or replace function public.internal_cluster_expire(p_subject text, p_ids bigint[]) returns int
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    c_late constant text := 'its deadline has passed';
+    v_expired int;
+begin
+    if p_subject = 'operation' then
+        update public.member_operations o set status = 'expired', error = coalesce(o.error, c_late) where o.id = any (p_ids);
+    else
+        update public.node_tasks n set status = 'expired', error = c_late where n.id = any (p_ids);
+    end if;
+    get diagnostics v_expired = row_count;
+    return v_expired;
+exception when others then
+    if cardinality(p_ids) = 1 then
+        return 0;
+    end if;
+    return (select coalesce(sum(public.internal_cluster_expire(p_subject, array[i.id])), 0)::int from unnest(p_ids) i (id));
 end
 $$;
 
@@ -197,7 +216,7 @@ begin
     v_ids := array(
         select n.id from public.node_tasks n
          where n.worker_id = p_worker.id and n.via = 'agent' and n.status in ('queued', 'dispatched')
-           and n.deadline_at > p_now
+           and n.deadline_at > p_now and not public.internal_is_unreadable(n.payload)  -- by hand; it expires
          order by n.id limit c_tasks for no key update skip locked);
     if v_ids = '{}' then
         return '{}';

@@ -87,7 +87,8 @@ language sql stable security definer set search_path = '' as $$
         'release', 'cluster'])
 $$;
 
--- {operations, node_tasks, events}, the newest first: so many open ones, and so many others.
+-- {operations, node_tasks, events}, the newest first: so many open ones, and so many others. Of events that a user
+-- inserted, those about something else are left out, and long texts are cut.
 create or replace function public.internal_cluster_history(p_cluster text, p_rows int) returns jsonb
 language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
     select jsonb_build_object(
@@ -110,7 +111,12 @@ language sql stable security definer set search_path = '' set enable_seqscan = o
                       order by b.id desc limit internal_cluster_history.p_rows)) n), '[]'),
         'events', coalesce((
             select jsonb_agg(to_jsonb(e.*) order by e.id desc)
-              from (select * from public.cluster_events b where b.cluster = internal_cluster_history.p_cluster
+              from (select b.id, b.cluster, left(b.worker_id, 200) as worker_id, b.subject,
+                           left(b.from_state, 100) as from_state, left(b.to_state, 100) as to_state,
+                           left(b.reason, 2000) as reason, b.at
+                      from public.cluster_events b
+                     where b.cluster = internal_cluster_history.p_cluster
+                       and b.subject in ('cluster', 'member', 'operation', 'node_task')
                      order by b.id desc limit internal_cluster_history.p_rows) e), '[]'))
 $$;
 

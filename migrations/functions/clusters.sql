@@ -23,6 +23,8 @@ begin
     select * into v_row from public.cluster_apps c where c.id = p_cluster and c.fleet = p_fleet for no key update;
     if not found or v_row.status <> all (p_from) then
         return jsonb_build_object('outcome', 'stale', 'status', v_row.status);
+    elsif p_status = 'requested' and public.internal_cluster_runs(p_cluster) then
+        return jsonb_build_object('outcome', 'stale', 'status', v_row.status, 'why', 'a task has begun on it');
     end if;
     if v_row.status <> p_status then
         v_row.deadline_at := null;
@@ -37,6 +39,16 @@ begin
     end if;
     return jsonb_build_object('outcome', 'ok', 'status', p_status);
 end
+$$;
+
+-- Whether one of its workers has a task. Its controller may have claimed one since its leader looked.
+create or replace function public.internal_cluster_runs(p_cluster text) returns boolean
+language sql stable security definer set search_path = '' set enable_seqscan = off as $$
+    select exists (
+        select from public.workers w
+         cross join lateral (select from public.tasks t
+                              where t.worker_id = w.id and t.status = 'In Progress' limit 1) t
+         where w.cluster = internal_cluster_runs.p_cluster)
 $$;
 
 -- Sets fields of a live cluster without a change of its state.
@@ -191,7 +203,8 @@ begin
 end
 $$;
 
--- {outcome: scaled or already, cluster}. The bounds of a cluster of a fixed size follow its size.
+-- {outcome: scaled or already, cluster}. The bounds of a cluster of a fixed size follow its size. One that begins, and
+-- gets more nodes, has no deadline until the leader sets it: the old one was for fewer nodes.
 create or replace function public.internal_cluster_scale(p_row public.cluster_apps, p_args jsonb) returns jsonb
 language plpgsql security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
@@ -208,6 +221,10 @@ begin
     perform public.internal_cluster_check_size(v_row.nodes, v_row.min_nodes, v_row.max_nodes);
     if v_row = p_row then
         return jsonb_build_object('outcome', 'already', 'cluster', to_jsonb(p_row) - 'fleet');
+    end if;
+    if v_row.nodes > p_row.nodes and v_row.status in ('allocating', 'deploying') then
+        v_row.deadline_at := null;
+        v_row.waiting_for := null;
     end if;
     perform public.internal_cluster_write(v_row);
     perform pg_notify('orchestrator_fleet', '');

@@ -3,7 +3,8 @@
 -- Such a worker claims no more (held_back) until the planner knows whether the worker is sick or its release is bad.
 -- Another worker's result counts only if its task began after these tasks had begun to fail. Failures that the handler
 -- calls permanent hold a worker back only if another worker completes such tasks. Tasks that a sick worker failed get
--- one attempt back, once.
+-- one attempt back, once. The controller of a cluster is not held back: its jobs run on other nodes too, no other worker
+-- of the pool could give a second opinion, and its end would end all of Slurm's jobs.
 
 -- Holds a worker back if its last tasks all failed, each a different one. Other workers then run the remaining tasks.
 create or replace function public.internal_hold_back(p_worker public.workers, p_now timestamptz) returns void
@@ -21,7 +22,8 @@ declare
     c_look constant int := 200;  -- attempts of this worker that are examined: two claims of the largest size
     c_named constant int := 5;  -- types and codes that are recorded
 begin
-    if p_worker.held_back is not null or p_worker.own_program or p_worker.status not in ('active', 'idle') then
+    if p_worker.held_back is not null or p_worker.own_program or p_worker.cluster is not null
+       or p_worker.status not in ('active', 'idle') then
         return;
     end if;
     with newest as (

@@ -15,6 +15,7 @@ PORTS_PER_CLUSTER = 100
 SLURMD_TIMEOUT_S = 30  # until slurmctld calls a silent node down; its running jobs then end with NODE_FAIL
 KILL_WAIT_S = 5  # between TERM and KILL, at a job's time limit and at scancel
 JOB_MEMORY_S = 3_600  # for which slurmctld still knows an ended job: a client reads its end state from there
+MAX_CPUS = 65_000  # of one node; slurmctld does not start with a number that needs more than 16 bits
 FANOUT = 2 * MAX_NODES  # slurmctld speaks with every node itself: no message depends on another node
 
 # proctrack/linuxproc and task/none need no cgroups, which a container may not change. With `config_overrides`, the
@@ -110,5 +111,5 @@ def _node(configuration: Configuration, node: Node) -> str:
     return (
         f"# {node.name.text}: {node.gpus} GPUs, {files}\n"
         f"NodeName={node.name.text} NodeAddr={node.address.ip} Port={slurm_port(configuration.cluster, node.index)}"
-        f" CPUs={max(1, node.cpus)}{memory}{gpus} Feature={feature} State=UNKNOWN\n"
+        f" CPUs={min(max(1, node.cpus), MAX_CPUS)}{memory}{gpus} Feature={feature} State=UNKNOWN\n"
     )

@@ -5,6 +5,7 @@ keep it: its member was removed or has failed, it exceeds the wanted nodes and n
 Nothing ends because it is idle. The money for all missing nodes must be there before the first of them is recorded.
 """
 
+from copy import copy
 from dataclasses import replace
 
 from orchestrator.core.actions import Action, PoolDecision, Terminate
@@ -13,7 +14,7 @@ from orchestrator.core.budget import BudgetRoom
 from orchestrator.core.cluster_states import LIVE_MEMBER, WANTS_NODES, MemberStatus
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.model import ClusterNeed, Demand, Policy, Pool, Snapshot, Worker
+from orchestrator.core.model import ClusterNeed, Demand, Offer, Policy, Pool, Snapshot, Worker
 from orchestrator.core.pool_size import Size
 from orchestrator.core.states import READY, Stage, State
 
@@ -46,29 +47,42 @@ def size(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozenset[s
         cluster=need,
         unwanted=tuple(w for w in here if w.id not in kept),
     )
-    return replace(found, refused=_refusal(pool, found, snapshot, policy)) if found.missing > 0 else found
+    if found.missing <= 0:
+        return found
+    return replace(found, refused=refusal(pool, found.missing, BudgetRoom(snapshot, policy)))
 
 
 def _status(need: ClusterNeed | None, worker: Worker) -> MemberStatus | None:
     return need.members.get(worker.id) if need is not None and worker.cluster == need.id else None
 
 
-def _refusal(pool: Pool, mine: Size, snapshot: Snapshot, policy: Policy) -> Blocked | None:
-    """Return why the budgets have no room for all missing nodes on any offer of the pool."""
+def refusal(pool: Pool, nodes: int, room: BudgetRoom) -> Blocked | None:
+    """Return why the rest of the budgets does not pay for so many nodes on any offer of the pool."""
     first = None
     for offer in pool.offers:
-        room = BudgetRoom(snapshot, policy)
-        for _ in range(mine.missing):
-            refused = room.refusal(pool, offer)
-            if refused is not None:
-                break
-            room.take(pool, offer)
-        else:
+        refused = _refusal(pool, offer, nodes, copy(room))
+        if refused is None:
             return None
         first = first or refused
-    if first is None:
-        return None
-    return Blocked(BlockedReason.CLUSTER_BUDGET, detail={**first.detail, "nodes": mine.missing})
+    return None if first is None else Blocked(BlockedReason.CLUSTER_BUDGET, detail={**first.detail, "nodes": nodes})
+
+
+def _refusal(pool: Pool, offer: Offer, nodes: int, room: BudgetRoom) -> Blocked | None:
+    for _ in range(nodes):
+        refused = room.refusal(pool, offer)
+        if refused is not None:
+            return refused
+        room.take(pool, offer)
+    return None
+
+
+def keep(pool: Pool, nodes: int, room: BudgetRoom) -> None:
+    """Keep the money of so many nodes from other pools, on the first offer that it pays for."""
+    offer = next((one for one in pool.offers if _refusal(pool, one, nodes, copy(room)) is None), None)
+    if offer is None:
+        return
+    for _ in range(nodes):
+        room.take(pool, offer)
 
 
 def plan(pool: Pool, mine: Size, snapshot: Snapshot) -> tuple[list[Action], PoolDecision]:

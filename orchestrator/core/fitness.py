@@ -13,6 +13,8 @@ permanent count against a worker only if there is such a success: otherwise the 
 
 If MAX_ACTIVE_GPUS leaves no room for a second worker, the worker is replaced at once, and its successor gives the
 second opinion. Each task that a replaced worker failed since its last success gets one attempt back, once per task.
+
+The controller of a cluster is never held back: no other worker of its pool can give a second opinion.
 """
 
 from datetime import timedelta

@@ -28,6 +28,7 @@ class OfferSelector:
     def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
         self._now, self._offers, self._snapshot = snapshot.now, snapshot.offers, snapshot
         self.room = BudgetRoom(snapshot, policy)
+        self.unpaid: dict[str, Blocked] = {}  # cluster pools whose missing nodes the rest of the budgets does not pay
         asking = (w for w in snapshot.workers if w.state is State.SPAWNING and _has_create_call(w, snapshot))
         self._asked = Counter(worker.metadata.offer for worker in asking)
 

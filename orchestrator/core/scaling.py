@@ -120,6 +120,7 @@ def plan(
 def _of_cluster(
     pool: Pool, size: Size, snapshot: Snapshot, policy: Policy, selector: OfferSelector, offers: Sequence[Offer]
 ) -> tuple[list[Action], PoolDecision]:
+    size = replace(size, refused=size.refused or selector.unpaid.get(pool.name))
     ends, decision = cluster_scaling.plan(pool, size, snapshot)
     reasons = list(decision.blocked)
     spawns = _spawns(pool, size, snapshot, policy, selector, offers, reasons) if size.asked > 0 else []

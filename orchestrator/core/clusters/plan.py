@@ -135,6 +135,8 @@ def _allocating(facts: ClusterFacts) -> Step:
     if not row.nodes or not (row.min_nodes or row.demand.tasks):
         fields = {"nodes": 0, **NOTHING}
         return MoveCluster(row.status, ClusterStatus.REQUESTED, "no task needs its nodes", fields), steps
+    if row.deadline_at is None:  # an operator wants more nodes than before
+        return Remark("its nodes", facts.policy.allocate_s), steps
     if is_overdue(facts):
         why = f"{len(facts.kept)} of {counted(row.nodes, 'node')} were promoted in time"
         return Fail(row.status, FailureCode.ALLOCATION_TIMEOUT, why), steps
@@ -148,6 +150,9 @@ def _deploying(facts: ClusterFacts) -> Step:
     if smoke.is_deployed(facts) and facts.is_smoked:
         fields = {**NOTHING, "conf_sha": facts.conf_sha}
         return MoveCluster(row.status, ClusterStatus.RUNNING, "the smoke job succeeded", fields), steps
+    if row.deadline_at is None:  # the same
+        missing_s = facts.policy.allocate_s if len(facts.kept) < row.nodes else 0
+        return Remark("Slurm on all nodes", missing_s + facts.policy.deploy_s), steps
     if is_overdue(facts):
         ready = f"{len(facts.ready)} of {counted(row.nodes, 'node')} are ready"
         why = f"{ready}, and the smoke job has not succeeded" if smoke.is_deployed(facts) else f"only {ready}"

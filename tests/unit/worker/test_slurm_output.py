@@ -1,0 +1,45 @@
+"""The output of a batch script reaches the handler's log, whatever the script makes of its file."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from worker import slurm_output
+from worker.slurm_output import OUTPUT, copy
+from worker.transfer_errors import TransferError
+
+
+@pytest.fixture(autouse=True)
+def _in_the_task_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_one_call_copies_no_more_than_it_may(capfd: pytest.CaptureFixture[str]) -> None:
+    """A job may print faster than its output is copied: its state is looked at in between."""
+    Path(OUTPUT).write_bytes(b"x" * 1_000)
+    assert copy(0, 600) == 600
+    assert copy(600, 600) == 1_000
+    assert capfd.readouterr().out == "x" * 1_000
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: Path(path).symlink_to("/dev/zero")])
+def test_a_script_that_replaces_its_output_does_not_keep_the_handler_waiting(make: object) -> None:
+    make(OUTPUT)  # type: ignore[operator]
+    assert copy(0, 600) == 0
+
+
+def test_more_files_than_are_stored_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_output, "MAX_OUTPUTS", 3)
+    for number in range(4):
+        Path(f"{number}.bin").touch()
+    with pytest.raises(TransferError, match="more than 3 files"):
+        slurm_output._matches(["*.bin"])
+    assert sorted(slurm_output._matches(["[0-2].bin"])) == ["0.bin", "1.bin", "2.bin"]
+
+
+def test_a_pattern_does_not_leave_the_directory_of_the_task(tmp_path: Path) -> None:
+    (tmp_path.parent / "secret").touch()
+    Path("link").symlink_to("/etc/hostname")
+    Path("folder").symlink_to("/etc")
+    assert slurm_output._matches(["../*", "/etc/*", "link", "folder/*", OUTPUT, "output/*"]) == {}

@@ -1,0 +1,43 @@
+"""Slurm's clients, as the handler `slurm` calls them: each call is bounded, since a client hangs without slurmctld."""
+
+from __future__ import annotations
+
+import re
+
+from .limited import run_limited
+
+CALL_S = 10.0  # for one call
+ANSWER_BYTES = 4 << 20  # of one call: a job array of 1,000 elements has 1.5 MB
+NO_CONTACT = re.compile(r"contact|connect", re.IGNORECASE)  # in what a client says without slurmctld
+
+
+def call(words: list[str], timeout_s: float = CALL_S, env: dict[str, str] | None = None) -> tuple[int | None, str]:
+    """Run a Slurm client and return (exit status, its output). None: it was not found, or it did not end."""
+    answer = run_limited(words, timeout_s, ANSWER_BYTES, env=env)
+    return answer.status, answer.text.strip() if answer.status is not None else f"{words[0]}: {answer.problem}"
+
+
+def nodes() -> list[list[str]] | None:
+    """Return [name, features, generic resources] of each node that slurmctld knows; None if it does not answer."""
+    status, text = call(["sinfo", "--noheader", "--Node", "--format=%N %f %G"])
+    return [[*line.split(), "", "", ""][:3] for line in text.splitlines()] if status == 0 else None
+
+
+def job_named(name: str) -> str | None:
+    """Return the id of the job with this name; "" if there is none, and None if slurmctld does not answer."""
+    status, text = call(["squeue", "--noheader", "--states=all", f"--name={name}", "--format=%A"])
+    if status != 0:
+        return None
+    ids = [line.strip() for line in text.splitlines() if line.strip().isdigit()]
+    return min(ids, key=int, default="")
+
+
+def parts(job_id: str) -> tuple[list[dict[str, str]], str]:
+    """Return the fields of each part of a job, and the client's words. A plain job has one part, an array several.
+
+    A field's first value counts: later ones may be a part of the user's own texts.
+    """
+    status, text = call(["scontrol", "--oneliner", "show", "job", job_id])
+    lines = text.splitlines() if status == 0 else []
+    found = [dict(word.partition("=")[::2] for word in reversed(line.split())) for line in lines]
+    return [one for one in found if one.get("JobState")], text

@@ -1,0 +1,68 @@
+"""What the batch script of a Slurm job printed and wrote: its log, and the files to store."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import stat
+
+from .output import OUT
+from .transfer_errors import TransferError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .task import Task
+
+OUTPUT = "slurm.out"  # of the batch script
+MAX_OUTPUTS = 10_000  # files that params.outputs matches; each is stored by itself
+COPY_BYTES = 16 << 20  # for one poll: a job may print faster than it can be copied
+BLOCK_BYTES = 1 << 20
+
+
+def copy(offset: int, most_bytes: int | None = None) -> int:
+    """Copy what the batch script printed since `offset` into the handler's log, and return the new offset.
+
+    What it prints meanwhile is left for the next call.
+    """
+    with contextlib.suppress(OSError), open(OUTPUT, "rb", opener=_without_waiting) as file:
+        about = os.fstat(file.fileno())
+        end = about.st_size if stat.S_ISREG(about.st_mode) else 0
+        if most_bytes is not None:
+            end = min(end, offset + most_bytes)
+        file.seek(offset)
+        while offset < end and (block := file.read(min(BLOCK_BYTES, end - offset))):
+            OUT.write(block)
+            offset += len(block)
+    return offset
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file, but do not wait for a writer if a script has put a pipe in its place."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def store(task: Task, patterns: list[str]) -> None:
+    """Store the script's output, everything below output/, and the files that `outputs` names. Raises TransferError."""
+    if os.path.islink("output"):
+        raise TransferError("output is a link that leaves the task's folder: copy the files instead")
+    matches = _matches(patterns)
+    if os.path.exists(OUTPUT):
+        task.upload(OUTPUT)
+    task.upload_folder("output")
+    for name, path in matches.items():
+        task.upload(path, name)
+
+
+def _matches(patterns: list[str]) -> dict[str, str]:
+    """Return name -> path of the files in the task's directory that patterns name. Raises TransferError if too many."""
+    found: dict[str, str] = {}
+    top = os.path.realpath(".")
+    for pattern in patterns:
+        for path in sorted(glob.iglob(pattern, recursive=True)):
+            name = os.path.relpath(os.path.realpath(path), top)
+            if not name.startswith(("../", "output/")) and name != OUTPUT and os.path.isfile(path):
+                found.setdefault(name, path)
+            if len(found) > MAX_OUTPUTS:
+                raise TransferError(f"outputs matches more than {MAX_OUTPUTS} files: write them below output/")
+    return found
