@@ -8,7 +8,7 @@ from orchestrator.core.clusters.plan import plan
 from orchestrator.core.clusters.view import ClusterPolicy, ClusterView
 from tests.unit.core.clusters import rows
 
-POLICY = ClusterPolicy(lambda configuration: "sha", allocate_s=1_800, deploy_s=900)
+POLICY = ClusterPolicy(lambda _: "sha", allocate_s=1_800, deploy_s=900)
 
 
 @pytest.mark.parametrize(
