@@ -114,7 +114,7 @@ def operation_of(row: Row) -> MemberOperation:
         status=OperationStatus(row["status"]),
         actor=row["actor"],
         error=row["error"],
-        evidence=row["evidence"] if isinstance(row["evidence"], dict) else None,  # a user may write another
+        evidence=row["evidence"] if isinstance(row["evidence"], dict) else None,  # a user may write anything there
         created_at=moment(row["created_at"]),
         status_since=moment(row["status_since"]),
         deadline_at=moment(row["deadline_at"]),
