@@ -16,7 +16,9 @@ HEAD = """# Faults under load
 
 `./run faults` injects one fault at a time into a working fleet and checks the result. `./run faults --write` writes
 this page. For each row it starts PostgreSQL, S3, the RunPod emulator and one or two orchestrators, submits two dozen
-tasks, and injects the fault while they run. When all tasks have ended, it checks:
+tasks, and injects the fault while they run. The rows whose names begin with `cluster` do this with
+[a cluster](clusters.md) of two nodes, on which one task runs a job, and delete the cluster in the end. When all tasks
+have ended, it checks:
 
 * no task is lost or completed twice, and no pod is left;
 * no pod is without a live row for more than 120 s, and no pod is created twice for one worker;
@@ -27,7 +29,8 @@ tasks, and injects the fault while they run. When all tasks have ended, it check
 * every failed worker has a failure code that the fault may cause, and `explain` describes it.
 
 *Recovered* is the time from the fault to the end of the last task. *Named* is the time from the first visible sign
-until a row, and `explain` or `timeline`, name the cause: at most 10 s. *The sentence* is the first text that names it.
+until a row, and `explain` or `timeline`, name the cause: at most 10 s. Of a cluster, `cluster explain` names it with
+its fix: at most 15 s. *The sentence* is the first text that names it.
 *Health* is what `health` says of the cause during the fault, and its exit code: 1 if work or money is affected.
 
 """
