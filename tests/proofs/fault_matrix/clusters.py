@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.core.failures import FailureCode
 from tests.process.clusters.operator import SETTINGS, STATE, Cluster
 from tests.proofs.fault_matrix.environment import POLL_S, Environment, NotWithin, Row
-from tests.proofs.fault_matrix.infrastructure import ASKING, LEADERLESS, UNSHOWN
+from tests.proofs.fault_matrix.infrastructure import ASKING, LEADERLESS, SILENT
 from tests.proofs.fault_matrix.invariants import CLUSTER_NAMED_S, NAMED_S
 from tests.proofs.fault_matrix.runner import Act, Case
 
@@ -43,6 +43,7 @@ PHASES = (  # in which the orchestrator is killed while a cluster begins
     "select 1 from cluster_members where cluster = %s and status = 'ready'",  # at about the smoke job
 )
 GONE = "select 1 where not exists (select 1 from workers where status <> 'terminated')"
+GONE_NODE = "MEMBER_(LOST|UNREACHED).* fix: "
 HEALS = "named and mended; the cluster is whole again, the task ends Complete"
 REPLACED = "another pod replaces it; the task ends Complete"
 
@@ -258,7 +259,7 @@ def _case(name: str, description: str, outcome: str, says: str, act: Act, **more
     # Three nodes at most at a time, and one that ends; of each, what it reserves, and as much again.
     settings = {**SETTINGS, "MAX_HOURLY_COST_USD": "3.60", "DAILY_BUDGET_USD": "0.80", **more.pop("settings", {})}
     needs: Sequence[tuple[str, str, str]] = more.pop("needs", ())
-    more = {"named_s": CLUSTER_NAMED_S, "quick": True, "limit_s": 180, **more}
+    more = {"named_within_s": CLUSTER_NAMED_S, "quick": True, "limit_s": 180, **more}
     name = f"cluster_{name}"
     return Case(name, description, outcome, says, act, tasks=0, settings=settings, needs=(SLURM, *needs), **more)
 
@@ -270,9 +271,9 @@ def _harmed(name: str, description: str, code: str, harm: Harm, outcome: str = H
     return _case(name, description, outcome, says, act, **more)
 
 
-def _lost(name: str, description: str, act: Act, outcome: str = REPLACED, says: str = UNSHOWN, **more: Any) -> Case:
+def _lost(name: str, description: str, act: Act, outcome: str = REPLACED, says: str = GONE_NODE, **more: Any) -> Case:
     more = {"ends_as": (FailureCode.POD_MISSING,), **more}
-    return _case(name, description, outcome, f"{says}|MEMBER_LOST", act, keeps_logs=False, **more)
+    return _case(name, description, outcome, says, act, keeps_logs=False, **more)
 
 
 CLUSTERS: tuple[Case, ...] = (
@@ -290,12 +291,12 @@ CLUSTERS: tuple[Case, ...] = (
     _lost("controller_evicted", "the pod of the controller is gone during a job", lost("controller", "vanish"),
           "another member becomes the controller; " + REPLACED),
     _lost("controller_freezes", "the pod of the controller stands still during a job", lost("controller", "freeze"),
-          "another member becomes the controller; " + REPLACED, "NO_HEARTBEAT|heartbeat: silent for",
+          "another member becomes the controller; " + REPLACED, f"{SILENT}|{GONE_NODE}",
           ends_as=(FailureCode.NO_HEARTBEAT,)),
     _lost("lost_and_unled", "the pod of a node is gone, and the orchestrator is killed while it is replaced",
           lost("worker", "vanish", killed=True), may_end_as=ASKING),
     _case("orchestrator_killed", "SIGKILL to the orchestrator in each phase of a cluster",
-          "a new process goes on; the job runs once", LEADERLESS, unled, may_end_as=ASKING, named_s=NAMED_S),
+          "a new process goes on; the job runs once", LEADERLESS, unled, may_end_as=ASKING, named_within_s=NAMED_S),
     _case("half_sold_out", "stock for one of two nodes until the deadline",
           "ALLOCATION_TIMEOUT, no pod is left; the next cluster runs the task", "NO_CAPACITY", half_sold_out,
           ends_as=(FailureCode.NO_CAPACITY,), settings={"SPAWNING_TIMEOUT_SEC": str(DRY_S)}),

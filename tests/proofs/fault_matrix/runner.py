@@ -63,7 +63,7 @@ class Case:
     name: str
     description: str  # what is done
     outcome: str  # what must come of it
-    says: str  # a regular expression that a sentence must match, within `named_s` of the fault
+    says: str  # a regular expression that a sentence must match, within `named_within_s` of the fault
     act: Act
     faults: tuple[Fault, ...] = ()  # injected before there is any work
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class Case:
     keeps_logs: bool = True  # no log byte may be declared lost
     pods: int = 6  # the most that may ever be rented: more is a respawn storm
     after_s: float = 0  # from the fault until anything can be seen
-    named_s: float = NAMED_S
+    named_within_s: float = NAMED_S
     limit_s: float = 120
     quick: bool = False  # part of ./run test
     transport: Transport = "direct"
@@ -156,7 +156,7 @@ async def run(case: Case, shared: SharedServices, directory: Path, around: Aroun
     if named_s is None:
         wrong.append("no row named the cause")
     late = [f"{name} took {took_s:g} s, not {most_s:g} s" for name, took_s, most_s in env.figures if took_s > most_s]
-    if named_s is not None and named_s > case.named_s:
+    if named_s is not None and named_s > case.named_within_s:
         late.append(f"the cause was named after {named_s} s")
     return Result(
         name=case.name,

@@ -7,6 +7,7 @@ tests that run side by side would measure wrongly: `./run faults` alone judges t
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,15 @@ def test_every_kind_of_fault_has_a_trial() -> None:
     names = [case.name for case in CASES]
     assert set(KINDS) <= set(names)
     assert len(names) == len(set(names))
+
+
+def test_a_case_names_the_program_that_this_machine_lacks() -> None:
+    """Otherwise it would fail in its middle."""
+    case = next(case for case in CASES if case.name == "nothing")
+    assert case.lacks is None
+    needs = (("sh", "dash", ""), ("no-such-program", "its-package", ""), ("another", "other", "fix: by hand"))
+    assert replace(case, needs=needs).lacks == "no-such-program is not installed (Debian: apt-get install its-package)"
+    assert replace(case, needs=needs[2:]).lacks == "another is not installed (fix: by hand)"
 
 
 def test_every_failure_code_is_what_some_trial_must_end_as() -> None:
