@@ -13,7 +13,7 @@ from psycopg import AsyncConnection
 from testbed.shared_services import SharedServices
 from testbed.stack import Stack
 from tests.process.cli import forked
-from tests.process.clusters.operator import SETTINGS, START_S, STATE, Cluster
+from tests.process.clusters.operator import SETTINGS, START_S, STATE, Cluster, reserved_id
 
 POLL_S = 0.2
 WORKERS = "select id, status, stage, state_reason from workers"
@@ -37,7 +37,7 @@ async def sql(stack: Stack) -> AsyncIterator[Sql]:
 
 
 @pytest.fixture
-async def cluster(stack: Stack, sql: Sql) -> Cluster:
+async def cluster(stack: Stack, sql: Sql) -> AsyncIterator[Cluster]:
     """A cluster that is not created yet. A failure says what is known of it."""
 
     async def until(query: str, *values: object, timeout_s: float = START_S) -> Sequence[Mapping[str, Any]]:
@@ -50,4 +50,5 @@ async def cluster(stack: Stack, sql: Sql) -> Cluster:
             await asyncio.sleep(POLL_S)
         return rows
 
-    return Cluster(stack, until)
+    with reserved_id() as name:
+        yield Cluster(stack, until, name)

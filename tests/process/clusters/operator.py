@@ -1,15 +1,19 @@
 """One cluster of a fleet as its operator has it: over the command line."""
 
 import json
-import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from orchestrator.clusters.configuration import controller_port, slurm_port
 from testbed.services.processes import ChildFailed
 from testbed.stack import ROOT, Stack
 from tests.process.cli.forked import command
 
+HOST = "127.0.0.1"
 POOLS = ROOT / "tests" / "proofs" / "fault_matrix" / "cluster.toml"
 SETTINGS = {
     "POOLS_FILE": str(POOLS),
@@ -31,12 +35,28 @@ START_S = 120.0  # for a state that a cluster reaches by itself
 Until = Callable[..., Awaitable[Sequence[Mapping[str, Any]]]]  # (query, *values, timeout_s=…) -> its rows, at least one
 
 
+@contextmanager
+def reserved_id() -> Iterator[str]:
+    """The id of a cluster whose ports nobody on this machine uses, and no other caller gets meanwhile."""
+    while True:
+        cluster = f"c-{secrets.token_hex(4)}"
+        with socket.socket(type=socket.SOCK_DGRAM) as held:  # the daemons' ports are TCP's
+            try:
+                held.bind((HOST, controller_port(cluster)))
+                for port in (controller_port(cluster), slurm_port(cluster, 0)):
+                    with socket.socket() as tried:
+                        tried.bind((HOST, port))
+            except OSError:
+                continue
+            yield cluster
+        return
+
+
 class Cluster:
     """A cluster that may not be created yet. `until` fails in its own way when no row comes in time."""
 
-    def __init__(self, stack: Stack, until: Until) -> None:
-        self.stack, self.until = stack, until
-        self.id = f"c-{uuid.uuid4().hex[:8]}"  # its ports follow from it, and other tests share this machine
+    def __init__(self, stack: Stack, until: Until, name: str) -> None:
+        self.stack, self.until, self.id = stack, until, name
 
     async def cli(self, *arguments: str) -> Any:
         """`orchestrator cluster …` with --json; the document. ChildFailed: what the command said."""

@@ -86,7 +86,7 @@ EXPECTED: Mapping[str, ExpectedHealth] = {
     "machine_recovery": ExpectedHealth("GPU_RECOVERY"),
     **{name: ExpectedHealth("POD_EXITED|POD_MISSING|NO_HEARTBEAT") for name in ("exits", "vanishes", "freezes")},
     "cluster_controller_evicted": ExpectedHealth(r"lost with its worker \(POD_MISSING"),
-    "cluster_controller_freezes": ExpectedHealth(r"lost with its worker \(NO_HEARTBEAT"),
+    "cluster_controller_freezes": ExpectedHealth(r"lost with its worker \(MEMBER_LOST"),
     **{name: ExpectedHealth(LEASE) for name in ("cluster_orchestrator_killed", "cluster_lost_and_unled")},
     "cluster_half_sold_out": ExpectedHealth("sold out"),
 }  # fmt: skip

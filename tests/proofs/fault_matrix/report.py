@@ -10,7 +10,7 @@ from rich.table import Table
 from tests.proofs.fault_matrix.runner import Result
 
 COLUMNS = ("fault", "what is done", "what came of it", "recovered", "named", "the sentence", "health")
-WORKER_ID = re.compile(r"gpu-\d{8}_\d{6}-[0-9a-f]{8}")
+NAMES = re.compile(r"\b(gpu|c)-(?:\d{8}[_-]\d{6}-)?[0-9a-f]{8}\b")  # of workers, nodes and clusters
 SENTENCE = 140  # characters of it in the document
 HEAD = """# Faults under load
 
@@ -78,8 +78,8 @@ def _cells(result: Result) -> tuple[str, ...]:
         f"{result.outcome}{figures}{lost}",
         _seconds(result.recovered_s),
         _seconds(result.named_s),
-        WORKER_ID.sub("gpu-…", result.sentence)[:SENTENCE],
-        WORKER_ID.sub("gpu-…", result.health)[:SENTENCE],
+        NAMES.sub(r"\1-…", result.sentence)[:SENTENCE],
+        NAMES.sub(r"\1-…", result.health)[:SENTENCE],
     )
 
 
