@@ -40,7 +40,8 @@ ORDER = (
 BY_FILE = (
     *("unit", "db/conformance", "process/cli", "process/e2e", "process/bringup", "process/clusters", "process/worker"),
 )
-BY_TEST = ("process/e2e/test_demo.py", "proofs/simulator/test_sim.py")  # long tests, each with its own processes
+# Long tests, each with its own processes.
+BY_TEST = ("process/e2e/test_demo.py", "proofs/simulator/test_sim.py", "proofs/fault_matrix/test_clusters.py")
 GC_THRESHOLD = 50_000  # allocations; the default of 700 costs a twentieth of the run
 STUCK_S = 450.0  # then a test says where its tasks wait; at faulthandler_timeout its process is ended
 NOT_RUN = pytest.StashKey[dict[str, int]]()
@@ -123,12 +124,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Order the tests, and leave out those whose program this machine lacks."""
     kept, dropped = [], []
     for item in items:
-        needs = item.iter_markers("needs_program")
-        marker = next((need for need in needs if debian.find(*need.args[:2]) is None), None)
-        if marker is not None:
-            name, package = marker.args[:2]
-            fix = marker.args[2] if marker.args[2:] else f"Debian: apt-get install {package}"
-            reason = f"{name} is not installed ({fix})"
+        needs = (debian.lacking(*marker.args) for marker in item.iter_markers("needs_program"))
+        if reason := next(filter(None, needs), None):
             config.stash[NOT_RUN][reason] = config.stash[NOT_RUN].get(reason, 0) + 1
             dropped.append(item)
         else:

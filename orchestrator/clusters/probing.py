@@ -20,6 +20,7 @@ from orchestrator.core.clusters.view import Node
 from orchestrator.ports import PortError, Unavailable
 
 CONCURRENT_PROBES = 32
+AGAIN_S = 3.0  # from a failed probe of a member to the next one
 PEERS = 8  # whose slurmd one probe tries to reach: the next ones by index, so all pairs of a small cluster are tried
 log = structlog.get_logger()
 
@@ -41,12 +42,18 @@ class Prober:
         self._gate = asyncio.Semaphore(CONCURRENT_PROBES)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._observed: dict[str, Observed] = {}
+        self._has_news = False
         self._clock = (datetime.now(UTC), time.monotonic())  # the database's time, and when we learned it
 
     @property
     def observed(self) -> Mapping[str, Observed]:
         """Worker id -> what its probes said."""
         return self._observed
+
+    def take_news(self) -> bool:
+        """Return whether a probe has ended since the last call."""
+        has_news, self._has_news = self._has_news, False
+        return has_news
 
     def set_clock(self, now: datetime) -> None:
         """Take over the database's time. Readings have its time, whatever this machine's clock does in between."""
@@ -74,7 +81,8 @@ class Prober:
         nodes = sorted((one for m in live if (one := node_of(m)) is not None), key=lambda one: one.index)
         for member in live:
             name, seen = member.worker_id, self._observed.get(member.worker_id)
-            is_due = seen is None or self.now() - seen.at >= timedelta(seconds=every_s)
+            pause_s = min(every_s, AGAIN_S) if seen is not None and seen.unreached_since is not None else every_s
+            is_due = seen is None or self.now() - seen.at >= timedelta(seconds=pause_s)
             if name in busy or name in self._running or not is_due:
                 continue
             task = asyncio.create_task(self._probe(row.id, member, _peers(member, nodes)), name=f"probe:{name}")
@@ -103,6 +111,7 @@ class Prober:
             reading = Reading(error=f"{type(error).__name__}: {error}"[:300])
         if reading is not None and self._running.get(member.worker_id) is asyncio.current_task():
             self._observed[member.worker_id] = observe(self._observed.get(member.worker_id), reading, self.now())
+            self._has_news = True
 
     async def _asked(self, worker_id: str, question: Question) -> Reading | None:
         """Return a member's answer. None: this process could not ask."""

@@ -27,9 +27,9 @@ from orchestrator.ports import LostRace, NotLeader, PortError
 from orchestrator.ports.clusters import ClusterRows
 
 TICK_S = 1.0  # of the timer
-STEADY_S, MOVING_S = 5.0, 1.0  # between two steps, and while a cluster changes
+STEADY_S, MOVING_S = 3.0, 1.0  # between two steps, and while a cluster changes; one comes also after each probe
 REST_S = 60.0  # without a cluster pool and without a cluster
-PROBE_S, MOVING_PROBE_S = 10.0, 2.0  # between two probes of a member
+PROBE_S, MOVING_PROBE_S = 6.0, 2.0  # between two probes of a member: a cause is to be explained within 15 s
 QUEUED_S = 15.0  # between two looks at a smoke job that waits in Slurm's queue
 CANCEL_S = 2.0  # for cancelled calls to end
 ENDING = ClusterPolicy(configuration.conf_sha)  # of clusters without a pool
@@ -57,7 +57,7 @@ class Clusters:
 
     async def step(self, term: int) -> None:
         """Continue every cluster. Raises PortError if the rows cannot be read."""
-        if asyncio.get_running_loop().time() < self._next_s:
+        if not self._prober.take_news() and asyncio.get_running_loop().time() < self._next_s:
             return
         self._term = term
         report = await self._rows.report()

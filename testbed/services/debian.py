@@ -37,6 +37,12 @@ def find(name: str, package: str) -> Program | None:
     return Program(Path(found).absolute(), _libraries(package)) if found else None
 
 
+def lacking(name: str, package: str, fix: str = "") -> str | None:
+    """Say that this machine lacks a program, and how to get it; None if it has it."""
+    fix = fix or f"Debian: apt-get install {package}"
+    return None if find(name, package) else f"{name} is not installed ({fix})"
+
+
 @dataclass(frozen=True, slots=True)
 class Unpacked:
     """What a shell needs to run the programs of a package that is unpacked, not installed: nothing by default."""

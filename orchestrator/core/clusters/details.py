@@ -10,7 +10,6 @@ from orchestrator.core.clusters.rows import MemberRow
 
 CODES = 5  # of the agent's log, the newest last
 STEP_S = 10  # of a shown difference of clocks
-UNREACHED_S = 15.0  # without SSH, after which people are told
 VALUE_CHARS, PEERS_CHARS = 400, 6_000  # of one detail as JSON, and of a list of 64 names
 OWN = frozenset({
     "phase", "failure_code", "cpus", "memory_mb", "gpu_files", "slurmd_state", "slurm_installed", "version", "munge_ok",
@@ -106,12 +105,15 @@ def detail_update(member: MemberRow, reading: Reading, facts: ClusterFacts) -> U
 
 
 def unreached(member: MemberRow, facts: ClusterFacts) -> UpdateMember | None:
-    """Return the remark that SSH does not reach a member. Slurm may hear it, so nothing else follows at once."""
+    """Return the remark that two probes in a row did not reach a member by SSH.
+
+    Slurm may hear it, so nothing else follows at once. The next probe that reaches it takes the remark away.
+    """
     seen = facts.view.observed.get(member.worker_id)
-    if seen is None or seen.unreached_since is None or facts.unreached_s(member.worker_id) < UNREACHED_S:
+    if seen is None or seen.unreached_since is None or not facts.unreached_s(member.worker_id):
         return None
     why = f"SSH has not reached it since {seen.unreached_since:%H:%M:%S}"
     if member.adapter_detail.get("error") == why:
         return None
-    detail = {**own_detail(member), "error": why}
+    detail = {**own_detail(member), "error": why, "unreached_since": seen.unreached_since.isoformat()}
     return UpdateMember(member.worker_id, member.status, member.reason or why, {"adapter_detail": detail})

@@ -17,6 +17,7 @@ from orchestrator.core.meanings import NOBODY, OPERATOR, ORCHESTRATOR, PROVIDER,
 
 SKEW_S = 30.0  # munge refuses credentials of a clock that is minutes off; tokens and signed URLs fail earlier
 MAX_SKEW_S = 1e10  # 300 years: a larger value was written by hand
+MOMENT_CHARS = 40
 STARVED_S = 60.0  # an agent takes a node task with its next heartbeat
 RECONCILE = "python -m orchestrator cluster reconcile <cluster> --worker <worker>"
 REPLACE = "for another node: python -m orchestrator cluster drain <cluster> <worker>"
@@ -66,6 +67,10 @@ class Diagnosis(Explained):
     FABRIC_CUT = "FABRIC_CUT", Meaning(
         "A node does not reach the slurmd of another one over the private network.",
         PROVIDER, "no smoke job is run while it lasts: a cluster that is deploying fails at its deadline", REPLACE)
+    MEMBER_UNREACHED = "MEMBER_UNREACHED", Meaning(
+        "SSH does not reach the node's pod, on which Slurm may still run.",
+        PROVIDER, "if slurmctld calls the node down as well, it is replaced after a minute",
+        "python -m orchestrator explain <worker>; " + REPLACE)
     SLURM_MISSING = "SLURM_MISSING", Meaning(
         "The pod has no Slurm.",
         OPERATOR, "the cluster fails, unless the pool has install_slurm = true",
@@ -153,6 +158,8 @@ def _of_member(member: MemberRow, silent: set[str]) -> Found:
         yield Diagnosis.CONTROLLER_DOWN, f"{name}: slurmctld_state=down"
     if member.status in (MemberStatus.READY, MemberStatus.RECONCILING) and _is_silent(member):
         yield Diagnosis.NODE_DOWN, f"{name}: slurmd_state={detail['slurmd_state']}"
+    if since := detail.get("unreached_since"):
+        yield Diagnosis.MEMBER_UNREACHED, f"{name}: no SSH since {str(since)[:MOMENT_CHARS]}"
     if detail.get("slurm_installed") is False:
         yield Diagnosis.SLURM_MISSING, f"{name}: no slurmctld, slurmd or munged"
     if detail.get("munge_matches") is False:

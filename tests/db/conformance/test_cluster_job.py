@@ -12,6 +12,7 @@ from psycopg.rows import DictRow
 from structlog.testing import capture_logs
 
 from orchestrator.adapters.store import SqlStore
+from orchestrator.clusters import probing
 from orchestrator.clusters.access import Members
 from orchestrator.clusters.execute import ClusterExecutor
 from orchestrator.clusters.probing import Prober, ProbeSettings
@@ -156,6 +157,28 @@ async def test_a_probe_that_crashes_is_logged_and_not_repeated_at_once(cluster: 
         await steps(job_of(cluster.rows, pods), cluster)
     assert [one["event"] for one in logs].count("cluster_probe_crashed") == len(cluster.agents)
     assert {one.status for one in (await cluster.report()).members} == {MemberStatus.READY}
+
+
+async def test_what_a_probe_says_is_in_the_row_with_the_next_tick(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A steady cluster is read once in a while: people do not wait for that."""
+    monkeypatch.setattr(leader_job, "STEADY_S", 1_000.0)
+    pods = Pods({agent.id: Pod({"clock": "1"}) for agent in cluster.agents})
+    await steps(job_of(cluster.rows, pods), cluster, 2)
+    assert all("clock_skew_s" in one.adapter_detail for one in (await cluster.report()).members)
+
+
+async def test_a_member_that_ssh_does_not_reach_is_probed_again_soon(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second failure in a row is told."""
+    monkeypatch.setattr(probing, "AGAIN_S", 0.0)
+    job = job_of(cluster.rows, Pods())
+    await steps(job, cluster, 1)
+    assert not any("unreached_since" in one.adapter_detail for one in (await cluster.report()).members)
+    await steps(job, cluster, 2)
+    assert all("unreached_since" in one.adapter_detail for one in (await cluster.report()).members)
 
 
 async def test_a_step_that_is_overtaken_by_the_end_of_leadership_begins_nothing(cluster: Cluster) -> None:

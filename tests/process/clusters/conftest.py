@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.clusters.fleet import cluster, stack
+from tests.process.clusters.fleet import cluster, sql, stack
 from tests.process.clusters.rig import Rig, rigged
 
-__all__ = ["cluster", "rig", "stack"]
+__all__ = ["cluster", "rig", "sql", "stack"]
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import asyncio
 import os
 import secrets
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,12 +14,13 @@ import asyncssh
 
 from orchestrator.adapters.ssh import AsyncSshShell
 from orchestrator.adapters.ssh_session import AsyncSshSession
-from orchestrator.clusters import configuration, munge, node
+from orchestrator.clusters import munge, node
 from orchestrator.core.clusters.addresses import FabricAddress, NodeName
 from orchestrator.core.clusters.readings import Reading
 from orchestrator.core.clusters.view import Configuration, Node
 from testbed.runpod.sshd import PodSshd
 from testbed.services import debian
+from tests.process.clusters.operator import reserved_id
 from worker.processes import alive
 
 HOST = "127.0.0.1"
@@ -147,14 +147,15 @@ def environment() -> dict[str, str]:
 @asynccontextmanager
 async def rigged(directory: Path) -> AsyncIterator[Rig]:
     """A rig whose processes and files are gone at the end."""
-    rig = Rig(directory, asyncssh.generate_private_key("ssh-ed25519"), _free_cluster())
-    try:
-        yield rig
-    finally:
-        for member in rig.members:
-            await node.remove(member.session, rig.cluster)
-            await member.session.close()
-            member.sshd.close()
+    with reserved_id() as name:
+        rig = Rig(directory, asyncssh.generate_private_key("ssh-ed25519"), name)
+        try:
+            yield rig
+        finally:
+            for member in rig.members:
+                await node.remove(member.session, rig.cluster)
+                await member.session.close()
+                member.sshd.close()
         assert processes_with(str(directory)) == []
 
 
@@ -170,19 +171,6 @@ def processes_with(text: str) -> list[str]:
             if text in line:
                 found.append(line)
     return found
-
-
-def _free_cluster() -> str:
-    """Return the id of a cluster whose ports nobody on this machine uses."""
-    while True:
-        cluster = f"c-{secrets.token_hex(4)}"
-        with socket.socket() as first, socket.socket() as second:
-            try:
-                first.bind((HOST, configuration.controller_port(cluster)))
-                second.bind((HOST, configuration.slurm_port(cluster, 0)))
-            except OSError:
-                continue
-        return cluster
 
 
 def _wait_for(holds: Callable[[], bool]) -> None:

@@ -9,7 +9,8 @@ from demo.scenario import submit
 from testbed import audit
 from testbed.runpod import watchdog
 from testbed.stack import Stack
-from tests.process.clusters.fleet import Cluster
+from tests.process.clusters.fleet import Sql
+from tests.process.clusters.operator import Cluster
 
 pytestmark = pytest.mark.needs_program("slurmctld", "slurm-wlm", "fix: .ci/debian slurm-wlm")
 SCRIPT = """#!/bin/sh
@@ -23,7 +24,7 @@ TRANSITIONS = """
 
 
 async def test_a_cluster_runs_jobs_replaces_a_node_is_made_smaller_and_ends(
-    stack: Stack, cluster: Cluster, tmp_path: Path
+    stack: Stack, sql: Sql, cluster: Cluster, tmp_path: Path
 ) -> None:
     """From `cluster create` to an empty account, over the command line, the queue and real Slurm."""
     await stack.start_orchestrator()
@@ -31,11 +32,11 @@ async def test_a_cluster_runs_jobs_replaces_a_node_is_made_smaller_and_ends(
     await cluster.reaches("running")
     await _job(stack, cluster, tmp_path / "first")
 
-    (lost,) = await cluster.pods("worker")
+    (lost,) = [row["pod"] for row in await cluster.ready("worker")]
     await stack.control("POST", f"pods/{lost}/kill", {"how": "vanish"})
     await cluster.reaches("degraded")
     await cluster.reaches("running", timeout_s=180)
-    assert lost not in await cluster.pods("worker")
+    assert lost not in [row["pod"] for row in await cluster.ready("worker")]
     await _job(stack, cluster, tmp_path / "second")
 
     await cluster.cli("scale", cluster.id, "1", "--min-nodes", "1")
@@ -44,9 +45,9 @@ async def test_a_cluster_runs_jobs_replaces_a_node_is_made_smaller_and_ends(
               and (select count(*) from cluster_members where cluster = %s and status = 'ready') = 1""",
         cluster.id,
     )
-    await cluster.cli("delete", cluster.id, "--force")
+    await cluster.delete()
     await cluster.reaches("deleted")
-    await _nothing_is_left(stack, cluster)
+    await _nothing_is_left(stack, sql, cluster)
     moves = [(row["from_state"], row["to_state"]) for row in await cluster.until(TRANSITIONS, cluster.id)]
     order = ["requested", "allocating", "deploying", "running", "degraded", "running", "deleting", "deleted"]
     assert [to_state for _, to_state in moves][-len(order) + 1 :] == order[1:]
@@ -66,12 +67,12 @@ async def _job(stack: Stack, cluster: Cluster, into: Path) -> None:
     assert len({line.split()[3] for line in lines}) == 2
 
 
-async def _nothing_is_left(stack: Stack, cluster: Cluster) -> None:
+async def _nothing_is_left(stack: Stack, sql: Sql, cluster: Cluster) -> None:
     """No worker, pod, process, lost task or missing log; the books are what the provider's are."""
     await cluster.until("select 1 where not exists (select 1 from workers where status <> 'terminated')")
     ledger = await stack.control("GET", "ledger")
     assert ledger["alive"] == 0
-    summary = await audit.count(cluster.sql, ledger, stack.blobs(), submitted=2)
+    summary = await audit.count(sql, ledger, stack.blobs(), submitted=2)
     assert audit.faults(summary) == [], summary
     left: list[psutil.Process] = watchdog.find(watchdog.below(str(stack.directory / "runpod" / "pods")))
     assert [process.cmdline() for process in left] == []

@@ -4,20 +4,21 @@ import pytest
 
 from demo.scenario import submit
 from testbed.stack import Stack
-from tests.process.clusters.fleet import Cluster
+from tests.process.clusters.fleet import Sql
+from tests.process.clusters.operator import Cluster
 
 pytestmark = [pytest.mark.needs_program("slurmctld", "slurm-wlm", "fix: .ci/debian slurm-wlm"), pytest.mark.full]
 JOB = "#!/bin/sh\nsrun sleep 45\n"
 
 
 async def test_a_cluster_grows_for_a_job_keeps_it_through_a_drain_and_releases_its_nodes(
-    stack: Stack, cluster: Cluster
+    stack: Stack, sql: Sql, cluster: Cluster
 ) -> None:
     """The drained node is replaced while the job runs, so slurmctld starts again; the job runs once."""
     await stack.start_orchestrator()
     await cluster.create(1, "--min-nodes", "0", "--max-nodes", "2")
     await stack.run("cluster", "list")
-    assert not await (await cluster.sql.execute("select 1 from workers")).fetchall()
+    assert not await (await sql.execute("select 1 from workers")).fetchall()
     (task,) = await submit(stack, [{"task_type": "train", "params": {"script": JOB, "nodes": 2}}])
     await cluster.reaches("running")
     await cluster.until("select 1 from tasks where id = %s and progress::text like '%%RUNNING%%'", task)

@@ -7,6 +7,8 @@
     infrastructure.py    pods, agents, orchestrators, Postgres, S3 and money taken away
     sick_workers.py      machines that look healthy and fail every task
     sick_machines.py     machines that fail while a task runs, as their agents report
+    clusters.py          Slurm on several pods: daemons, keys, clocks, networks and pods fail while a job runs
+    cluster_acts.py      … and what is done in each of these cases
     load_balancer.py     one address for several orchestrators
     observer.py          reads the rows all the time: sentences that name a cause, waits that nobody ends
     health.py            what `health` must say during each fault

@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -12,6 +12,7 @@ import click
 from demo.main import INTERRUPTED, only_demo
 from testbed.shared_services import SharedServices
 from testbed.stack import ROOT
+from tests.proofs.fault_matrix.clusters import CLUSTERS
 from tests.proofs.fault_matrix.failure_codes import CODES
 from tests.proofs.fault_matrix.infrastructure import INFRASTRUCTURE
 from tests.proofs.fault_matrix.provider import KINDS
@@ -21,7 +22,7 @@ from tests.proofs.fault_matrix.sick_machines import SICK_MACHINES
 from tests.proofs.fault_matrix.sick_workers import SICK_WORKERS
 
 SIDE_BY_SIDE = 4  # most of a case is waiting
-CASES = (*INFRASTRUCTURE, *KINDS, *CODES, *SICK_WORKERS, *SICK_MACHINES)
+CASES = (*INFRASTRUCTURE, *KINDS, *CODES, *SICK_WORKERS, *SICK_MACHINES, *CLUSTERS)
 DOCUMENT = ROOT / "docs" / "faults.md"
 
 
@@ -42,6 +43,10 @@ def main(only: tuple[str, ...], quick: bool, at_once: int, as_json: bool, write:
         for case in chosen:
             print(f"{case.name:24} {case.description}")
         return
+    lacking = {case.name: lacks for case in chosen if (lacks := case.lacks)}
+    if lacking and (only or write):
+        raise click.ClickException(_not_run(lacking))
+    chosen = [case for case in chosen if case.name not in lacking]
     directory = ROOT / ".demo-faults"
     try:
         with only_demo(directory):
@@ -52,10 +57,18 @@ def main(only: tuple[str, ...], quick: bool, at_once: int, as_json: bool, write:
     if as_json:
         for result in results:
             print(json.dumps(dataclasses.asdict(result), sort_keys=True))
+    if lacking:
+        print(_not_run(lacking), file=sys.stderr)
     if write:
         DOCUMENT.parent.mkdir(exist_ok=True)
         DOCUMENT.write_text(document(results))
     sys.exit(0 if all(result.ok for result in results) else 1)
+
+
+def _not_run(lacking: Mapping[str, str]) -> str:
+    """Say which cases (name -> what is missing) this machine cannot run."""
+    lines = (f"{reason}: {', '.join(n for n, r in lacking.items() if r == reason)}" for reason in set(lacking.values()))
+    return "not run on this machine\n" + "\n".join(sorted(lines))
 
 
 async def run_all(cases: Sequence[Case], directory: Path, at_once: int) -> list[Result]:

@@ -8,10 +8,13 @@ from typing import Any
 
 import psycopg
 
+from orchestrator.adapters.cluster_rows import report_of
+from orchestrator.cli import cluster_view
 from orchestrator.cli import explain_view as show
+from orchestrator.cli.output import Output
 from orchestrator.config.settings import Settings
 from orchestrator.core.model import Policy
-from orchestrator.diagnostics import workers
+from orchestrator.diagnostics import clusters, workers
 from orchestrator.diagnostics.timeline import entries
 from testbed.services.free_port import free_port
 from testbed.services.processes import Child
@@ -35,6 +38,8 @@ EXPLAINED = """
     select id, fleet_explain(%s, id) as found, fleet_worker(%s, id) as history from workers
      where status <> 'terminated' or terminated_at > now() - %s * interval '1 s' order by id
 """
+CLUSTERS = "select fleet_cluster_report(%s, id) as found from cluster_apps where status <> 'deleted' order by id"
+COLUMNS = 500  # a cause and its fix are one line each
 LATELY_S, EVER_S = 5, 86_400  # since a worker's end
 UNDER_WAY = "select 1 from tasks where status = 'Complete' offset 2"
 
@@ -49,7 +54,7 @@ class Environment:
     def __init__(self, stack: Stack, says: str) -> None:
         self.stack = stack
         self.orchestrators: list[Child] = []
-        self.observer = Observer(self.rows, self.explain, self.explain_workers, says)
+        self.observer = Observer(self.rows, self.explain, self.explain_each, says)
         self.fault_at = 0.0  # epoch seconds
         self.seen_at = 0.0  # when the first fault was first applied, where the emulator knows: sooner nobody could tell
         self.figures: list[tuple[str, float, float]] = []  # name, seconds, the most it may be
@@ -101,8 +106,24 @@ class Environment:
 
     async def explain(self, subject: str) -> str:
         """What an operator is told by `explain`, its complaint included where there is no database to ask."""
-        _, out, err = await command(self.stack, "explain", subject, overrides={"COLUMNS": "500", "NO_COLOR": "1"})
+        _, out, err = await command(
+            self.stack, "explain", subject, overrides={"COLUMNS": f"{COLUMNS}", "NO_COLOR": "1"}
+        )
         return f"{out}\n{err}"
+
+    async def explain_each(self) -> Mapping[str, Sequence[str]]:
+        """The lines about each worker and each cluster."""
+        return {**await self.explain_clusters(), **await self.explain_workers()}
+
+    async def explain_clusters(self) -> Mapping[str, Sequence[str]]:
+        """The lines of `cluster explain` for each cluster that is not deleted; a cause and its fix are one line."""
+        told: dict[str, Sequence[str]] = {}
+        for report in [report_of(row["found"]) for row in await self.rows(CLUSTERS, FLEET)]:
+            [one] = report.clusters
+            parts = [cluster_view.diagnoses(one, [cause], COLUMNS) for cause in clusters.problems(one, report.now)]
+            causes = [" ".join(map(str, part)) for part in parts]
+            told[one.id] = [*map(str, cluster_view.summary(one, Output(), report.now)), *causes]
+        return told
 
     async def explain_workers(self, ended_s: int = LATELY_S) -> Mapping[str, Sequence[str]]:
         """The lines of `explain` and `timeline` for each worker that lives or ended lately, by the same functions."""

@@ -85,10 +85,17 @@ EXPECTED: Mapping[str, ExpectedHealth] = {
     "machine_ecc": ExpectedHealth("ECC_UNCORRECTED"),
     "machine_recovery": ExpectedHealth("GPU_RECOVERY"),
     **{name: ExpectedHealth("POD_EXITED|POD_MISSING|NO_HEARTBEAT") for name in ("exits", "vanishes", "freezes")},
+    "cluster_controller_evicted": ExpectedHealth(r"lost with its worker \(POD_MISSING"),
+    "cluster_controller_freezes": ExpectedHealth(r"lost with its worker \(MEMBER_LOST"),
+    **{name: ExpectedHealth(LEASE) for name in ("cluster_orchestrator_killed", "cluster_lost_and_unled")},
+    "cluster_half_sold_out": ExpectedHealth("sold out"),
 }  # fmt: skip
 UNSEEN = frozenset({  # over before an operator could ask, or nothing that anybody has to know
     "ssh_dropped_later", "redeployed", "leader_ends", "no_capacity", "commit_then_500", "commit_then_502",
     "commit_then_cut", "commit_then_hang", "listing_lag", "early_404", "slow_boot", "flickers",
+    # of a cluster: its own commands tell
+    "cluster_ctld_killed", "cluster_node_killed", "cluster_munge_key", "cluster_clock_skew", "cluster_network_cut",
+    "cluster_ssh_lost", "cluster_member_evicted",
 })  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from tests.proofs.fault_matrix.secret_scan import leaks
 
 UNOWNED_S = 120.0  # I1: the longest that a pod may live without a live row
 NAMED_S = 10.0  # how soon a row must name the cause
+CLUSTER_NAMED_S = 15.0  # … of a fault of a cluster: its members are probed every 10 s
 ROUNDING_USD = 1e-6
 Codes = Collection[FailureCode | ExitCause]
 REASONLESS = "select count(*) as n from worker_events where coalesce(reason, '') = '' or coalesce(actor, '') = ''"

@@ -16,9 +16,9 @@ CLOCKS = "since "  # … and the one that tells what would happen, and names cod
 OVERDUE_S = 30  # a stage past its deadline for so long waits for nobody
 Rows = Callable[..., Awaitable[Sequence[Mapping[str, Any]]]]
 Explain = Callable[[str], Awaitable[str]]
-ExplainWorkers = Callable[[], Awaitable[Mapping[str, Sequence[str]]]]
+ExplainEach = Callable[[], Awaitable[Mapping[str, Sequence[str]]]]
 
-# What rows say of tasks, of the pools and of who leads; workers are explained at every look.
+# What rows say of tasks, of the pools and of who leads; workers and clusters are explained at every look.
 SAID = """
     select task_id::text as subject, concat_ws(' ', 'attempt', outcome, failure_code) as said
       from task_attempts where outcome in ('failed', 'lost')
@@ -41,8 +41,8 @@ WAITS = """
 class Observer:
     """Runs beside the case; `named` is set once a sentence of `explain` names the cause."""
 
-    def __init__(self, rows: Rows, explain: Explain, explain_workers: ExplainWorkers, says: str) -> None:
-        self._rows, self._explain, self._explain_workers = rows, explain, explain_workers
+    def __init__(self, rows: Rows, explain: Explain, explain_each: ExplainEach, says: str) -> None:
+        self._rows, self._explain, self._explain_each = rows, explain, explain_each
         self._says = re.compile(says)
         self.named = asyncio.Event()
         self.sentence = ""
@@ -66,8 +66,8 @@ class Observer:
         if self.named.is_set() or not has_begun:
             return
         began = time.time()
-        for worker, lines in (await self._explain_workers()).items():
-            if self._settle(worker, lines, began):
+        for subject, lines in (await self._explain_each()).items():
+            if self._settle(subject, lines, began):
                 return
         for row in [*await self._rows(SAID), *map(_blocked, await self._rows(BLOCKED))]:
             if self._says.search(row["said"]):

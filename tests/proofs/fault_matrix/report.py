@@ -10,13 +10,15 @@ from rich.table import Table
 from tests.proofs.fault_matrix.runner import Result
 
 COLUMNS = ("fault", "what is done", "what came of it", "recovered", "named", "the sentence", "health")
-WORKER_ID = re.compile(r"gpu-\d{8}_\d{6}-[0-9a-f]{8}")
+NAMES = re.compile(r"\b(gpu|c)-(?:\d{8}[_-]\d{6}-)?[0-9a-f]{8}\b")  # of workers, nodes and clusters
 SENTENCE = 140  # characters of it in the document
 HEAD = """# Faults under load
 
 `./run faults` injects one fault at a time into a working fleet and checks the result. `./run faults --write` writes
 this page. For each row it starts PostgreSQL, S3, the RunPod emulator and one or two orchestrators, submits two dozen
-tasks, and injects the fault while they run. When all tasks have ended, it checks:
+tasks, and injects the fault while they run. The rows whose names begin with `cluster` do this with
+[a cluster](clusters.md) of two nodes, on which one task runs a job, and delete the cluster in the end. When all tasks
+have ended, it checks:
 
 * no task is lost or completed twice, and no pod is left;
 * no pod is without a live row for more than 120 s, and no pod is created twice for one worker;
@@ -27,7 +29,8 @@ tasks, and injects the fault while they run. When all tasks have ended, it check
 * every failed worker has a failure code that the fault may cause, and `explain` describes it.
 
 *Recovered* is the time from the fault to the end of the last task. *Named* is the time from the first visible sign
-until a row, and `explain` or `timeline`, name the cause: at most 10 s. *The sentence* is the first text that names it.
+until a row, and `explain` or `timeline`, name the cause: at most 10 s. Of a cluster, `cluster explain` names it with
+its fix: at most 15 s. *The sentence* is the first text that names it.
 *Health* is what `health` says of the cause during the fault, and its exit code: 1 if work or money is affected.
 
 """
@@ -75,8 +78,8 @@ def _cells(result: Result) -> tuple[str, ...]:
         f"{result.outcome}{figures}{lost}",
         _seconds(result.recovered_s),
         _seconds(result.named_s),
-        WORKER_ID.sub("gpu-…", result.sentence)[:SENTENCE],
-        WORKER_ID.sub("gpu-…", result.health)[:SENTENCE],
+        NAMES.sub(r"\1-…", result.sentence)[:SENTENCE],
+        NAMES.sub(r"\1-…", result.health)[:SENTENCE],
     )
 
 

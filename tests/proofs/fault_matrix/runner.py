@@ -15,6 +15,7 @@ import psycopg
 from demo.scenario import submit
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
+from testbed.services import debian
 from testbed.services.processes import ChildFailed
 from testbed.shared_services import SharedServices
 from testbed.stack import Stack, Transport
@@ -62,7 +63,7 @@ class Case:
     name: str
     description: str  # what is done
     outcome: str  # what must come of it
-    says: str  # a regular expression that a sentence must match, within NAMED_S of the fault
+    says: str  # a regular expression that a sentence must match, within `named_within_s` of the fault
     act: Act
     faults: tuple[Fault, ...] = ()  # injected before there is any work
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -77,9 +78,16 @@ class Case:
     keeps_logs: bool = True  # no log byte may be declared lost
     pods: int = 6  # the most that may ever be rented: more is a respawn storm
     after_s: float = 0  # from the fault until anything can be seen
+    named_within_s: float = NAMED_S
     limit_s: float = 120
     quick: bool = False  # part of ./run test
     transport: Transport = "direct"
+    needs: tuple[tuple[str, str, str], ...] = ()  # (program, Debian package, how to get it) that a machine may lack
+
+    @property
+    def lacks(self) -> str | None:
+        """What this machine lacks for it, and how to get it."""
+        return next(filter(None, (debian.lacking(*need) for need in self.needs)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +156,7 @@ async def run(case: Case, shared: SharedServices, directory: Path, around: Aroun
     if named_s is None:
         wrong.append("no row named the cause")
     late = [f"{name} took {took_s:g} s, not {most_s:g} s" for name, took_s, most_s in env.figures if took_s > most_s]
-    if named_s is not None and named_s > NAMED_S:
+    if named_s is not None and named_s > case.named_within_s:
         late.append(f"the cause was named after {named_s} s")
     return Result(
         name=case.name,
@@ -178,7 +186,8 @@ async def _run_case(case: Case, env: Environment) -> list[str]:
         for fault in case.faults:
             await env.stack.control("POST", "faults", fault)
         work: Sequence[dict[str, Any]] = [{"task_type": "work", "params": {}} for _ in range(case.tasks)]
-        await submit(env.stack, [*map(dict, case.others), *work])
+        if tasks := [*map(dict, case.others), *work]:
+            await submit(env.stack, tasks)
         if case.faults:
             env.mark_fault()
         try:

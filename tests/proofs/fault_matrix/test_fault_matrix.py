@@ -7,6 +7,7 @@ tests that run side by side would measure wrongly: `./run faults` alone judges t
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from orchestrator.core.findings import GUARDS, Severity
 from testbed.runpod.faults import KINDS
 from testbed.shared_services import SharedServices
 from tests.proofs.fault_matrix.__main__ import CASES, DOCUMENT
+from tests.proofs.fault_matrix.clusters import CLUSTERS
 from tests.proofs.fault_matrix.health import EXPECTED, UNSEEN
 from tests.proofs.fault_matrix.invariants import committed, misnamed, unexplained, unowned_s
 from tests.proofs.fault_matrix.report import document
@@ -28,7 +30,7 @@ SLICE = {"pod_vanishes", "commit_then_cut", "postgres_restarts", "sick_gpu"}
 QUICK = [
     pytest.param(case, id=case.name, marks=() if case.name in SLICE else pytest.mark.full)
     for case in CASES
-    if case.quick
+    if case.quick and case not in CLUSTERS
 ]
 SIDE_BY_SIDE = 3  # they wait for most of their time; with more, `health` is asked too seldom on two cores
 OF_CLUSTERS = {
@@ -80,11 +82,20 @@ def test_every_kind_of_fault_has_a_trial() -> None:
     assert len(names) == len(set(names))
 
 
+def test_a_case_names_the_program_that_this_machine_lacks() -> None:
+    """Otherwise it would fail in its middle."""
+    case = next(case for case in CASES if case.name == "nothing")
+    assert case.lacks is None
+    needs = (("sh", "dash", ""), ("no-such-program", "its-package", ""), ("another", "other", "fix: by hand"))
+    assert replace(case, needs=needs).lacks == "no-such-program is not installed (Debian: apt-get install its-package)"
+    assert replace(case, needs=needs[2:]).lacks == "another is not installed (fix: by hand)"
+
+
 def test_every_failure_code_is_what_some_trial_must_end_as() -> None:
     """A code added to the product needs a fault that ends a running worker with it; of the Xids, one stands for all.
 
     Findings of severity H end a worker after 10 minutes only, claims that hang after 5: tests/unit/core/test_guards.py
-    and test_fitness.py have them. Codes of clusters end no worker: tests/process/clusters and tests/unit/core/clusters.
+    and test_fitness.py have them. Codes of clusters end no worker: clusters.py and tests/unit/core/clusters have them.
     """
     required = {code for case in CASES for code in case.ends_as}
     late = {guard.code for guard in GUARDS.values() if guard.severity is Severity.BLOCK}

@@ -51,6 +51,7 @@ def test_a_healthy_cluster_has_no_diagnosis(healthy: ClusterRow) -> None:
         ({"munge_matches": False}, Diagnosis.MUNGE_KEY_MISMATCH),
         ({"clock_skew_s": -310}, Diagnosis.CLOCK_SKEW),
         ({"cut_peers": ["gpu-2"]}, Diagnosis.FABRIC_CUT),
+        ({"unreached_since": "2026-11-21T12:00:00+00:00"}, Diagnosis.MEMBER_UNREACHED),
         ({"slurm_installed": False}, Diagnosis.SLURM_MISSING),
     ],
 )

@@ -71,13 +71,17 @@ def test_another_munge_key_is_recorded_and_then_replaced_in_place(world: World) 
 
 
 def test_people_are_told_once_that_ssh_does_not_reach_a_member(world: World) -> None:
+    """After the second failed probe in a row: one that fails may be an accident."""
     view = world.view()
     name = view.row.members[1].worker_id
-    since = view.now - timedelta(seconds=20)
+    first = replace(view, observed={**view.observed, name: Observed(UNREACHED, view.now, view.now)})
+    assert plan(first, world.policy) == ()
+    since = view.now - timedelta(seconds=3)
     unread = replace(view, observed={**view.observed, name: Observed(UNREACHED, view.now, since)})
     (action,) = plan(unread, world.policy)
     assert isinstance(action, act.UpdateMember)
     assert action.fields["adapter_detail"]["error"] == f"SSH has not reached it since {since:%H:%M:%S}"
+    assert action.fields["adapter_detail"]["unreached_since"] == since.isoformat()
     again = replace(view.row.members[1], adapter_detail=action.fields["adapter_detail"])
     assert plan(changed(unread, members=(view.row.members[0], again, *view.row.members[2:])), world.policy) == ()
 
