@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -91,7 +91,7 @@ def file_text(path: str, what: str, most_bytes: int, fix: str | None = None) -> 
     """
     named = "stdin" if path == "-" else path
     try:
-        with contextlib.nullcontext(sys.stdin) if path == "-" else Path(path).open(encoding="utf-8") as file:
+        with _opened(path) as file:
             text = file.read(most_bytes + 1)
         size = len(text.encode())
     except (OSError, UnicodeError) as error:
@@ -100,6 +100,10 @@ def file_text(path: str, what: str, most_bytes: int, fix: str | None = None) -> 
         why = f"{named} is longer than {most_bytes >> 10} KiB"
         raise Failure(BAD_ARGUMENT, what=f"{what} cannot be used", why=why, fix=fix)
     return text
+
+
+def _opened(path: str) -> contextlib.AbstractContextManager[TextIO]:
+    return contextlib.nullcontext(sys.stdin) if path == "-" else Path(path).open(encoding="utf-8")
 
 
 def _moment(text: str, now: datetime, sign: int) -> datetime | None:

@@ -188,7 +188,8 @@ class Clusters:
         """Record how an operation's call ended, and what a member or the smoke job says is wrong."""
         operation_id = getattr(action, "operation_id", None)
         if operation_id is not None and (error is not None or isinstance(action, Configure | Reconfigure)):
-            taken, evidence = [OperationStatus.DISPATCHED], None
+            taken = [OperationStatus.DISPATCHED]
+            evidence: dict[str, str] | None = None
             if error is None and isinstance(action, Configure | Reconfigure):
                 evidence = {"conf_sha": self._policies.get(row.pool, ENDING).conf_sha(action.configuration)}
             result = OperationStatus.SUCCEEDED if error is None else OperationStatus.FAILED
