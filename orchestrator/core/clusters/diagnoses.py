@@ -72,7 +72,7 @@ class Diagnosis(Explained):
         "set install_slurm = true for the pool in POOLS_FILE, or RUNPOD_WORKER_IMAGE to an image with Slurm and munge")
     TASK_TOO_LARGE = "TASK_TOO_LARGE", Meaning(
         "A task asks for more nodes than the cluster may have.",
-        OPERATOR, "its job waits in Slurm until the task's timeout_s; no other task of the pool runs meanwhile",
+        OPERATOR, "the task waits for nodes for 30 minutes, and then fails; no other task of the pool runs meanwhile",
         "python -m orchestrator cluster scale <cluster> NODES --max-nodes N; or submit it with fewer nodes")
     NODES_MISSING = "NODES_MISSING", Meaning(
         "Wanted nodes are not there yet.",
