@@ -88,6 +88,13 @@ class ClusterFacts:
         states = self.node_states
         return None if states is None else Reading(node_states=states).state_of(member.node_name)
 
+    def may_work(self, member: MemberRow) -> bool:
+        """Whether a job may run on a member's node, as far as a slurmctld knows that is not known to be down."""
+        if member.status is MemberStatus.PENDING or self.slurmctld is DaemonState.DOWN:
+            return False
+        state = self.state_of(member)
+        return state is None or is_busy(state)
+
     @cached_property
     def busy(self) -> int | None:
         """Return the number of nodes with a running job. 0 if slurmctld is known to be down."""

@@ -280,5 +280,6 @@ def leave(member: MemberRow, facts: ClusterFacts, bound_s: float) -> OnMember | 
         return _fail(member, *lost)
     if member.status is MemberStatus.DRAINING:
         return _draining(member, facts, bound_s)
-    to_status = MemberStatus.DRAINING if member.status is MemberStatus.READY else MemberStatus.REMOVED
+    drains = member.status is MemberStatus.READY or facts.may_work(member)
+    to_status = MemberStatus.DRAINING if drains else MemberStatus.REMOVED
     return MoveMember(member.worker_id, member.status, to_status, f"the cluster is {facts.row.status}")

@@ -220,17 +220,21 @@ def _deleting(facts: ClusterFacts) -> Step:
 def _departures(facts: ClusterFacts) -> list[OnMember]:
     """Let running jobs end within `delete_s`. Without slurmctld, no node drains, and the bound ends the wait.
 
-    A node is not given up before it is known whether slurmctld can drain it, as after a change of leadership.
+    A node is not given up before it is known whether slurmctld can drain it, as after a change of leadership. One that
+    is being repaired drains too if it has a job.
     """
     controller, bound_s, slurmctld = facts.controller, facts.policy.delete_s, facts.slurmctld
     steps: list[OnMember | None] = []
     is_late = (facts.now - facts.row.status_since).total_seconds() >= bound_s  # slurmctld may answer, and drain nothing
     may_drain = slurmctld is not DaemonState.DOWN and not is_late
     for member in facts.live:
-        if controller is not None and may_drain and member.status is MemberStatus.READY and facts.lost(member) is None:
+        stays = may_drain and facts.lost(member) is None
+        if controller is not None and stays and member.status is MemberStatus.READY:
             is_free = slurmctld is DaemonState.UP and facts.is_free(member.worker_id)
             drain = DrainNode(member.worker_id, controller.worker_id, "the cluster is deleted")
             steps.append(drain if is_free else None)
+        elif stays and slurmctld is None and member.status is MemberStatus.RECONCILING:
+            continue
         elif member is not controller or len(facts.live) == 1:
             steps.append(members.leave(member, facts, 0 if is_late else bound_s))
     return [one for one in steps if one is not None]

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from orchestrator.core.cluster_states import ClusterStatus, MemberStatus
 from orchestrator.core.clusters.actions import DrainNode, MoveCluster, MoveMember, OnCluster, OnMember, Remark, Scale
 from orchestrator.core.clusters.facts import ClusterFacts
-from orchestrator.core.clusters.readings import DaemonState
+from orchestrator.core.clusters.readings import DaemonState, is_busy
 from orchestrator.core.plurals import counted
 
 NOTHING: Mapping[str, None] = MappingProxyType({"waiting_for": None, "deadline_s": None})  # no remark
@@ -53,9 +53,9 @@ def _cost(facts: ClusterFacts, nodes: int) -> str:
 
 
 def drains(facts: ClusterFacts) -> list[OnMember]:
-    """Drain the nodes beyond the wanted number: those that never became ready first, never the controller.
+    """Drain the nodes beyond the wanted number: first those without a job that are not ready, never the controller.
 
-    No node is drained that the tasks need: it would be replaced at once.
+    No node is drained that the tasks need: it would be replaced at once. One that is being repaired may have a job.
     """
     wanted = max(facts.row.nodes, facts.for_tasks)
     surplus = len(facts.kept) - wanted
@@ -63,12 +63,14 @@ def drains(facts: ClusterFacts) -> list[OnMember]:
     if surplus <= 0 or controller is None:
         return []
     others = [m for m in facts.kept if m is not controller]
-    others.sort(key=lambda m: (m.status is MemberStatus.READY, -m.index_no))
+    others.sort(key=lambda m: (is_busy(facts.state_of(m)), m.status is MemberStatus.READY, -m.index_no))
+    is_up = facts.slurmctld is DaemonState.UP
     drains: list[OnMember] = []
     for member in others[:surplus]:
         why = f"the cluster needs no more than {counted(wanted, 'node')}"
-        if member.status is not MemberStatus.READY:
+        if member.status is MemberStatus.READY:
+            if is_up and facts.is_free(member.worker_id):
+                drains.append(DrainNode(member.worker_id, controller.worker_id, why))
+        elif member.status is MemberStatus.PENDING or (is_up and not facts.may_work(member)):
             drains.append(MoveMember(member.worker_id, member.status, MemberStatus.REMOVED, why))
-        elif facts.is_free(member.worker_id) and facts.slurmctld is DaemonState.UP:
-            drains.append(DrainNode(member.worker_id, controller.worker_id, why))
     return drains

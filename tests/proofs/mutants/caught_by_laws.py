@@ -211,4 +211,6 @@ MUTANTS = (
            "timedelta(seconds=pause_s)", "timedelta(days=pause_s)", "Clusters._pause", "clusters"),
     Mutant("a cluster's pool rents one worker too many", "size", "orchestrator/core/cluster_scaling.py",
            "room = max(0, wanted - len(nodes))", "room = max(0, wanted + 1 - len(nodes))\n    wanted += wanted > 0", "size", "clusters"),
+    Mutant("every member starts a slurmctld", "two", "orchestrator/core/clusters/members.py",
+           "member is facts.controller and reading.slurmctld_state", "reading.slurmctld_state", "_repair", "clusters"),
 )  # fmt: skip

@@ -75,4 +75,6 @@ MUTANTS_WITH_TESTS = (
            "orchestrator/clusters/probing.py", "return told + timedelta(seconds=time.monotonic() - at_s)", "return datetime.now(UTC)", "Prober.now"),
     Mutant("a new slurmctld is not told which nodes drain", "tests/unit/core/clusters/test_life.py::test_a_node_that_drains_is_drained_again_by_a_controller_without_the_old_state",
            "orchestrator/core/clusters/members.py", "is_up(state) and not is_draining(state)", "False", "_draining"),
+    Mutant("a worker that an operator ends joins", f"{CORE}/clusters/test_plan.py::test_only_ready_workers_join_and_only_as_many_as_are_wanted",
+           "orchestrator/core/clusters/members.py", " and w.drain_requested_at is None", "", "joins"),
 )  # fmt: skip

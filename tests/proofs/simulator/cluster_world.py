@@ -56,6 +56,7 @@ from orchestrator.core.model import (
 from orchestrator.core.states import READY, Stage, State, WaitingOn
 from orchestrator.leader_jobs.clusters import Clusters
 from orchestrator.ports import Completed, NotLeader, PortError, Session, Unavailable
+from tests.proofs.simulator import cluster_laws
 from tests.proofs.simulator.clock import EPOCH, Kernel, Killed, SimLoop, virtual
 from tests.proofs.simulator.environment import Outcome
 from tests.proofs.simulator.faults import Faults
@@ -200,6 +201,9 @@ class SlurmSession:
             if pod.hangs_s > world.kernel.now:
                 return Completed(None, b"", b"")
             world.say(f"{leader.name}: {kind} on {pod.worker_id} {words[1:2]}") if kind not in READS else None
+            member = world.rows.members.get((words[0], pod.worker_id))
+            if kind == "remove" and member is not None:
+                cluster_laws.node_released(world, member, "its daemons are stopped")
             done = world.rack.ran(pod, kind, words, stdin)
             if kind in READS and world.faults.happens("answer_cut", 0.02):
                 return Completed(done.exit_status, done.stdout[: len(done.stdout) // 2], b"")
@@ -464,11 +468,13 @@ class ClusterWorld:
 
     def _changed(self, subject: ClusterSubject, row: Row, before: str | None) -> None:
         self.guard(json.dumps(row, default=str), f"a row of {subject}")
-        if subject is ClusterSubject.MEMBER:
-            self._member_changed(row, before)
-        failed = subject is ClusterSubject.CLUSTER and row["status"] == "failed" and before != "failed"
-        if failed and not (row["reason"] and row["failure_code"]):
-            self.broken("reason", f"{row['id']} failed, and says not why")
+        match subject:
+            case ClusterSubject.MEMBER:
+                self._member_changed(row, before)
+            case ClusterSubject.CLUSTER:
+                cluster_laws.cluster_changed(self, row, before)
+            case ClusterSubject.OPERATION:
+                cluster_laws.operation_changed(self, row, before)
 
     def _member_changed(self, row: Row, before: str | None) -> None:
         cluster = self.rows.clusters[row["cluster"]]
@@ -479,6 +485,9 @@ class ClusterWorld:
             self.broken("two", f"{row['cluster']} has two controllers")
         if before is None and sum(m["status"] in KEPT for m in live) > cluster["nodes"]:
             self.broken("size", f"{row['worker_id']} joins beyond the {cluster['nodes']} nodes of {row['cluster']}")
+        cluster_laws.controller_kept(self, row, before)
+        if row["status"] == MemberStatus.REMOVED and before != MemberStatus.REMOVED:
+            cluster_laws.node_released(self, {**row, "status": before}, f"it is removed: {row['reason']}")
         left = row["status"] in ("failed", "removed") and before in KEPT
         if left and cluster["status"] in LIVE_CLUSTER - {ClusterStatus.DELETING, ClusterStatus.REQUESTED}:
             kept = 1 + sum(m["status"] in KEPT for m in live)

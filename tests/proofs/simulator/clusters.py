@@ -4,7 +4,11 @@ The laws, by the word that a violation begins with:
 
     settles   after the last fault, the cluster runs with all its nodes, waits without nodes, or has failed, in time
     reason    a failed cluster says why
-    kept      a node that works and that its cluster wants is not ended, neither by the cluster nor by the fleet
+    smoke     a cluster runs only after a smoke job from its present controller
+    told      an operation that succeeded was done, and one that failed says why
+    jobs      no node is taken from a running job before the bound of its drain, or of its cluster's delete
+    kept      a node that works and that its cluster wants is not ended, neither by the cluster nor by the fleet; the
+              controller of a cluster that goes on is not drained
     two       a cluster has one controller, and one slurmctld on its members
     size      no member joins beyond the wanted nodes; no index or name is used twice
     one       one call at a time to a member

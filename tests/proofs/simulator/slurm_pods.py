@@ -33,6 +33,7 @@ TAKES_S = {"probe": (0.1, 3.0), "install": (20.0, 90.0), "configure": (0.3, 3.0)
            "start_controller": (0.5, 5.0), "start_node": (0.5, 10.0), "smoke": (0.5, 4.0), "drain": (0.1, 1.0),
            "remove": (0.2, 6.0), "authorized_key": (0.1, 1.0)}  # fmt: skip
 READS = frozenset({"probe"})
+REGISTERS_S = 3.0  # for so long after its start, slurmctld does not know the jobs of nodes that drain
 
 
 @dataclass
@@ -76,6 +77,8 @@ class Slurm:
     drained: set[str] = field(default_factory=set)  # slurmctld's state, which outlives the process
     heard_s: dict[str, float] = field(default_factory=dict)  # when slurmctld last heard each node
     busy_until_s: float = 0.0
+    written_s: float | None = None  # when its configuration was last written
+    smoked: bool = False  # whether a smoke job from here has succeeded
     well_since_s: float | None = None
 
 
@@ -136,7 +139,8 @@ class Rack:
             elif name not in head.heard_s:
                 found[name] = "unknown"
             elif name in head.drained:
-                found[name] = "draining" if busy else "drained"
+                known = self.now() - head.slurmctld.began_s >= REGISTERS_S
+                found[name] = "draining" if busy and known else "drained"
             else:
                 found[name] = "allocated" if busy else "idle"
         return found
@@ -200,7 +204,7 @@ class Rack:
         nodes = NODE.findall(text.decode())
         head = next(name for name, feature in nodes if feature == "controller")
         pod.text = Text(words[1], tuple(name for name, _ in nodes), head)
-        pod.key, pod.munged = hashlib.sha256(key).hexdigest(), True
+        pod.key, pod.munged, pod.written_s = hashlib.sha256(key).hexdigest(), True, self.now()
         if words[2] != "controller":
             pod.slurmctld = None
             pod.drained.clear()
@@ -233,11 +237,15 @@ class Rack:
     def _smoke(self, pod: Slurm, words: list[str], _: bytes) -> tuple[list[str], int]:
         head = self.head_of(pod)
         idle = [name for name, state in self.states(head).items() if state == "idle"] if head else []
-        ran = [name for name in idle if self.linked(pod, self.by_name[name]) and self.by_name[name].slurmd]
-        wanted = int(words[1])
-        if len(ran) < wanted:
+        chosen = idle[: int(words[1])]
+        ran = [name for name in chosen if self.linked(pod, self.by_name[name]) and self.by_name[name].slurmd]
+        if len(chosen) < int(words[1]):
             return ["srun=1", "error=SMOKE_FAILED srun: error: nodes are busy or down"], 0
-        return [*(f"node={name}" for name in ran[:wanted]), "srun=0"], 0
+        if len(ran) < len(chosen):
+            lines = [f"node={name}" for name in ran]
+            return [*lines, "srun=1", "error=SMOKE_FAILED srun: error: task launch failed"], 0
+        pod.smoked = True
+        return [*(f"node={name}" for name in ran), "srun=0"], 0
 
     def _drain(self, pod: Slurm, words: list[str], _: bytes) -> tuple[list[str], int]:
         head = self.head_of(pod)

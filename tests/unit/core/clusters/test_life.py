@@ -7,6 +7,7 @@ import pytest
 
 from orchestrator.core.cluster_states import ClusterStatus, MemberStatus, OperationKind, OperationStatus
 from orchestrator.core.clusters import actions as act
+from orchestrator.core.clusters.addresses import FabricAddress
 from orchestrator.core.clusters.readings import Reading
 from orchestrator.core.clusters.rows import MemberOperation
 from orchestrator.core.states import State
@@ -400,6 +401,53 @@ def test_a_cluster_whose_nodes_do_not_drain_is_deleted_after_the_bound() -> None
     world.change(delete_requested_at=world.now)
     world.until(ClusterStatus.DELETED, within_s=world.policy.delete_s + 300)
     assert not world.live_workers
+
+
+def being_repaired(world: World) -> str:
+    """A member with a running job, on which the cluster's key is written again and again."""
+    name = next(name for name in world.of(MemberStatus.READY) if name != world.controller)
+    world.pods[world.controller].busy = world.pods[name].busy = True
+    address = FabricAddress(world.pods[name].ip)
+    world.reads = lambda read: replace(read, munge_matches=False) if read.fabric_addr == address else read
+    world.run(10)
+    assert world.of(MemberStatus.RECONCILING) == [name]
+    return name
+
+
+def test_a_smaller_size_takes_no_node_from_a_running_job() -> None:
+    """Not even one that is being repaired: its job runs on. A node without a job goes."""
+    world = running(3)
+    world.change(demand=tasks(2))
+    busy = being_repaired(world)
+    world.change(nodes=2)
+    world.run(120)
+    assert world.members[busy].status is MemberStatus.RECONCILING
+    assert len(world.of(MemberStatus.REMOVED)) == 1
+
+
+def test_a_job_on_a_node_that_is_being_repaired_may_end_before_a_delete() -> None:
+    world = running(3)
+    busy = being_repaired(world)
+    world.change(delete_requested_at=world.now)
+    world.run(120)
+    assert world.members[busy].status is MemberStatus.DRAINING
+    for pod in world.pods.values():
+        pod.busy = False
+    world.until(ClusterStatus.DELETED, within_s=300)
+
+
+def test_a_release_keeps_the_controller_whatever_its_place() -> None:
+    """Without it, slurmctld would lose its state and all jobs. Places beyond the wanted number go first."""
+    world = running(3)
+    world.kill(world.controller)
+    world.until(DEGRADED, within_s=120)
+    world.until(RUNNING, within_s=900)
+    world.run(60)
+    controller = world.controller
+    assert world.members[controller].index_no > 0
+    world.change(demand=tasks(1))
+    world.run(900)
+    assert world.of(MemberStatus.READY) == [controller]
 
 
 def test_another_leader_deletes_as_quickly_as_the_first() -> None:

@@ -132,7 +132,7 @@ def test_only_ready_workers_join_and_only_as_many_as_are_wanted() -> None:
     worker = member_worker(build.worker("gpu-1", cluster="train"))
     boots, leaves = (
         replace(worker, id="gpu-0", status=State.SPAWNING),
-        replace(worker, id="gpu-9", drain_requested_at=NOW),
+        replace(worker, id="gpu-00", drain_requested_at=NOW),  # before the others, by its id
     )
     others = tuple(replace(worker, id=f"gpu-{n}") for n in (3, 2, 1))
     joins = plan(changed(view, unjoined=(boots, leaves, *others)), world.policy)

@@ -1,0 +1,76 @@
+"""The handler `slurm` waits for a job: what slurmctld's answers, and its silence, mean for the task."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worker import slurm_job
+from worker.slurm_job import SILENT_S
+from worker.slurm_params import SlurmFailed, checked
+
+STEP_S = SILENT_S / 3  # of the clock, between two questions
+RUNS = "JobId=7 JobState=RUNNING RunTime=00:05:00 NodeList=gpu-[1-2]"
+DONE = "JobId=7 JobState=COMPLETED RunTime=00:09:00 NodeList=gpu-[1-2] ExitCode=0:0"
+SILENCE = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+
+
+class Clock:
+    """A clock that only a wait moves."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def sleep(self, _: float) -> None:
+        self._now += STEP_S
+
+
+class Task:
+    """A task whose progress nobody reads."""
+
+    def progress(self, *, message: str) -> None:
+        assert message.startswith("Slurm job 7: ")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the task, and of a `scontrol` that a test writes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(slurm_job, "time", Clock())
+    return tmp_path
+
+
+def attended(place: Path, said: Sequence[str], **params: Any) -> dict[str, Any]:
+    """The facts about a job whose `scontrol` says these lines one after the other, and then the last one again."""
+    (place / "said").write_text("".join(f"{line}\n" for line in said))
+    program = place / "scontrol"
+    program.write_text(
+        "#!/bin/sh\nhead -n 1 said >line\n[ $(wc -l <said) = 1 ] || sed -i 1d said\ncat line; ! grep -q error line\n"
+    )
+    program.chmod(0o755)
+    return slurm_job._attend(Task(), "7", checked({"command": ["true"], **params}))  # type: ignore[arg-type]
+
+
+def test_a_silence_of_slurmctld_counts_from_its_last_answer(place: Path) -> None:
+    """It is started again meanwhile; a job that has run for hours is not lost by one question without an answer."""
+    ended = attended(place, [RUNS] * 5 + [SILENCE] * 2 + [RUNS] * 2 + [SILENCE] * 2 + [DONE])
+    assert ended == {"job": 7, "state": "COMPLETED", "nodes": "gpu-[1-2]", "run_s": 540}
+
+
+def test_a_job_is_lost_if_slurmctld_is_silent_for_long(place: Path) -> None:
+    with pytest.raises(SlurmFailed, match="did not answer for 300 s: slurm_load_jobs error") as lost:
+        attended(place, [RUNS, SILENCE])
+    assert (lost.value.code, lost.value.retryable, lost.value.outage) == ("SLURM_JOB_LOST", True, False)
+
+
+def test_the_time_limit_is_in_seconds_and_counts_the_running_time_only(place: Path) -> None:
+    waits = "JobId=7 JobState=PENDING RunTime=00:05:00 Reason=Resources"
+    assert attended(place, [waits, RUNS, DONE], time_limit_s=300)["state"] == "COMPLETED"
+    with pytest.raises(SlurmFailed, match="job 7 ran for more than 299 s") as over:
+        attended(place, [waits, RUNS, DONE], time_limit_s=299)
+    assert (over.value.code, over.value.retryable) == ("SLURM_TIME_LIMIT", True)
