@@ -4,7 +4,7 @@ import pytest
 
 from demo.scenario import submit
 from testbed.stack import Stack
-from tests.process.clusters.fleet import Cluster
+from tests.process.clusters.operator import Cluster
 
 pytestmark = [pytest.mark.needs_program("slurmctld", "slurm-wlm", "fix: .ci/debian slurm-wlm"), pytest.mark.full]
 JOB = "#!/bin/sh\nsrun sleep 30\n"

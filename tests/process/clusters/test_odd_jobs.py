@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from testbed.services import debian
-from tests.process.clusters.fleet import Cluster
+from tests.process.clusters.operator import Cluster
 from tests.process.clusters.rig import PACKAGE
 
-pytestmark = pytest.mark.needs_program("slurmctld", PACKAGE)
+pytestmark = [pytest.mark.needs_program("slurmctld", PACKAGE, "fix: .ci/debian slurm-wlm"), pytest.mark.full]
 ARRAY = """#!/bin/bash
 #SBATCH --array=0-3%1
 sleep 2
@@ -41,7 +40,6 @@ JOBS: dict[str, tuple[dict[str, Any], tuple[str, str | None]]] = {
 
 
 async def test_jobs_that_use_slurm_in_their_own_way_end_as_documented(cluster: Cluster) -> None:
-    assert debian.find("slurmctld", PACKAGE)
     await cluster.stack.migrate()
     await cluster.stack.start_orchestrator()
     await cluster.create(1)
@@ -49,18 +47,16 @@ async def test_jobs_that_use_slurm_in_their_own_way_end_as_documented(cluster: C
     ids = {}
     for name, (params, _) in JOBS.items():
         task = {"task_type": "train", "params": params, "max_attempts": 1, "timeout_s": 120}
-        made = await cluster.sql.execute("select task_submit(%s::jsonb) as made", [json.dumps([task])])
-        ids[name] = (await made.fetchall())[0]["made"]["tasks"][0]["id"]
+        (row,) = await cluster.until("select task_submit(%s::jsonb) as made", json.dumps([task]))
+        ids[name] = row["made"]["tasks"][0]["id"]
     ended = "select 1 from tasks having bool_and(status in ('Complete', 'Failed'))"
     await cluster.until(ended, timeout_s=300)
-    found = await cluster.sql.execute("select id::text, status, failure_code, error_message from tasks")
-    by_id = {row["id"]: row for row in await found.fetchall()}
+    found = await cluster.until("select id::text, status, failure_code, error_message from tasks")
+    by_id = {row["id"]: row for row in found}
     for name, (_, (status, code)) in JOBS.items():
         row = by_id[ids[name]]
         assert row["status"] == status, (name, row)
         assert code is None or row["failure_code"] == code, (name, row)
-    stored = await (
-        await cluster.sql.execute("select result_data from tasks where id = %s", [ids["an array"]])
-    ).fetchall()
-    names = {one["name"] for one in stored[0]["result_data"]["outputs"]}
+    (stored,) = await cluster.until("select result_data from tasks where id = %s", ids["an array"])
+    names = {one["name"] for one in stored["result_data"]["outputs"]}
     assert {"0.txt", "1.txt", "2.txt", "3.txt"} <= names

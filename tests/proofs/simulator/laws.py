@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.proofs.simulator.agents import Agent
     from tests.proofs.simulator.environment import World
 
-LEAK_S = 120.0  # I1, without any other fault meanwhile
+LEAK_S = 120.0  # I1, without any other fault meanwhile, and under one leader: the next one counts from its start
 STALE_LIST_S = 10.0  # a pod that became visible so recently may be missing from two lists
 RACE_S = 25.0  # decisions made before a refusal was written down, and writes that were late on the wire
 FORGIVEN_S = 3600.0  # after a refusal an offer is probed for so long
@@ -68,6 +68,7 @@ class Laws:
         self._deletes: defaultdict[str, list[float]] = defaultdict(list)  # pod -> when its delete was asked for
         self._calls: defaultdict[str, list[float]] = defaultdict(list)  # process -> when it called the provider
         self._led_s = 0.0  # when there was last a leader, or a reason for none
+        self._term, self._term_s = 0, 0.0  # the leader's term, and when it began
         self._within_s = 0.0  # when there were last no more workers than allowed
         self._affordable_s = 0.0  # when an hour last cost no more than it may
         self._failing: defaultdict[str, dict[str, float]] = defaultdict(dict)  # worker -> task -> when it failed there
@@ -566,9 +567,12 @@ class Laws:
         """Check the laws about time, once a second."""
         now, quiet, moment = self._world.kernel.now, self._world.faults.over_s, self._world.kernel.moment()
         workers = self._world.db.workers
+        term = self._world.db.leases.get(FLEET, {}).get("term", 0)
+        if term != self._term:
+            self._term, self._term_s = term, now
         for pod in self._world.provider.own():
             row = workers.get(pod.worker_id or "")
-            since = max(pod.visible_s, quiet)
+            since = max(pod.visible_s, quiet, self._term_s)
             if row is not None and row["status"] == "terminated":
                 since = max(since, (row["terminated_at"] - moment).total_seconds() + now)
             live = row is not None and row["status"] != "terminated"
