@@ -173,7 +173,7 @@ async def test_a_member_that_ssh_does_not_reach_is_probed_again_soon(cluster: Cl
     """The second failure in a row is told."""
     job = job_of(cluster.rows, Pods())
     await steps(job, cluster, 1)
-    cluster.fleet.wait(probing.AGAIN_S)
+    cluster.fleet.wait(probing.AGAIN_S + 1)
     assert not any("unreached_since" in one.adapter_detail for one in (await cluster.report()).members)
     await steps(job, cluster, 2)
     assert all("unreached_since" in one.adapter_detail for one in (await cluster.report()).members)
