@@ -14,7 +14,7 @@ from tests.proofs.fault_matrix.environment import POLL_S, Environment, NotWithin
 from tests.proofs.fault_matrix.runner import Act
 
 NODES = 2
-# Longer than a fault takes to be named and mended.
+# Longer than a fault takes to be named and repaired.
 JOB = "#!/bin/sh\nsrun sh -c 'echo $SLURMD_NODENAME; sleep 30'\n"
 BEGUN_S = 180.0  # until a cluster runs, also after kills of the orchestrator
 HEALED_S = 240.0  # … and until it runs again
@@ -57,11 +57,11 @@ Harm = Callable[[Working], Awaitable[None]]
 
 
 async def nothing(work: Working) -> None:
-    """What is broken is mended by the orchestrator alone."""
+    """The orchestrator alone repairs what is broken."""
 
 
 def during_job(harm: Harm, says: str, *, mend: Harm = nothing, once: bool = False) -> Act:
-    """Something breaks while a job runs, and is mended once it is named; `once`: the job runs on.
+    """Something breaks while a job runs, and is repaired once it is named; `once`: the job runs on.
 
     In the end both nodes are the same ones, and nothing is said to be wrong.
     """

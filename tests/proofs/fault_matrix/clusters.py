@@ -16,7 +16,7 @@ SLURM = ("slurmctld", "slurm-wlm", "fix: .ci/debian slurm-wlm")
 FAKETIME = ("faketime", "faketime", "fix: .ci/debian faketime")
 COMPILER = ("cc", "gcc", "fix: apt-get install gcc libc6-dev")
 GONE_NODE = "MEMBER_(LOST|UNREACHED).* fix: "
-HEALS = "named and mended; the cluster is whole again, the task ends Complete"
+HEALS = "named and repaired; the cluster is whole again, the task ends Complete"
 REPLACED = "another pod replaces it; the task ends Complete"
 
 

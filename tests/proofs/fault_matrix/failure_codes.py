@@ -34,7 +34,7 @@ async def unasked(env: Environment) -> None:
 
 
 async def misconfigured(env: Environment) -> None:
-    """Every worker's set-up fails, until an operator has mended the command."""
+    """Every worker's set-up fails, until an operator corrects the command."""
     env.mark_fault()
     await env.named()
     await env.orchestrators[0].stop()

@@ -128,10 +128,10 @@ def test_each_key_of_the_offers_is_independent(
 )
 def test_an_invalid_file_is_refused_with_what_why_and_the_fix(tmp_path: Path, text: str, what: str, fix: str) -> None:
     """One problem each, naming the line's place in the file."""
-    ((said, why, mended),) = refused(tmp_path / "pools.toml", text)
+    ((said, why, corrected),) = refused(tmp_path / "pools.toml", text)
     assert said == what
     assert why
-    assert fix in mended
+    assert fix in corrected
 
 
 def test_a_cluster_pool_has_only_the_workers_that_its_cluster_wants(tmp_path: Path) -> None:
