@@ -88,6 +88,21 @@ class ClusterFacts:
         states = self.node_states
         return None if states is None else Reading(node_states=states).state_of(member.node_name)
 
+    @cached_property
+    def hears_nobody(self) -> bool:
+        """Whether slurmctld calls all other nodes silent, two at least, and no slurmd of them is known to be down.
+
+        Then the controller has lost the private network, and its nodes have not.
+        """
+        others = [one for one in self.kept if one is not self.controller and one.status in CONFIGURED]
+        readings = [self.reading(one.worker_id) for one in others]
+        return (
+            len(others) > 1
+            and self.slurmctld is DaemonState.UP
+            and all(is_silent(self.state_of(one)) for one in others)
+            and all(one is None or one.slurmd_state is not DaemonState.DOWN for one in readings)
+        )
+
     def may_work(self, member: MemberRow) -> bool:
         """Whether a job may run on a member's node, as far as a slurmctld knows that is not known to be down."""
         if member.status is MemberStatus.PENDING or self.slurmctld is DaemonState.DOWN:

@@ -204,6 +204,8 @@ def _promotion(member: MemberRow, reading: Reading, facts: ClusterFacts) -> Move
 
 def _overdue(member: MemberRow, reading: Reading, facts: ClusterFacts) -> MoveMember | None:
     """Return the end of a member of a deployed cluster that is reached, and does not become ready in time."""
+    if facts.hears_nobody:
+        return _hears_nobody(member, facts)
     waits = facts.row.status in SETTLED and member.status in (MemberStatus.PENDING, MemberStatus.RECONCILING)
     waited_s = (facts.now - member.status_since).total_seconds()
     if not waits or waited_s < facts.policy.reconcile_s:
@@ -219,6 +221,18 @@ def _overdue(member: MemberRow, reading: Reading, facts: ClusterFacts) -> MoveMe
         if trouble is None
         else _fail(member, FailureCode.MEMBER_UNUSABLE, f"not ready after {waited_s:.0f} s: {trouble}")
     )
+
+
+def _hears_nobody(member: MemberRow, facts: ClusterFacts) -> MoveMember | None:
+    """Return the end of a controller that has heard none of its nodes for half of the time that a node has.
+
+    The nodes run, and are kept: in the other half, the next controller must hear them.
+    """
+    since = max(one.status_since for one in facts.kept if one is not facts.controller)
+    silent_s = (facts.now - since).total_seconds()
+    if member is not facts.controller or facts.row.status not in SETTLED or silent_s < facts.policy.reconcile_s / 2:
+        return None
+    return _fail(member, FailureCode.MEMBER_UNUSABLE, f"slurmctld has heard none of its nodes for {silent_s:.0f} s")
 
 
 def _unfit(reading: Reading, facts: ClusterFacts) -> str | None:

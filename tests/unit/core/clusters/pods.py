@@ -23,6 +23,7 @@ class Pod:
     ip: str
     alive: bool = True  # a dead one answers nothing, and RunPod still lists it
     reachable: bool = True  # over SSH; a pod that is cut off from us only works on
+    cut: bool = False  # from the private network
     installed: bool = True
     configuration: Configuration | None = None
     slurmctld: bool = False
@@ -48,7 +49,8 @@ def node_states(head: Pod, pods: Mapping[str, Pod]) -> dict[str, str]:
     states = {}
     for node in head.configuration.nodes:
         pod = pods[node.worker_id]
-        if not (pod.alive and pod.slurmd and pod.configuration):
+        is_cut = pod is not head and (pod.cut or head.cut)
+        if is_cut or not (pod.alive and pod.slurmd and pod.configuration):
             states[node.name.text] = "down*"
         elif node.name.text in head.drained:
             states[node.name.text] = "draining" if pod.busy else "drained"

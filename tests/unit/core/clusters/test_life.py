@@ -142,6 +142,29 @@ def test_a_lost_controller_is_replaced_by_another_member() -> None:
     assert world.workers[first].state is State.TERMINATED
 
 
+def test_a_controller_without_its_private_network_is_replaced_and_its_nodes_are_kept() -> None:
+    """Its slurmctld calls every node down, and they run."""
+    world = running(4)
+    before = world.controller
+    nodes = {*world.members} - {before}
+    world.pods[before].cut = True
+    world.lost.add(before)
+    world.run(1_500)
+    assert world.controller in nodes
+    assert before not in world.live_workers
+    assert nodes < set(world.of(MemberStatus.READY))
+
+
+def test_a_node_without_its_private_network_is_replaced_and_the_others_are_kept() -> None:
+    world = running(4)
+    (cut, *others) = sorted({*world.members} - {world.controller})
+    world.pods[cut].cut = True
+    world.lost.add(cut)
+    world.run(1_500)
+    assert cut not in world.live_workers
+    assert {world.controller, *others} < set(world.of(MemberStatus.READY))
+
+
 def test_a_lost_member_is_replaced_and_its_index_is_used_again() -> None:
     world = running(3)
     gone = next(name for name in world.of(MemberStatus.READY) if name != world.controller)

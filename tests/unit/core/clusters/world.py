@@ -203,7 +203,8 @@ class World:
         up = next((n for n in heads if self.pods[n].alive and self.pods[n].slurmctld), None)
         if up is not None and self._states_at != self.now:  # once for all members
             self._states, self._states_at = node_states(self.pods[up], self.pods), self.now
-        return reading_of(self.pods[name], None if up is None else self._states, is_controller=name in heads)
+        is_cut = up not in (None, name) and (self.pods[up].cut or self.pods[name].cut)
+        return reading_of(self.pods[name], None if up is None or is_cut else self._states, is_controller=name in heads)
 
     def _controllers(self) -> list[str]:
         live = (m for m in self.members.values() if m.status in LIVE_MEMBER)
