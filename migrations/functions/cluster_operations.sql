@@ -196,7 +196,7 @@ begin
     end if;
     get diagnostics v_expired = row_count;
     return v_expired;
-exception when others then
+exception when others or assert_failure then
     if cardinality(p_ids) = 1 then
         return 0;
     end if;

@@ -13,7 +13,7 @@ $$;
 -- The number of nodes that the params of a task ask for: 1 without a whole number from 1 to 64. The handler refuses such
 -- params, or runs the job on one node.
 create or replace function public.internal_nodes_of(p_params jsonb) returns int
-language plpgsql immutable set search_path = '' as $$
+language plpgsql immutable security definer set search_path = '' as $$
 #variable_conflict use_variable
 declare
     v_text text := p_params->>'nodes';
@@ -33,7 +33,7 @@ create or replace function public.internal_cluster_tasks(p_row public.cluster_ap
 returns table (id uuid, nodes int, is_ready boolean)
 language plpgsql stable security definer set search_path = '' set plan_cache_mode = force_generic_plan
 set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     c_tasks constant int := 1000;
     c_bytes constant int := 16777216;  -- of params, as stored

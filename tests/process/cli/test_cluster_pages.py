@@ -60,7 +60,7 @@ def test_the_pool_of_the_page_is_one_of_a_cluster(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("WORKER_HANDLERS", handlers)
     settings = load()
     (made,) = [one for one in settings.policy().pools if one.kind is PoolKind.CLUSTER]
-    assert (made.name, made.gpu_count, made.max_active) == ("train", 8, 4)
+    assert (made.name, made.gpu_count, made.max_active) == ("train", 8, 8)
     assert settings.worker_handlers == (("train", "slurm"),)
 
 

@@ -183,6 +183,7 @@ CODES_ONLY_REAL = {
     "HOST_KEY_CHANGED": SHOWN,
     "API_AUTH": SHOWN,
     "OUTPUT_MISSING": NO_GATEWAY,
+    "SLURM_TOO_LARGE": "the simulator of clusters has nodes, and no tasks that ask for more",
     "INPUTS_TOO_LARGE": "no task here has inputs near the limit",
     "UNKNOWN": "the code of a failure that names none; agents here name one",
     "INPUTS_UNREADABLE": "nobody here writes a task past task_submit, which refuses such inputs",

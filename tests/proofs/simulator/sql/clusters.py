@@ -275,6 +275,8 @@ class ClusterTables:
         fresh = {**row, "nodes": nodes, "min_nodes": low, "max_nodes": high}
         if fresh == row:
             return {"outcome": "already", "cluster": row}
+        if nodes > row["nodes"] and row["status"] in ("allocating", "deploying"):
+            fresh |= {"deadline_at": None, "waiting_for": None}
         self._write(row, fresh)
         return {"outcome": "scaled", "cluster": row}
 
