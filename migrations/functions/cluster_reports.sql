@@ -90,7 +90,8 @@ $$;
 -- {operations, node_tasks, events}, the newest first: so many open ones, and so many others. Of events that a user
 -- inserted, those about something else are left out, and long texts are cut.
 create or replace function public.internal_cluster_history(p_cluster text, p_rows int) returns jsonb
-language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language sql stable security definer set search_path = ''
+set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off as $$
     select jsonb_build_object(
         'operations', coalesce((
             select jsonb_agg(to_jsonb(o.*) order by o.id desc)
