@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import itertools
 import os
 import stat
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 OUTPUT = "slurm.out"  # of the batch script
 MAX_OUTPUTS = 10_000  # files that params.outputs matches; each is stored by itself
 COPY_BYTES = 16 << 20  # for one poll: a job may print faster than it can be copied
+MAX_MATCHES = 100_000  # files and directories that one pattern names, wanted or not
 BLOCK_BYTES = 1 << 20
 
 
@@ -59,7 +61,10 @@ def _matches(patterns: list[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     top = os.path.realpath(".")
     for pattern in patterns:
-        for path in sorted(glob.iglob(pattern, recursive=True)):
+        paths = list(itertools.islice(glob.iglob(pattern, recursive=True), MAX_MATCHES + 1))
+        if len(paths) > MAX_MATCHES:
+            raise TransferError(f"{pattern!a} in outputs names more than {MAX_MATCHES} files: write them below output/")
+        for path in sorted(paths):
             name = os.path.relpath(os.path.realpath(path), top)
             if not name.startswith(("../", "output/")) and name != OUTPUT and os.path.isfile(path):
                 found.setdefault(name, path)

@@ -38,6 +38,15 @@ def test_more_files_than_are_stored_are_an_error(monkeypatch: pytest.MonkeyPatch
     assert sorted(slurm_output._matches(["[0-2].bin"])) == ["0.bin", "1.bin", "2.bin"]
 
 
+def test_a_pattern_reads_no_more_names_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Directories count too, although none of them is stored."""
+    monkeypatch.setattr(slurm_output, "MAX_MATCHES", 3)
+    for number in range(4):
+        Path(f"folder-{number}").mkdir()
+    with pytest.raises(TransferError, match="names more than 3 files"):
+        slurm_output._matches(["folder-*"])
+
+
 def test_a_pattern_does_not_leave_the_directory_of_the_task(tmp_path: Path) -> None:
     (tmp_path.parent / "secret").touch()
     Path("link").symlink_to("/etc/hostname")
