@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import socket
 
 from .limited import run_limited
 
 CALL_S = 10.0  # for one call
 ANSWER_BYTES = 4 << 20  # of one call: a job array of 1,000 elements has 1.5 MB
+CONNECT_S = 3.0  # to a node's slurmd
+SLURMD_PORT = 6818  # Slurm's default
 NO_CONTACT = re.compile(r"contact|connect", re.IGNORECASE)  # in what a client says without slurmctld
 
 
@@ -41,3 +44,15 @@ def parts(job_id: str) -> tuple[list[dict[str, str]], str]:
     lines = text.splitlines() if status == 0 else []
     found = [dict(word.partition("=")[::2] for word in reversed(line.split())) for line in lines]
     return [one for one in found if one.get("JobState")], text
+
+
+def unreached(names: str) -> str | None:
+    """Return the first of these nodes (`gpu-[1-2]`) whose slurmd does not accept a connection; None if all do."""
+    status, text = call(["scontrol", "--oneliner", "show", "node", names])
+    for line in text.splitlines() if status == 0 else ():
+        node = dict(word.partition("=")[::2] for word in reversed(line.split()))
+        try:
+            socket.create_connection((node["NodeAddr"], int(node.get("Port", SLURMD_PORT))), CONNECT_S).close()
+        except (OSError, KeyError, ValueError):
+            return node.get("NodeName", names)
+    return None

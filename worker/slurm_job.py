@@ -13,7 +13,7 @@ import re
 import shutil
 import time
 
-from .slurm_client import NO_CONTACT, call, job_named, nodes, parts
+from .slurm_client import NO_CONTACT, call, job_named, nodes, parts, unreached
 from .slurm_output import COPY_BYTES, OUTPUT, copy, store
 from .slurm_params import SlurmFailed, checked
 from .transfer_errors import TransferError
@@ -231,6 +231,10 @@ def _ended(job_id: str, state: str, fields: dict[str, str], ran_s: int) -> dict[
     status, _, number = fields.get("ExitCode", "").partition(":")
     how = f"signal {number}" if number not in {"", "0"} else f"exit status {status}"
     message = f"Slurm job {job_id} on {facts['nodes']} ended with {state}, {how}, after {ran_s} s"
+    if state == "FAILED":  # srun fails at a lost node, and the script with it, before slurmctld calls the node down
+        lost = unreached(fields.get("NodeList", ""))
+        if lost:
+            raise SlurmFailed(ENDS["NODE_FAIL"][0], f"{message}; node {lost} does not answer")
     raise SlurmFailed(code, message, retryable=retryable)
 
 

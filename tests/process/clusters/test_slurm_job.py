@@ -10,6 +10,7 @@ import pytest
 from tests.process.clusters.rig import PACKAGE, Rig, environment, eventually, processes_with
 from tests.process.worker.scripted import Orchestrator, Pod
 from worker.podstop import NAMES
+from worker.slurm_client import unreached
 
 pytestmark = pytest.mark.needs_program("slurmctld", PACKAGE, f".ci/debian {PACKAGE}")
 
@@ -141,6 +142,17 @@ async def test_a_lost_node_and_a_cancelled_job_are_different_failures(
     await controller.shell("scancel --user=$(id -un)")
     failed = await failure(orchestrator, "alone")
     assert (failed["code"], failed["retryable"]) == ("SLURM_CANCELLED", False)
+
+
+async def test_a_node_without_its_slurmd_is_not_reached(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent looks itself: slurmctld notices it half a minute later than the job."""
+    controller, worker = await rig.add(), await rig.add()
+    await rig.deploy()
+    monkeypatch.setenv("SLURM_CONF", f"{controller.root}/etc/slurm.conf")
+    names = f"{controller.name.text},{worker.name.text}"
+    assert await asyncio.to_thread(unreached, names) is None
+    worker.kill("slurmd")
+    assert await asyncio.to_thread(unreached, names) == worker.name.text
 
 
 async def test_a_job_that_slurmctld_forgot_is_lost(rig: Rig, orchestrator: Orchestrator, pod: Pod) -> None:

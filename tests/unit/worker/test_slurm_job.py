@@ -1,5 +1,6 @@
 """The handler `slurm` waits for a job: what slurmctld's answers, and its silence, mean for the task."""
 
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,8 @@ def attended(place: Path, said: Sequence[str], **params: Any) -> dict[str, Any]:
     (place / "said").write_text("".join(f"{line}\n" for line in said))
     program = place / "scontrol"
     program.write_text(
-        "#!/bin/sh\nhead -n 1 said >line\n[ $(wc -l <said) = 1 ] || sed -i 1d said\ncat line; ! grep -q error line\n"
+        '#!/bin/sh\n[ "$3" != node ] || exec cat nodes\n'
+        "head -n 1 said >line\n[ $(wc -l <said) = 1 ] || sed -i 1d said\ncat line; ! grep -q error line\n"
     )
     program.chmod(0o755)
     return slurm_job._attend(Task(), "7", checked({"command": ["true"], **params}))  # type: ignore[arg-type]
@@ -74,3 +76,21 @@ def test_the_time_limit_is_in_seconds_and_counts_the_running_time_only(place: Pa
     with pytest.raises(SlurmFailed, match="job 7 ran for more than 299 s") as over:
         attended(place, [waits, RUNS, DONE], time_limit_s=299)
     assert (over.value.code, over.value.retryable) == ("SLURM_TIME_LIMIT", True)
+
+
+@pytest.mark.parametrize(("lost", "code"), [(False, "EXIT_STATUS"), (True, "SLURM_NODE_FAILED")])
+def test_a_job_that_srun_ends_because_of_a_lost_node_has_not_failed_by_itself(
+    place: Path, lost: bool, code: str
+) -> None:
+    """The script exits with 1, before slurmctld calls the node down."""
+    with socket.create_server(("127.0.0.1", 0)) as well, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = [one.getsockname()[1] for one in (well, other)]
+        if lost:
+            other.close()
+        known = (f"NodeName=gpu-{n} NodeAddr=127.0.0.1 NodeHostName=pod Port={port}" for n, port in enumerate(ports))
+        (place / "nodes").write_text("\n".join(known))
+        with pytest.raises(
+            SlurmFailed, match=r"exit status 1, .*gpu-1 does not answer$" if lost else "after 9 s$"
+        ) as it:
+            attended(place, [RUNS, "JobId=7 JobState=FAILED RunTime=00:00:09 NodeList=gpu-[0-1] ExitCode=1:0"])
+    assert (it.value.code, it.value.retryable) == (code, True)
