@@ -26,6 +26,26 @@ begin
 end
 $$;
 
+-- What health looks at: live clusters, and of each pool without one the newest if it failed within a day; as
+-- fleet_cluster_report has them, with short histories.
+create or replace function public.internal_cluster_troubles(p_fleet text, p_now timestamptz, p_rows int) returns jsonb
+language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+    select coalesce(jsonb_agg(to_jsonb(c.*) - 'fleet'
+               || jsonb_build_object('demand', public.internal_cluster_demand(c.*, internal_cluster_troubles.p_now),
+                                     'cost_usd', null)
+               || public.internal_cluster_workers(c.id) || public.internal_cluster_history(c.id, 5) order by c.id), '[]')
+      from (select * from public.cluster_apps a
+             where a.fleet = internal_cluster_troubles.p_fleet and a.status not in ('deleted', 'failed')
+            union all
+            select * from public.cluster_apps a
+             where a.fleet = internal_cluster_troubles.p_fleet and a.status = 'failed'
+               and a.status_since > internal_cluster_troubles.p_now - interval '1 day'
+               and not exists (select from public.cluster_apps n
+                                where n.fleet = a.fleet and n.pool = a.pool and n.id <> a.id
+                                  and (n.status not in ('deleted', 'failed') or n.created_at > a.created_at))
+             limit internal_cluster_troubles.p_rows) c
+$$;
+
 -- The rows of clusters, live ones first, then the newest, each with its number of members in each state.
 create or replace function public.fleet_clusters(p_fleet text, p_limit int, p_now timestamptz default null) returns jsonb
 language sql stable security definer set search_path = '' set jit = off as $$

@@ -81,6 +81,7 @@ begin
             'schema_problems', public.fleet_schema_problems()->'problems',
             'webhooks', public.internal_webhook_troubles(v_now),
             'schedules', public.internal_schedule_troubles(v_now, c_rows),
+            'clusters', public.internal_cluster_troubles(p_fleet, v_now, c_rows),
             'lost_tasks', public.internal_lost_tasks(p_fleet, v_day, v_day, c_rows),
             'recent_workers', coalesce((
                 select jsonb_agg(jsonb_build_object(

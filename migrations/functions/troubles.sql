@@ -144,6 +144,7 @@ begin
             'schema_problems', public.fleet_schema_problems()->'problems',
             'webhooks', public.internal_webhook_troubles(v_now),
             'schedules', public.internal_schedule_troubles(v_now, c_rows),
+            'clusters', public.internal_cluster_troubles(p_fleet, v_now, c_rows),
             'lost_tasks', public.internal_lost_tasks(
                 p_fleet, v_now - interval '15 minutes', v_now - interval '24 hours', c_rows),
             'failed_tasks', public.internal_failing_tasks(v_now, c_rows),

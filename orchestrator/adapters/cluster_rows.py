@@ -1,5 +1,8 @@
 """Decodes the rows of clusters into the dataclasses of core/clusters/rows.py."""
 
+from contextlib import suppress
+from typing import Any
+
 from orchestrator.adapters.rows import Row, maybe_moment, moment
 from orchestrator.core.cluster_states import (
     ClusterStatus,
@@ -28,6 +31,15 @@ from orchestrator.core.states import Stage, State
 def report_of(row: Row) -> ClusterReport:
     """Decode the answer of fleet_cluster_report."""
     return ClusterReport(moment(row["now"]), tuple(cluster_of(one) for one in row["clusters"]))
+
+
+def known_clusters(rows: Any) -> tuple[ClusterRow, ...]:
+    """Decode the clusters of which a report is to tell; one that cannot be decoded is left out."""
+    found = []
+    for row in rows if isinstance(rows, list) else ():
+        with suppress(KeyError, TypeError, ValueError):
+            found.append(cluster_of(row))
+    return tuple(found)
 
 
 def cluster_of(row: Row) -> ClusterRow:

@@ -8,6 +8,7 @@ from orchestrator.cli.output import Output
 from orchestrator.cli.progress import Progress, counting
 from orchestrator.cli.report_sources import ReportSources
 from orchestrator.cli.session import utcnow
+from orchestrator.core.clusters.rows import ClusterRow
 from orchestrator.core.model import ID_PATTERN
 from orchestrator.core.places import bucket_place
 from orchestrator.diagnostics.collect import LIMITS, Part, ReportLimits
@@ -83,12 +84,13 @@ async def report_on(
     }
     half: DatabaseHalf | None = None
     handled: Sequence[str] = ()
+    clusters: Sequence[ClusterRow] = ()
     if settings is not None:
         async with AsyncExitStack() as stack:
             sources = ReportSources(settings, stack, only, limits, progress)
             await sources.fill(report, given, deep=deep)
-            half, handled = sources.half, settings.policy().handled
-    found = conditions(of_report(report, half, handled))
+            half, handled, clusters = sources.half, settings.policy().handled, sources.clusters
+    found = conditions(of_report(report, half, handled, clusters))
     report["missing_critical"] = report["environment"]["missing_critical"]
     report["recommendations"] = [one.as_json() for one in found]
     report["healthy"] = is_healthy(found)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from orchestrator.cli.progress import Progress
 from orchestrator.cli.session import find_worker, utcnow
 from orchestrator.cli.worker_rows import public
+from orchestrator.core.clusters.rows import ClusterRow
 from orchestrator.core.model import Pod
 from orchestrator.diagnostics import collect, scaling
 from orchestrator.diagnostics.collect import Part, ReportLimits, part
@@ -41,6 +42,7 @@ class ReportSources:
         self._store: SqlStore | None = None
         self._rows: Sequence[Mapping[str, Any]] = ()
         self.half: DatabaseHalf | None = None  # what the database said to an observer
+        self.clusters: Sequence[ClusterRow] = ()
 
     async def fill(self, report: Part, given: Mapping[str, str], *, deep: bool) -> None:
         """Ask all parts that the settings allow."""
@@ -105,7 +107,7 @@ class ReportSources:
             raise Unavailable(missing)
         call_s = self._limits.part_s * CALL_SHARE
         store = await self._stack.enter_async_context(wiring.open_store(self._settings, call_timeout_s=call_s))
-        found, self.half = await collect.database(store)
+        found, self.half, self.clusters = await collect.database(store)
         self._store = store
         return found
 

@@ -103,6 +103,10 @@ class BlockedReason(Explained):
         MORE_MONEY + "; or create the cluster with fewer nodes",
         words=("its {nodes} missing nodes start together or not at all", ROOM_PER_HOUR, ROOM_PER_DAY,
                "the price of {gpu_type} ({cloud}) is not known"))
+    NO_CLUSTER = "no_cluster", BlockedRow(
+        "The pool has no live cluster.",
+        OPERATOR, "its tasks wait until it has one", "python -m orchestrator cluster create NAME --pool POOL --nodes N",
+        words=("the pool has no live cluster",))
     PRICE_UNKNOWN = "price_unknown", BlockedRow(
         "A budget is set, and the price of the GPU is not known.", BUDGET, ROOM, MORE_MONEY,
         words=("a budget is set, and the price of {gpu_type} ({cloud}) is not known",))

@@ -9,7 +9,7 @@ from copy import copy
 from dataclasses import replace
 
 from orchestrator.core.actions import Action, PoolDecision, Terminate
-from orchestrator.core.blocked import SPAWNS, WORKERS, Blocked, BlockedReason
+from orchestrator.core.blocked import SPAWNS, TASKS, WORKERS, Blocked, BlockedReason
 from orchestrator.core.budget import BudgetRoom
 from orchestrator.core.cluster_states import LIVE_MEMBER, WANTS_NODES, MemberStatus
 from orchestrator.core.exit_causes import ExitCause
@@ -94,6 +94,8 @@ def plan(pool: Pool, mine: Size, snapshot: Snapshot) -> tuple[list[Action], Pool
     else:
         rule = f"min({mine.wanted} nodes of cluster {need.id} ({need.status}), {pool.max_active} max) = {mine.target}"
     reasons = []
+    if need is None and mine.demand.claimable:
+        reasons.append(Blocked(BlockedReason.NO_CLUSTER, mine.demand.claimable, TASKS))
     if mine.wanted > pool.max_active:
         limit = {"limit": pool.max_active}
         reasons.append(Blocked(BlockedReason.MAX_ACTIVE, mine.wanted - pool.max_active, WORKERS, limit))

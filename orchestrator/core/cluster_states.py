@@ -148,6 +148,7 @@ TRANSITIONS: Mapping[ClusterSubject, frozenset[tuple[StrEnum, StrEnum]]] = Mappi
 
 LIVE_CLUSTER = frozenset(ClusterStatus) - {ClusterStatus.DELETED, ClusterStatus.FAILED}
 WANTS_NODES = LIVE_CLUSTER - {ClusterStatus.REQUESTED, ClusterStatus.DELETING}  # the pool's target is `nodes`
+WORKING = frozenset({ClusterStatus.RUNNING, ClusterStatus.DEGRADED})  # a ready controller runs tasks
 LIVE_MEMBER = frozenset(MemberStatus) - {MemberStatus.REMOVED, MemberStatus.FAILED}
 OPEN_OPERATION = frozenset({OperationStatus.ACCEPTED, OperationStatus.DISPATCHED, OperationStatus.RUNNING})
 OPEN_NODE_TASK = frozenset({NodeTaskStatus.QUEUED, NodeTaskStatus.DISPATCHED})

@@ -15,9 +15,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from orchestrator.adapters.cluster_rows import known_clusters
 from orchestrator.adapters.functions import FUNCTIONS
 from orchestrator.adapters.rows import worker_of
 from orchestrator.adapters.store import SqlStore
+from orchestrator.core.clusters.rows import ClusterRow
 from orchestrator.core.model import Pod, Policy
 from orchestrator.diagnostics import workers
 from orchestrator.diagnostics.facts import CONNECTED
@@ -58,18 +60,23 @@ async def part(what: Awaitable[Part], timeout_s: float = LIMITS.part_s) -> Part:
         return {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
 
 
-async def database(store: SqlStore) -> tuple[Part, DatabaseHalf]:
-    """Return workers, tasks, the queue, and whether the functions exist. The probes change nothing."""
+async def database(store: SqlStore) -> tuple[Part, DatabaseHalf, Sequence[ClusterRow]]:
+    """Return workers, tasks, the queue, and whether the functions exist; clusters too. The probes change nothing."""
     began_s = time.monotonic()
     report, described, seen = await asyncio.gather(store.report(), store.describe(), store.snapshot())
     took_ms = round((time.monotonic() - began_s) * 1000)
-    return {
-        **report,
-        "database_id": seen.database_id,
-        "schema_version": described["schema_version"],
-        "rpc_function_tests": await functions(store, described),
-        "response_time_ms": took_ms,
-    }, seen
+    clusters = known_clusters(report.get("clusters"))
+    return (
+        {
+            **{name: value for name, value in report.items() if name != "clusters"},
+            "database_id": seen.database_id,
+            "schema_version": described["schema_version"],
+            "rpc_function_tests": await functions(store, described),
+            "response_time_ms": took_ms,
+        },
+        seen,
+        clusters,
+    )
 
 
 async def store(blobs: Blobs) -> Part:

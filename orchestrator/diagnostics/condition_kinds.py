@@ -129,6 +129,16 @@ class ConditionKind(Explained):
         "Tasks", "{count:task waits|tasks wait} in pool {pool}, which is not configured",
         "correct POOLS_FILE, or submit with another --pool", Impact.WAIT,
         alert="OrchestratorTasksNobodyServes", after_s=120)
+    CLUSTER_FAILED = "cluster_failed", ConditionRow(
+        "Clusters", "Cluster {cluster} of pool {pool} has failed: {what}", "{fix}", Impact.WAIT,
+        alert="OrchestratorClusterFailed")
+    NO_CLUSTER = "no_cluster", ConditionRow(
+        "Clusters", "{count:task waits|tasks wait} in pool {pool}, which has no cluster",
+        "python -m orchestrator cluster create NAME --pool {pool} --nodes N", Impact.WAIT,
+        alert="OrchestratorNoCluster", after_s=300)
+    CLUSTER_DEGRADED = "cluster_degraded", ConditionRow(
+        "Clusters", "Cluster {cluster} of pool {pool} is {state}: {what}", "{fix}", Impact.WAIT,
+        alert="OrchestratorClusterDegraded", after_s=600)
     NO_HANDLER = "no_handler", ConditionRow(
         "Tasks", "{count:task|tasks} of type {task_type} cannot run: WORKER_HANDLERS has no handler for it",
         "add it to WORKER_HANDLERS: {task_type}=module:function", Impact.WAIT,

@@ -9,8 +9,10 @@ from datetime import datetime
 
 from orchestrator.core.actions import Plan, PoolDecision
 from orchestrator.core.blocked import from_json
+from orchestrator.core.cluster_states import WORKING, MemberStatus
+from orchestrator.core.clusters.rows import ClusterRow
 from orchestrator.core.findings import findings_of
-from orchestrator.core.model import Demand, Pause, Snapshot, Worker
+from orchestrator.core.model import ClusterNeed, Demand, Pause, Snapshot, Worker
 from orchestrator.core.states import State
 from orchestrator.core.store_outage import waiting_since
 from orchestrator.core.worker_metadata import WorkerMetadata
@@ -52,6 +54,8 @@ def of_tick(snapshot: Snapshot, made: Plan, asked: Asked = NOT_ASKED) -> Facts:
         schema_problems=asked.schema_problems,
         webhooks=asked.webhooks,
         schedules=asked.schedules,
+        clusters=asked.clusters,
+        controllers=_controllers(snapshot.clusters),
         lost_tasks=asked.lost_tasks,
         failed_tasks=asked.failed_tasks,
         failed_within="15 minutes",
@@ -61,7 +65,9 @@ def of_tick(snapshot: Snapshot, made: Plan, asked: Asked = NOT_ASKED) -> Facts:
     )
 
 
-def of_report(report: Row, half: DatabaseHalf | None = None, handled: Sequence[str] = ()) -> Facts:
+def of_report(
+    report: Row, half: DatabaseHalf | None = None, handled: Sequence[str] = (), clusters: Sequence[ClusterRow] = ()
+) -> Facts:
     """What a diagnostic report says; `half` is what the database said to an observer at that time."""
     database = _known(report, "database_state")
     now = datetime.fromisoformat(database.get("now") or report["timestamp"])  # rows have the database's times
@@ -110,6 +116,8 @@ def of_report(report: Row, half: DatabaseHalf | None = None, handled: Sequence[s
         schema_problems=database.get("schema_problems", ()),
         webhooks=database.get("webhooks", {}),
         schedules=database.get("schedules", ()),
+        clusters=clusters,
+        controllers=_controllers(half.clusters) if half else {},
         lost_tasks=database.get("lost_tasks", ()),
         drift=_drift(provider.get("mismatches") or {}),
         expired_leases=database.get("expired_leases", 0),
@@ -150,6 +158,15 @@ def _of_worker(worker: Worker) -> WorkerFacts:
         stage_since=worker.stage_since, deadline_at=worker.deadline_at, data_center=worker.data_center,
         store_wait_since=worker.store_wait_since, empty_since=worker.empty_since, cluster=worker.cluster,
     )  # fmt: skip
+
+
+def _controllers(clusters: Sequence[ClusterNeed]) -> Mapping[str, str | None]:
+    """Return the controller of each live cluster, if its agent runs tasks now."""
+    return {one.id: one.controller if _works(one) else None for one in clusters}
+
+
+def _works(cluster: ClusterNeed) -> bool:
+    return cluster.status in WORKING and cluster.members.get(cluster.controller or "") is MemberStatus.READY
 
 
 def _of_queue(row: Row, decided: Row) -> PoolFacts:

@@ -10,6 +10,7 @@ from typing import Any
 
 from orchestrator.core.actions import PoolDecision
 from orchestrator.core.blocked import Blocked
+from orchestrator.core.clusters.rows import ClusterRow
 from orchestrator.core.findings import GuardFinding
 from orchestrator.core.model import Demand, EndedBringUp, OfferState, Pause
 from orchestrator.core.plurals import counted
@@ -131,6 +132,8 @@ class Facts:
     schema_problems: Sequence[Row] = ()  # what in the database differs from what the functions need: what, why, fix
     webhooks: Row = field(default_factory=dict)  # messages that were not delivered
     schedules: Sequence[Row] = ()  # that submit no task: name, why
+    clusters: Sequence[ClusterRow] = ()  # live ones, and of pools without one the newest if it failed within a day
+    controllers: Mapping[str, str | None] = field(default_factory=dict)  # live cluster -> its ready controller
     lost_tasks: Sequence[Row] = ()  # of a day, with the worker that was lost last
     drift: Drift = NO_DRIFT
     expired_leases: int = 0
@@ -151,8 +154,12 @@ class Facts:
         return bool(self.ready_tasks(pool)) and not self.capacity(pool)
 
     def capacity(self, pool: str) -> int:
-        """Workers of a pool that can take its tasks."""
-        return sum(one.pool == pool and one.is_ready and not (one.unfit or one.is_unheard) for one in self.workers)
+        """Workers of a pool that can take its tasks. Of a cluster, only the controller does."""
+        here = (one for one in self.workers if one.pool == pool and one.is_ready)
+        return sum(not (one.unfit or one.is_unheard) and self._claims(one) for one in here)
+
+    def _claims(self, worker: WorkerFacts) -> bool:
+        return worker.cluster is None or self.controllers.get(worker.cluster, worker.id) == worker.id
 
     def oldest_ready_at(self, pool: str) -> datetime | None:
         """When the oldest ready task of a pool was submitted; None if that is not known."""
@@ -176,6 +183,7 @@ class Asked:
     schema_problems: Sequence[Row] = ()
     webhooks: Row = field(default_factory=dict)
     schedules: Sequence[Row] = ()
+    clusters: Sequence[ClusterRow] = ()
     lost_tasks: Sequence[Row] = ()
     failed_tasks: Sequence[Row] = ()  # of a quarter of an hour, if most attempts fail
     failed_bringups: Sequence[Row] = ()  # of a quarter of an hour

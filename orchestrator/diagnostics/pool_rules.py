@@ -23,6 +23,8 @@ BLOCKED: Mapping[Reason, ConditionKind] = {
     Reason.HALTED: ConditionKind.HALTED,
     Reason.DAILY_BUDGET: ConditionKind.BUDGET_SPENT,
     Reason.HOURLY_BUDGET: ConditionKind.BUDGET_SPENT,
+    Reason.CLUSTER_BUDGET: ConditionKind.BUDGET_SPENT,
+    Reason.NO_CLUSTER: ConditionKind.NO_CLUSTER,
     Reason.PRICE_UNKNOWN: ConditionKind.PRICE_UNKNOWN,
     Reason.OFFERS_REFUSED: ConditionKind.SOLD_OUT,
     Reason.NO_OFFER_AT_VOLUME: ConditionKind.OFFERS_UNUSABLE,
@@ -33,6 +35,7 @@ BLOCKED: Mapping[Reason, ConditionKind] = {
 LIMITS = frozenset(
     {ConditionKind.PAUSED, ConditionKind.BUDGET_SPENT}
 )  # set on purpose: no impact while the pool's workers continue
+OF_CLUSTERS = frozenset({ConditionKind.CLUSTER_FAILED, ConditionKind.CLUSTER_DEGRADED})
 WAITS = {
     "capacity": ConditionKind.SOLD_OUT,
     "budget": ConditionKind.BUDGET_SPENT,
@@ -70,6 +73,8 @@ def _blocked(facts: Facts, pool: PoolFacts) -> Iterator[Condition]:
         kind = BLOCKED.get(reason.kind)
         if kind is None or not reason.count or _is_settling(facts, pool, reason, kind):
             continue
+        if kind is ConditionKind.NO_CLUSTER and any(one.pool == pool.name for one in facts.clusters):
+            continue  # it has failed, which cluster_rules.py says
         since = pool.since.get(reason.kind) if pool.since else None
         detail = {"pool": pool.name, "count": reason.count} | _meaning(reason)
         yield Condition(kind, pool.name, detail, text(reason), _impact(facts, pool, kind), since, reason.until)
@@ -194,8 +199,9 @@ def _cause(facts: Facts, pool: PoolFacts, found: list[Condition]) -> Condition |
         blocks = one.kind in BLOCKED.values() and one.subject == pool.name
         fails = one.kind is ConditionKind.BRINGUPS_FAIL and one.subject == pool.name
         paused = one.kind is ConditionKind.PAUSED and one.subject in ("*", pool.name)
+        cluster = one.kind in OF_CLUSTERS and one.detail["pool"] == pool.name
         unheard = one.kind is ConditionKind.GATEWAY_UNREACHED and facts.lacks_workers(pool.name)
-        if blocks or (one.impact & Impact.WAIT and (fails or paused or unheard or one.kind in EVERYWHERE)):
+        if blocks or (one.impact & Impact.WAIT and (fails or paused or cluster or unheard or one.kind in EVERYWHERE)):
             return one
     return None
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from orchestrator.core.places import are_far
-from orchestrator.diagnostics import causes, database_errors, pool_rules, task_rules, worker_rules
+from orchestrator.diagnostics import causes, cluster_rules, database_errors, pool_rules, task_rules, worker_rules
 from orchestrator.diagnostics.condition_kinds import ConditionKind, Impact
 from orchestrator.diagnostics.conditions import Condition, in_order
 from orchestrator.diagnostics.facts import Facts
@@ -165,4 +165,4 @@ def _surroundings(facts: Facts) -> Iterator[Condition]:
 RULES: tuple[Rule, ...] = (
     _settings, _database, _provider, _leader, _store, _drift, _cost, _surroundings
 )  # fmt: skip
-ALL = (*RULES, *pool_rules.RULES, *task_rules.RULES, *worker_rules.RULES)
+ALL = (*RULES, *pool_rules.RULES, *cluster_rules.RULES, *task_rules.RULES, *worker_rules.RULES)

@@ -15,6 +15,7 @@ from typing import Any
 
 import structlog
 
+from orchestrator.adapters.cluster_rows import known_clusters
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.actions import Plan
 from orchestrator.core.model import Snapshot
@@ -130,4 +131,5 @@ class LeaderConditions:
         except PortError as error:
             log.info("troubles_unknown", error=f"{type(error).__name__}: {error}")
             return None
-        return {name: answer[name] for name in TROUBLES if name in answer}  # a later version's database returns more
+        found = {name: answer[name] for name in TROUBLES if name in answer}  # a later version's database returns more
+        return found | {"clusters": known_clusters(answer.get("clusters"))}

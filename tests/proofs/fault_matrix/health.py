@@ -88,14 +88,16 @@ EXPECTED: Mapping[str, ExpectedHealth] = {
     "cluster_controller_evicted": ExpectedHealth(r"lost with its worker \(POD_MISSING"),
     "cluster_controller_freezes": ExpectedHealth(r"lost with its worker \(MEMBER_LOST"),
     **{name: ExpectedHealth(LEASE) for name in ("cluster_orchestrator_killed", "cluster_lost_and_unled")},
-    "cluster_half_sold_out": ExpectedHealth("sold out"),
+    **{f"cluster_{name}": ExpectedHealth(code) for name, code in {
+        "ctld_killed": "CONTROLLER_DOWN", "node_killed": "NODE_DOWN", "munge_key": "MUNGE_KEY_MISMATCH",
+        "clock_skew": "CLOCK_SKEW", "network_cut": "FABRIC_CUT", "ssh_lost": "MEMBER_UNREACHED",
+        "member_evicted": "MEMBER_UNREACHED|MEMBER_LOST|NODES_MISSING",
+    }.items()},
+    "cluster_half_sold_out": ExpectedHealth(r"Cluster \S+ of pool \S+ has failed", affected=True),
 }  # fmt: skip
 UNSEEN = frozenset({  # over before an operator could ask, or nothing that anybody has to know
     "ssh_dropped_later", "redeployed", "leader_ends", "no_capacity", "commit_then_500", "commit_then_502",
     "commit_then_cut", "commit_then_hang", "listing_lag", "early_404", "slow_boot", "flickers",
-    # of a cluster: its own commands tell
-    "cluster_ctld_killed", "cluster_node_killed", "cluster_munge_key", "cluster_clock_skew", "cluster_network_cut",
-    "cluster_ssh_lost", "cluster_member_evicted",
 })  # fmt: skip
 
 

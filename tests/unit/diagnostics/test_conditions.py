@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from orchestrator.cli.command_table import COMMANDS
+from orchestrator.core.cluster_states import ClusterStatus, MemberRole, MemberStatus
+from orchestrator.core.clusters.rows import ClusterRow
 from orchestrator.core.exit_causes import ExitCause
-from orchestrator.core.model import Demand, EndedBringUp, OfferState, Spent, Worker
+from orchestrator.core.model import ClusterNeed, Demand, EndedBringUp, OfferState, Spent, Worker
 from orchestrator.core.plan import plan
 from orchestrator.core.stages import BRING_UP
 from orchestrator.diagnostics.change import changes
@@ -23,6 +25,7 @@ from orchestrator.diagnostics.fact_sources import of_report, of_tick
 from orchestrator.diagnostics.rules import conditions
 from orchestrator.ports import DatabaseHalf
 from tests.unit.core.build import NOW, ago, busy, policy, snapshot
+from tests.unit.core.clusters.rows import DETAIL, cluster, member
 
 Facts = dict[str, Any]
 GIVEN = {
@@ -42,7 +45,8 @@ DELETED = {  # a worker that finished a long task, and whose pod RunPod has list
 
 def found_in(report: Facts) -> list[Condition]:
     """What the rules find in a report, and in what an observer saw then."""
-    return conditions(of_report(report, report.pop("half", None), ("travel_segment", "work")))
+    half, clusters = report.pop("half", None), report.pop("clusters", ())
+    return conditions(of_report(report, half, ("travel_segment", "work"), clusters))
 
 
 def when(seconds: float) -> str:
@@ -94,6 +98,19 @@ def seen(
     """What an observer saw of ended bring-ups, offers and workers."""
     half = DatabaseHalf(NOW, workers, (), 0, offers or {}, {}, {}, ended, frozenset(), Spent(0, 0, 0), {}, None)
     return setting("half", half)
+
+
+def clustered(row: ClusterRow, controller: str | None = None) -> Callable[[Facts], None]:
+    """A cluster in the report, whose ready controller an observer saw."""
+
+    def put(report: Facts) -> None:
+        members = {controller: MemberStatus.READY} if controller else {}
+        seen()(report)
+        need = ClusterNeed(row.id, row.pool, row.status, row.nodes, members, controller)
+        report["half"] = replace(report["half"], clusters=(need,))
+        report["clusters"] = (row,)
+
+    return put
 
 
 def failed_bringup(code: str, seconds: float = 60, **changes: Any) -> EndedBringUp:
@@ -223,10 +240,19 @@ FAILING = {"held_back": {"failures": 5, "codes": ["HANDLER_ERROR"]}, "tasks_runn
 MUTE = {"connection_status": "❌ no answer within 12 s", "processes": None}
 REFUSED = {"connection_status": "❌ Authentication failed: refused", "processes": None}
 
+MEMBER = member(1).worker_id
+DOWN = member(1, adapter_detail=DETAIL | {"slurmd_state": "down"})
+LATE = cluster(pool="default", status=ClusterStatus.FAILED, failure_code="ALLOCATION_TIMEOUT", status_since=ago(60))
+TORN = cluster(pool="default", status=ClusterStatus.DEGRADED, nodes=1, members=(DOWN,), status_since=ago(60))
+UNSET = cluster(status=ClusterStatus.DEPLOYING, reason="x", status_since=ago(130))
+
 # What is wrong -> the priority, the category, words of the issue, words of the action, words of the detail.
 CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "missing keys": (setting("environment", environment(MISSING) | {"ssh_keys": {"cause": "no_private_key"}}), "HIGH", "Environment", "Missing critical environment variables", "Add missing environment variables to Railway deployment", "RUNPOD_SSH_PRIVATE_KEY"),
     "a setting that cannot be used": (setting("environment.problems", [{"what": "PORT cannot be used", "why": "'x'", "fix": "set PORT"}]), "HIGH", "Environment", "PORT cannot be used", "set PORT", "'x'"),
+    "a failed cluster": (clustered(LATE), "MEDIUM", "Clusters", "Cluster train of pool default has failed: ", "explain scaling; create it again", "ALLOCATION_TIMEOUT"),
+    "a node that is down": (clustered(TORN, MEMBER), "MEDIUM", "Clusters", "Cluster train of pool default is degraded: A node's slurmd does not run", f"cluster reconcile train --worker {MEMBER}", "NODE_DOWN: "),
+    "a cluster that is not set up": (clustered(UNSET), "MEDIUM", "Clusters", "is deploying: No slurmctld runs", "cluster reconcile train", "NODES_MISSING: 0 of 4"),
     "mangled private key": (key_trouble("bad_private_key"), "HIGH", "SSH", "RUNPOD_SSH_PRIVATE_KEY is mangled", "RUNPOD_SSH_PRIVATE_KEY", "as seen"),
     "mangled public key": (key_trouble("bad_public_key"), "HIGH", "SSH", "RUNPOD_SSH_PUBLIC_KEY is mangled", "RUNPOD_SSH_PUBLIC_KEY", "as seen"),
     "keys of two kinds": (key_trouble("key_type_mix"), "HIGH", "SSH", "RSA and Ed25519", "RUNPOD_SSH", "as seen"),
@@ -336,6 +362,10 @@ CAUSES: dict[str, tuple[Callable[[Facts], None], ConditionKind, str, str]] = {
     "quota": (held("halted", detail={"tried_after": "QUOTA"}), ConditionKind.HALTED, "(QUOTA): The account may not rent more", "raise it in the RunPod console"),
     "key": (held("halted", detail={"code": "API_AUTH"}), ConditionKind.HALTED, "(API_AUTH): RunPod refuses our API key", "RUNPOD_API_KEY"),
     "day's budget": (held("daily_budget"), ConditionKind.BUDGET_SPENT, "budget does not allow", "DAILY_BUDGET_USD"),
+    "a node's money": (held("cluster_budget"), ConditionKind.BUDGET_SPENT, "budget does not allow", "DAILY_BUDGET_USD"),
+    "no cluster": (held("no_cluster", unit="task"), ConditionKind.NO_CLUSTER, "2 tasks wait in pool default, which has no cluster", "cluster create NAME --pool default --nodes N"),
+    "a failed cluster": (lambda r: (held("no_cluster", unit="task")(r), clustered(LATE)(r))[0], ConditionKind.CLUSTER_FAILED, "Cluster train of pool default has failed", "explain scaling; create it again"),
+    "a cluster without a controller": (lambda r: (held("max_active", unit="worker", detail={"limit": 1})(r), clustered(TORN)(r))[0], ConditionKind.CLUSTER_DEGRADED, "is degraded: A node's slurmd does not run", "cluster reconcile train"),
     "price": (held("price_unknown", detail={"gpu_type": "L4", "cloud": "SECURE"}), ConditionKind.PRICE_UNKNOWN, "no price for a GPU of pool default", "RUNPOD_GPU_TYPE"),
     "sold out": (held("offers_refused", until=when(-30)), ConditionKind.SOLD_OUT, "sold out", "add to RUNPOD_GPU_TYPE"),
     "volume": (held("volume_unusable", detail={"error": "gone"}), ConditionKind.OFFERS_UNUSABLE, "no offer that can be used", "RUNPOD_STORAGE_NAME"),
@@ -442,6 +472,37 @@ def test_a_queue_whose_workers_claim_nothing_is_never_finished() -> None:
     assert (store.kind, store.severity, backlog.severity) == (ConditionKind.STORE_DOWN, "HIGH", "MEDIUM")
     assert "1 task waits, the oldest" in backlog.text
     assert "it will never be finished while that lasts" in backlog.evidence
+
+
+def test_a_cluster_has_one_worker_that_claims() -> None:
+    """Its other nodes take no tasks, so a queue of one task for each of them takes longer."""
+    report = facts()
+    waits({"Queued": 9}, claimable=9, running=1, oldest_claimable_at=when(1_000))(report)
+    report["workers"] = {name: worker(id=name, cluster="train") for name in ("gpu-1", "gpu-2")}
+    whole = member(1, worker_id="gpu-1", role=MemberRole.CONTROLLER, adapter_detail=DETAIL | {"slurmctld_pid": 7})
+    clustered(cluster(pool="default", nodes=1, members=(whole,)), "gpu-1")(report)
+    [backlog] = found_in(report)
+    assert "limited by: the 1 worker that it has; ETA 10 minutes" in backlog.evidence
+
+
+@pytest.mark.parametrize(("status", "since_s"), [(ClusterStatus.ALLOCATING, 600), (ClusterStatus.DEPLOYING, 60)])
+def test_a_cluster_that_is_made_is_no_condition(status: ClusterStatus, since_s: float) -> None:
+    """Its pods are the planner's, and Slurm's daemons need a while."""
+    report = facts()
+    waits({"Queued": 4}, claimable=4, running=1, oldest_claimable_at=when(60))(report)
+    clustered(cluster(status=status, status_since=ago(since_s)))(report)
+    assert found_in(report) == []
+
+
+def test_an_agent_that_reaches_no_gateway_makes_the_tasks_of_its_cluster_wait() -> None:
+    """Slurm runs, and nobody submits a job."""
+    report = facts()
+    waits({"Queued": 4}, claimable=4, running=1, oldest_claimable_at=when(60))(report)
+    lonely = member(1, adapter_detail=DETAIL | {"api_reachable": False, "slurmctld_pid": 7})
+    clustered(cluster(pool="default", nodes=1, members=(lonely,)), MEMBER)(report)
+    assert [(one.kind, one.severity) for one in found_in(report)] == [
+        (ConditionKind.CLUSTER_DEGRADED, "HIGH"), (ConditionKind.BACKLOG, "MEDIUM"),
+    ]  # fmt: skip
 
 
 def test_a_silent_worker_is_not_blamed_for_its_claims() -> None:
