@@ -9,7 +9,7 @@ LIFE, SHIP, OBS = (
     "orchestrator/worker_logs/shipper.py",
     "orchestrator/loop/observe.py",
 )
-SILENCE = "orchestrator/core/silence.py"
+SILENCE, CLUSTERS = "orchestrator/core/silence.py", "orchestrator/core/clusters"
 CAP, SCALE, SQL = "orchestrator/core/offers.py", "orchestrator/core/scaling.py", "tests/proofs/simulator/sql"
 MUTANTS = (
     Mutant("a worker that is held back claims on", "sick", f"{SQL}/queue.py",
@@ -197,7 +197,7 @@ MUTANTS = (
     Mutant("SQL: a dependant of a failed task waits", "I2", f"{SQL}/tables.py",
            "        if ended and not settling:\n            self.settle_dependants(ended)",
            "        if False:\n            self.settle_dependants(ended)"),
-    Mutant("a probe that reaches a node does not end its silence", "kept", "orchestrator/core/clusters/readings.py",
+    Mutant("a probe that reaches a node does not end its silence", "kept", f"{CLUSTERS}/readings.py",
            "    if reading.reached is True:", "    if False:", "observe", "clusters"),
     Mutant("two calls to one member at once", "one", "orchestrator/leader_jobs/clusters.py",
            "keys = [action.worker_id, *", "keys = [*", "Clusters._start", "clusters"),
@@ -205,12 +205,26 @@ MUTANTS = (
            "await self._rows.sweep(term)", "pass", "Clusters.step", "clusters"),
     Mutant("the munge key is an argument", "key", "orchestrator/clusters/node.py",
            "str(node.gpus), files)", "str(node.gpus), files, base64.b64encode(key).decode())", "configure", "clusters"),
-    Mutant("a lost member is kept", "settles", "orchestrator/core/clusters/facts.py",
+    Mutant("a lost member is kept", "settles", f"{CLUSTERS}/facts.py",
            "", "        return None\n", "ClusterFacts.lost", "clusters"),
     Mutant("the pause after a failed call has no end", "settles", "orchestrator/leader_jobs/clusters.py",
            "timedelta(seconds=pause_s)", "timedelta(days=pause_s)", "Clusters._pause", "clusters"),
     Mutant("a cluster's pool rents one worker too many", "size", "orchestrator/core/cluster_scaling.py",
            "room = max(0, wanted - len(nodes))", "room = max(0, wanted + 1 - len(nodes))\n    wanted += wanted > 0", "size", "clusters"),
-    Mutant("every member starts a slurmctld", "two", "orchestrator/core/clusters/members.py",
+    Mutant("every member starts a slurmctld", "two", f"{CLUSTERS}/members.py",
            "member is facts.controller and reading.slurmctld_state", "reading.slurmctld_state", "_repair", "clusters"),
+    Mutant("a cluster that gets no nodes fails without a reason", "reason", f"{CLUSTERS}/plan.py",
+           "f\"{len(facts.kept)} of {counted(row.nodes, 'node')} were promoted in time\"", '""', "_allocating", "clusters"),
+    Mutant("a cluster runs before its smoke job has", "smoke", f"{CLUSTERS}/plan.py",
+           "smoke.is_deployed(facts) and facts.is_smoked", "smoke.is_deployed(facts)", "_deploying", "clusters"),
+    Mutant("an operation is refused without a reason", "told", f"{CLUSTERS}/operations.py",
+           "RefuseOperation(operation.id, why)", 'RefuseOperation(operation.id, "")', "plan", "clusters"),
+    Mutant("a node that drains is removed with its job", "jobs", f"{CLUSTERS}/members.py",
+           "if is_drained(state) and facts.has_registered:", "if is_draining(state) or is_drained(state):", "_draining",
+           "clusters"),
+    Mutant("a node is ready before it has its configuration", "refused", f"{CLUSTERS}/members.py",
+           "MemberStatus.PENDING, MemberStatus.RECONCILING, why", "MemberStatus.PENDING, MemberStatus.READY, why", "_pending",
+           "clusters"),
+    Mutant("a cluster that is made smaller needs no controller", "crash", f"{CLUSTERS}/size.py",
+           "surplus <= 0 or controller is None", "surplus <= 0", "drains", "clusters"),
 )  # fmt: skip
