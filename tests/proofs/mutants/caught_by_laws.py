@@ -213,8 +213,6 @@ MUTANTS = (
            "room = max(0, wanted - len(nodes))", "room = max(0, wanted + 1 - len(nodes))\n    wanted += wanted > 0", "size", "clusters"),
     Mutant("every member starts a slurmctld", "two", f"{CLUSTERS}/members.py",
            "member is facts.controller and reading.slurmctld_state", "reading.slurmctld_state", "_repair", "clusters"),
-    Mutant("a cluster that gets no nodes fails without a reason", "reason", f"{CLUSTERS}/plan.py",
-           "f\"{len(facts.kept)} of {counted(row.nodes, 'node')} were promoted in time\"", '""', "_allocating", "clusters"),
     Mutant("a cluster runs before its smoke job has", "smoke", f"{CLUSTERS}/plan.py",
            "smoke.is_deployed(facts) and facts.is_smoked", "smoke.is_deployed(facts)", "_deploying", "clusters"),
     Mutant("an operation is refused without a reason", "told", f"{CLUSTERS}/operations.py",
@@ -225,6 +223,6 @@ MUTANTS = (
     Mutant("a node is ready before it has its configuration", "refused", f"{CLUSTERS}/members.py",
            "MemberStatus.PENDING, MemberStatus.RECONCILING, why", "MemberStatus.PENDING, MemberStatus.READY, why", "_pending",
            "clusters"),
-    Mutant("a cluster that is made smaller needs no controller", "crash", f"{CLUSTERS}/size.py",
-           "surplus <= 0 or controller is None", "surplus <= 0", "drains", "clusters"),
+    Mutant("any node becomes the controller, also if none is reached", "crash settles", f"{CLUSTERS}/members.py",
+           "if not able:", "if False:", "controller_choice", "clusters"),
 )  # fmt: skip

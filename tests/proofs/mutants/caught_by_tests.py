@@ -77,4 +77,12 @@ MUTANTS_WITH_TESTS = (
            "orchestrator/core/clusters/members.py", "is_up(state) and not is_draining(state)", "False", "_draining"),
     Mutant("a worker that an operator ends joins", f"{CORE}/clusters/test_plan.py::test_only_ready_workers_join_and_only_as_many_as_are_wanted",
            "orchestrator/core/clusters/members.py", " and w.drain_requested_at is None", "", "joins"),
+    Mutant("a cluster that gets no nodes fails without a reason", f"{CORE}/clusters/test_life.py::test_without_every_node_at_the_deadline_the_cluster_fails_and_all_is_released",
+           "orchestrator/core/clusters/plan.py", "FailureCode.ALLOCATION_TIMEOUT, why", 'FailureCode.ALLOCATION_TIMEOUT, ""', "_allocating"),
+    Mutant("a cluster that has failed is no condition", "tests/db/diagnostics/test_health_clusters.py::test_a_cluster_that_failed_is_told_until_its_pool_has_another_one_or_a_day_has_passed",
+           "migrations/functions/cluster_reports.sql", " and a.status = 'failed'", " and false", "internal_cluster_troubles"),
+    Mutant("nodes of a cluster that claim nothing are capacity", "tests/unit/diagnostics/test_conditions.py::test_a_cluster_has_one_worker_that_claims",
+           "orchestrator/diagnostics/facts.py", "worker.cluster is None or self.controllers.get(worker.cluster, worker.id) == worker.id", "True", "Facts._claims"),
+    Mutant("a lost node is the job's failure", "tests/unit/worker/test_slurm_job.py::test_a_job_that_srun_ends_because_of_a_lost_node_has_not_failed_by_itself",
+           "worker/slurm_job.py", 'state == "FAILED"', "False", "_ended"),
 )  # fmt: skip

@@ -49,10 +49,13 @@ def run_mutant(mutant: Mutant, seeds: int) -> MutantResult:
             mutant.law,
             *(["--clusters"] if mutant.simulation == "clusters" else []),
         ]
-        done = subprocess.run(
-            command, cwd=copy, env=os.environ | {"PYTHONPATH": str(copy)}, capture_output=True, text=True,
-            timeout=TIMEOUT_S, check=False,
-        )  # fmt: skip
+        try:
+            done = subprocess.run(
+                command, cwd=copy, env=os.environ | {"PYTHONPATH": str(copy)}, capture_output=True, text=True,
+                timeout=TIMEOUT_S, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return MutantResult(mutant, None, f"no violation within {TIMEOUT_S:.0f} s")
         if done.returncode not in (0, 1) or (done.returncode and "seed " not in done.stdout):
             raise ValueError(f"{mutant.name!r}: {done.stdout[-500:]} {done.stderr[-1500:]}")
         for line in done.stdout.splitlines():
