@@ -35,6 +35,21 @@ def job_named(name: str) -> str | None:
     return min(ids, key=int, default="")
 
 
+def booted_at() -> str | None:
+    """Return when slurmctld was started, in its own words; None if it does not answer."""
+    status, text = call(["scontrol", "show", "config"])
+    found = re.search(r"^BOOT_TIME\s*=\s*(\S+)", text, re.MULTILINE)
+    return found[1] if status == 0 and found else None
+
+
+def cancel_of(directory: str) -> None:
+    """Cancel all jobs whose working directory is in this one."""
+    status, text = call(["squeue", "--noheader", "--format=%i %Z"])
+    rows = [line.split(" ", 1) for line in text.splitlines()] if status == 0 else []
+    if ids := [row[0] for row in rows if f"{row[-1]}/".startswith(f"{directory.rstrip('/')}/")]:
+        call(["scancel", *ids])
+
+
 def parts(job_id: str) -> tuple[list[dict[str, str]], str]:
     """Return the fields of each part of a job, and the client's words. A plain job has one part, an array several.
 

@@ -1,7 +1,8 @@
 """The handler `slurm`: one task is one Slurm job over several nodes of the cluster whose controller this pod is.
 
 The batch script runs on this pod, in the task's directory; the nodes need not share a file system. `srun` in the script
-runs on every node and brings its output back.
+runs on every node and brings its output back. A job that the script submits
+ends with the task.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import contextlib
 import glob
 import os
 import re
-import shutil
 import time
 
-from .slurm_client import NO_CONTACT, call, job_named, nodes, parts, unreached
+from .slurm_client import booted_at, call, cancel_of, nodes, parts, unreached
 from .slurm_output import COPY_BYTES, OUTPUT, copy, store
 from .slurm_params import SlurmFailed, checked
+from .slurm_submit import AGAIN, submit
 from .transfer_errors import TransferError
 
 TYPE_CHECKING = False
@@ -30,7 +31,6 @@ JOB_NAME = "task-"  # begins the name of each job of an agent
 POLL_S = 1.0
 REPORT_S = 5.0  # seconds between two reports of progress
 CANCEL_S = 3.0
-SUBMITS = 3  # tries of a submission to which slurmctld has not answered, although it answers to other calls
 SILENT_S = 300.0  # for which slurmctld may not answer; it is started again meanwhile
 GROW_S = 1_800.0  # for which a job waits until the cluster has as many nodes as it needs
 RUNNING = {
@@ -67,14 +67,17 @@ def run(task: Task) -> dict[str, Any]:
         conf = _configuration()
         os.environ["SLURM_CONF"] = conf
         os.environ["PATH"] = f"{os.environ.get('PATH', '')}:{PLACES}"
-        _cancel_earlier()
+        _clear()
         try:
             _await_nodes(task, job["nodes"])
-            job_id = _submit(job, name)
-            ended = _attend(task, job_id, job)
+            booted = booted_at()
+            job_id = submit(job, name)
+            ended = _attend(task, job_id, job, booted)
         except BaseException:  # cancelled, too: Slurm would run the job on
             call(["scancel", job_id or f"--jobname={name}"], CANCEL_S)
             raise
+        finally:
+            cancel_of(os.getcwd())
         store(task, job["outputs"])
         return task.ended({"slurm": ended})
     except SlurmFailed as error:
@@ -98,14 +101,19 @@ def _configuration() -> str:
     raise SlurmFailed("SLURM_UNAVAILABLE", "no cluster is configured on this pod", outage=True)
 
 
-def _cancel_earlier() -> None:
-    """Cancel jobs of an agent that was killed before it could: a controller's agent runs one job at a time."""
+def _clear() -> None:
+    """Cancel jobs of an agent that was killed before it could, and undo what an earlier script did to the partition.
+
+    A controller's agent runs one job at a time.
+    """
     status, text = call(["squeue", "--noheader", "--format=%i %j"])
     if status != 0:
         raise SlurmFailed("SLURM_UNAVAILABLE", f"slurmctld does not answer: {text[-300:]}", outage=True)
     old = [line.split(" ", 1)[0] for line in text.splitlines() if line.partition(" ")[2].startswith(JOB_NAME)]
     if old:
         call(["scancel", *old])
+    cancel_of(os.path.dirname(os.getcwd()))
+    call(["scontrol", "update", "PartitionName=all", "State=UP"])
 
 
 def _await_nodes(task: Task, wanted: int) -> None:
@@ -128,65 +136,11 @@ def _await_nodes(task: Task, wanted: int) -> None:
         time.sleep(POLL_S)
 
 
-def _controller(known: list[list[str]]) -> tuple[str | None, int]:
-    """Return the controller's node name, and the number of its GPUs."""
-    for node, features, gres in known:
-        if features == "controller":
-            gpus = re.match(r"gpu:(?:[^:(]*:)?([0-9]+)", gres)
-            return node, int(gpus[1]) if gpus else 0
-    return None, 0
+def _attend(task: Task, job_id: str, job: dict[str, Any], booted: str | None = None) -> dict[str, Any]:
+    """Wait for the end of the job, and return facts about it. Raises SlurmFailed unless it succeeded.
 
-
-def _submit(job: dict[str, Any], name: str) -> str:
-    """Submit the job and return its id."""
-    os.makedirs("output", exist_ok=True)
-    text = job["script"]
-    with open("job.sh", "w", encoding="utf-8") as file:
-        file.write(text if text.startswith("#!") else f"#!/bin/sh\n{text}")
-    known = nodes() or []  # sbatch says it if slurmctld does not answer
-    node, gpus = _controller(known)
-    gpus = gpus if job["gpus_per_node"] is None else job["gpus_per_node"]
-    words = [
-        shutil.which("sbatch") or "sbatch", "--parsable", f"--job-name={name}", f"--nodes={job['nodes']}",
-        "--exclusive", "--no-requeue", "--open-mode=append", f"--output={os.path.join(os.getcwd(), OUTPUT)}",
-        f"--chdir={os.getcwd()}", "--export=ALL",
-    ]  # fmt: skip
-    if node:
-        words.append(f"--nodelist={node}")
-    if node and len(known) > 1:  # with one node, no node has the other feature, and sbatch refuses it
-        words += ["--constraint=controller|node", "--batch=controller"]
-    if gpus:
-        words.append(f"--gpus-per-node={gpus}")
-    if job["time_limit_s"] is not None:  # Slurm counts minutes, so it is the second to notice
-        words.append(f"--time={job['time_limit_s'] // 60 + 2}")
-    return _submitted([*words, "job.sh"], job["env"], name)
-
-
-def _submitted(words: list[str], env: dict[str, str], name: str) -> str:
-    """Call sbatch, and return the job's id.
-
-    Without a clear answer, slurmctld is asked for the job: sbatch may wait for the end of the job (`#SBATCH --wait`).
-    If slurmctld answers, and does not have it after several tries, then the job itself is the cause, such as its env.
+    `booted`: when the slurmctld was started to which the job was submitted.
     """
-    text = ""
-    for _ in range(SUBMITS):
-        status, text = call(words, env=env)
-        last = text.splitlines()[-1] if text else ""
-        if last.partition(";")[0].isdigit():  # whatever the status: with --wait it is that of the script
-            return last.partition(";")[0]
-        if status is not None and not NO_CONTACT.search(text):
-            break
-        found = job_named(name)
-        if found is None:
-            raise SlurmFailed("SLURM_UNAVAILABLE", f"slurmctld does not answer: {text[-300:]}", outage=True)
-        if found:
-            return found
-        time.sleep(POLL_S)
-    raise SlurmFailed("SLURM_REFUSED", f"sbatch refused the job: {text[-1000:]}")
-
-
-def _attend(task: Task, job_id: str, job: dict[str, Any]) -> dict[str, Any]:
-    """Wait for the end of the job, and return facts about it. Raises SlurmFailed unless it succeeded."""
     copied, reported, heard = 0, float("-inf"), time.monotonic()
     seen: dict[str, dict[str, str]] = {}  # the parts of a job array by their ids: slurmctld forgets those that ended
     while True:
@@ -203,6 +157,7 @@ def _attend(task: Task, job_id: str, job: dict[str, Any]) -> dict[str, Any]:
             raise SlurmFailed("SLURM_JOB_LOST", f"slurmctld did not answer for {SILENT_S:.0f} s: {text[-300:]}")
         if state and state not in RUNNING:
             copy(copied)
+            _was_started(job_id, state, fields, booted)
             return _ended(job_id, state, fields, ran_s)
         if job["time_limit_s"] is not None and state == "RUNNING" and ran_s > job["time_limit_s"]:
             raise SlurmFailed("SLURM_TIME_LIMIT", f"job {job_id} ran for more than {job['time_limit_s']} s")
@@ -221,6 +176,20 @@ def _leading(found: list[dict[str, str]]) -> dict[str, str]:
         return state != "RUNNING", state not in RUNNING, state == "COMPLETED"
 
     return min(found, key=rank)
+
+
+def _was_started(job_id: str, state: str, fields: dict[str, str], booted: str | None) -> None:
+    """Raise SlurmFailed if Slurm itself ended the job, which looks as if somebody had cancelled it."""
+    where = fields.get("NodeList", "")
+    if os.path.exists(AGAIN):
+        raise SlurmFailed("SLURM_JOB_LOST", f"slurmctld was started again, and forgot that job {job_id} ran on {where}")
+    if state != "CANCELLED":
+        return
+    if where not in {"", "(null)"} and not os.path.exists(OUTPUT):  # slurmd then calls its node drained
+        why = f"slurmd did not start the script of job {job_id} on {where}"
+        raise SlurmFailed("SLURM_UNAVAILABLE", why, outage=True)
+    if booted is not None and booted_at() not in (None, booted):
+        raise SlurmFailed("SLURM_JOB_LOST", f"slurmctld was started again while job {job_id} ran, and cancelled it")
 
 
 def _ended(job_id: str, state: str, fields: dict[str, str], ran_s: int) -> dict[str, Any]:

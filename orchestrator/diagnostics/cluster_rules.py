@@ -26,6 +26,10 @@ def _clusters(facts: Facts) -> Iterator[Condition]:
             detail |= {"what": ended.what, "fix": ended.fix}
             evidence = ended.code or ""
             yield Condition(ConditionKind.CLUSTER_FAILED, row.id, detail, evidence, waits, row.status_since)
+        elif row.status is ClusterStatus.DELETING and waits:
+            now = standing(row)
+            detail |= {"what": f"it waits for {now.what}, and claims no task", "fix": now.fix}
+            yield Condition(ConditionKind.CLUSTER_DEGRADED, row.id, detail, "", waits, row.status_since)
         elif row.status in WORKING or (
             row.status is ClusterStatus.DEPLOYING and facts.ago_s(row.status_since) >= SETTLES_S
         ):

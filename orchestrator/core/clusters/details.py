@@ -1,6 +1,7 @@
 """What a probe changes in a member's row: its addresses, and the details that people see."""
 
 import json
+from datetime import datetime
 from typing import Any
 
 from orchestrator.core.clusters.actions import UpdateMember
@@ -10,11 +11,13 @@ from orchestrator.core.clusters.rows import MemberRow
 
 CODES = 5  # of the agent's log, the newest last
 STEP_S = 10  # of a shown difference of clocks
+SPELL_S = 60.0  # for which a member is ready between two troubles that are one
+MANY = 5  # troubles in a row: one that lasts
 VALUE_CHARS, PEERS_CHARS = 400, 6_000  # of one detail as JSON, and of a list of 64 names
 OWN = frozenset({
     "phase", "failure_code", "cpus", "memory_mb", "gpu_files", "slurmd_state", "slurm_installed", "version", "munge_ok",
     "munge_matches", "conf_sha", "clock_skew_s", "cut_peers", "api_reachable", "agent_codes", "slurmctld_state",
-    "slurmctld_pid", "slurmctld_started_at",
+    "slurmctld_pid", "slurmctld_started_at", "trouble_since", "relapses",
 })  # fmt: skip
 
 
@@ -37,6 +40,29 @@ def moved_address(member: MemberRow, reading: Reading) -> UpdateMember | None:
     if all(known[name] == value for name, value in found.items()):
         return None
     return UpdateMember(member.worker_id, member.status, "its address has changed", found)
+
+
+def not_ready_since(member: MemberRow) -> datetime:
+    """Return since when a member has not been ready; the spells between its troubles do not count if it has many."""
+    since, relapses = _relapses(member)
+    return min(since, member.status_since) if relapses >= MANY else member.status_since
+
+
+def relapse(member: MemberRow, facts: ClusterFacts) -> dict[str, Any]:
+    """Return the details of a new trouble of a ready member: it continues the last one if that was a moment ago."""
+    since, relapses = _relapses(member)
+    if (facts.now - member.status_since).total_seconds() >= SPELL_S:
+        since, relapses = facts.now, 0
+    return {"trouble_since": since.isoformat(), "relapses": relapses + 1}
+
+
+def _relapses(member: MemberRow) -> tuple[datetime, int]:
+    """Return when the first trouble of the row began, and how many there were. A user may have written anything."""
+    try:
+        since = datetime.fromisoformat(member.adapter_detail["trouble_since"])
+        return min(since, member.status_since), int(member.adapter_detail["relapses"])
+    except (KeyError, TypeError, ValueError):
+        return member.status_since, 0
 
 
 def own_detail(member: MemberRow) -> dict[str, Any]:

@@ -26,7 +26,16 @@ from orchestrator.core.clusters.actions import (
     UpdateMember,
 )
 from orchestrator.core.clusters.addresses import NodeName
-from orchestrator.core.clusters.details import addresses, detail_of, detail_update, moved_address, own_detail, unreached
+from orchestrator.core.clusters.details import (
+    addresses,
+    detail_of,
+    detail_update,
+    moved_address,
+    not_ready_since,
+    own_detail,
+    relapse,
+    unreached,
+)
 from orchestrator.core.clusters.facts import ClusterFacts, is_leaving
 from orchestrator.core.clusters.readings import (
     NO_CONFIGURATION,
@@ -153,7 +162,8 @@ def _lack(reading: Reading) -> str | None:
 
 def _step_back(member: MemberRow, reading: Reading, facts: ClusterFacts, trouble: str) -> MoveMember:
     """Record what is wrong with a ready member before it is repaired: people see the cause, and history keeps it."""
-    fields = {"adapter_detail": detail_of(member, reading, facts) | {"phase": CONFIGURING, "error": trouble}}
+    said = {"phase": CONFIGURING, "error": trouble, **relapse(member, facts)}
+    fields = {"adapter_detail": detail_of(member, reading, facts) | said}
     return MoveMember(member.worker_id, MemberStatus.READY, MemberStatus.RECONCILING, trouble, fields)
 
 
@@ -203,11 +213,14 @@ def _promotion(member: MemberRow, reading: Reading, facts: ClusterFacts) -> Move
 
 
 def _overdue(member: MemberRow, reading: Reading, facts: ClusterFacts) -> MoveMember | None:
-    """Return the end of a member of a deployed cluster that is reached, and does not become ready in time."""
+    """Return the end of a member of a deployed cluster that is reached, and does not become ready in time.
+
+    Nor does one that Slurm drains with each job: it is ready for a moment after each repair.
+    """
     if facts.hears_nobody:
         return _hears_nobody(member, facts)
     waits = facts.row.status in SETTLED and member.status in (MemberStatus.PENDING, MemberStatus.RECONCILING)
-    waited_s = (facts.now - member.status_since).total_seconds()
+    waited_s = (facts.now - not_ready_since(member)).total_seconds()
     if not waits or waited_s < facts.policy.reconcile_s:
         return None
     if member is not facts.controller and facts.slurmctld is not DaemonState.UP:

@@ -109,5 +109,8 @@ def is_draining(state: str | None) -> bool:
 
 
 def is_silent(state: str | None) -> bool:
-    """Whether slurmctld itself says that it does not hear the node. An unknown state says nothing."""
-    return state is not None and not is_up(state)
+    """Whether slurmctld itself says that it does not hear the node. An unknown state says nothing.
+
+    Slurm's own `unknown` is the state of a node that has not registered since slurmctld was started.
+    """
+    return state is not None and not is_up(state) and _words(state) != {"unknown"}

@@ -7,6 +7,7 @@ from orchestrator.core.cluster_states import ClusterStatus, MemberStatus
 from orchestrator.core.clusters.actions import DrainNode, MoveCluster, MoveMember, OnCluster, OnMember, Remark, Scale
 from orchestrator.core.clusters.facts import ClusterFacts
 from orchestrator.core.clusters.readings import DaemonState, is_busy
+from orchestrator.core.clusters.rows import ClusterRow
 from orchestrator.core.plurals import counted
 
 NOTHING: Mapping[str, None] = MappingProxyType({"waiting_for": None, "deadline_s": None})  # no remark
@@ -20,7 +21,8 @@ def is_overdue(facts: ClusterFacts) -> bool:
 def plan(facts: ClusterFacts) -> OnCluster | None:
     """Let the number of nodes follow the tasks. A surplus is recorded first, and released when its time is over.
 
-    While it is not known which nodes are busy, nothing is released, and the time of a surplus goes on.
+    Only as many nodes are released as had no work all that time. While it is not known which nodes are busy, nothing is
+    released, and the time of a surplus goes on.
     """
     row = facts.row
     if facts.for_tasks > row.nodes:
@@ -33,10 +35,26 @@ def plan(facts: ClusterFacts) -> OnCluster | None:
         return MoveCluster(row.status, ClusterStatus.REQUESTED, "no node is wanted", NOTHING)
     if needed == row.nodes:
         return Remark(None, None) if row.deadline_at is not None else None
-    if row.deadline_at is None:
-        text = f"work for all nodes: {row.nodes - needed} of {row.nodes} have none, and are released then"
-        return Remark(text, facts.policy.idle_s)
-    return _release(facts, needed) if is_overdue(facts) else None
+    return _shrink(facts, row.nodes - needed)
+
+
+def _shrink(facts: ClusterFacts, surplus: int) -> OnCluster | None:
+    row, recorded = facts.row, _recorded(facts.row)
+    if row.deadline_at is None or recorded is None:
+        return Remark(_surplus(surplus, row.nodes), facts.policy.idle_s)
+    if surplus < recorded:
+        left_s = max(0.0, (row.deadline_at - facts.now).total_seconds())
+        return Remark(_surplus(surplus, row.nodes), left_s)
+    return _release(facts, row.nodes - recorded) if is_overdue(facts) else None
+
+
+def _surplus(nodes: int, of: int) -> str:
+    return f"work for all nodes: {nodes} of {of} have none, and are released then"
+
+
+def _recorded(row: ClusterRow) -> int | None:
+    """Return the recorded surplus; None if none is recorded, or one of another size of the cluster."""
+    return next((n for n in range(1, row.nodes + 1) if row.waiting_for == _surplus(n, row.nodes)), None)
 
 
 def _release(facts: ClusterFacts, needed: int) -> OnCluster:

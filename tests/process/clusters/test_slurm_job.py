@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.clusters import node
 from tests.process.clusters.rig import PACKAGE, Rig, environment, eventually, processes_with
 from tests.process.worker.scripted import Orchestrator, Pod
 from worker.podstop import NAMES
@@ -217,3 +218,58 @@ async def test_a_cluster_of_one_node_runs_jobs_and_a_larger_job_waits_for_more_n
         assert not orchestrator.failures
     finally:
         await asyncio.to_thread(pod.stop, grace_s=0)
+
+
+async def test_a_job_that_slurmd_cannot_start_is_nobodys_failure(
+    rig: Rig, orchestrator: Orchestrator, pod: Pod
+) -> None:
+    """Slurm cancels it, as if somebody had called scancel, and drains the node."""
+    controller = rig.members[0]
+    (controller.root / "spool" / "job00001").touch()  # where slurmd writes the script of the first job
+    orchestrator.submit("early", "train", {"command": ["true"]})
+    await asyncio.to_thread(orchestrator.until, lambda: orchestrator.calls_of("worker_release"))
+    assert not orchestrator.failures
+
+
+async def test_a_script_runs_once_although_slurmctld_forgets_that_it_has_begun(
+    rig: Rig, orchestrator: Orchestrator, pod: Pod
+) -> None:
+    """It saves the state of a job some seconds later."""
+    begun = rig.directory / "begun"
+    orchestrator.submit("once", "train", {"script": f"echo begin >>{begun}; sleep 9; echo end >>{begun}"})
+
+    async def has_begun() -> bool:
+        return begun.exists()
+
+    await eventually(has_begun, "the script begins")
+    controller = rig.members[0]
+    controller.kill("slurmctld")
+    await node.start_controller(controller.session, rig.cluster)
+    ended = await asyncio.to_thread(
+        orchestrator.until, lambda: orchestrator.failures or orchestrator.calls_of("worker_complete")
+    )
+    assert begun.read_text().count("begin") == 1, ended
+    failed = [one["p_failure"]["code"] for one in orchestrator.failures.get("once", [])]
+    assert failed in ([], ["SLURM_JOB_LOST"])
+
+
+async def test_what_a_script_does_to_the_cluster_ends_with_its_task(
+    rig: Rig, orchestrator: Orchestrator, pod: Pod
+) -> None:
+    """A job that it submits, and a partition that it closes."""
+    script = (
+        "sbatch --exclusive -J stray -o /dev/null --wrap 'sleep 7731'\nscontrol update PartitionName=all State=DOWN"
+    )
+    orchestrator.submit("rude", "train", {"script": script})
+    await asyncio.to_thread(orchestrator.completion, "rude")
+    await ends(rig)
+    orchestrator.submit("next", "train", {"command": ["true"], "nodes": 2})
+    await asyncio.to_thread(orchestrator.completion, "next")
+
+
+async def test_slurm_has_the_options_of_the_users_script(rig: Rig, orchestrator: Orchestrator, pod: Pod) -> None:
+    script = "#!/bin/bash\n# mine\n\n#SBATCH --comment=hello\necho ${BASH_VERSION:+bash} $0\n#SBATCH --comment=late\n"
+    orchestrator.submit("mine", "train", {"script": script})
+    await asyncio.to_thread(orchestrator.completion, "mine")
+    assert "Comment=hello" in await rig.members[0].shell("scontrol -o show job 1")
+    assert orchestrator.objects["outputs/mine/1/slurm.out"].startswith(b"bash ")

@@ -244,6 +244,7 @@ MEMBER = member(1).worker_id
 DOWN = member(1, adapter_detail=DETAIL | {"slurmd_state": "down"})
 LATE = cluster(pool="default", status=ClusterStatus.FAILED, failure_code="ALLOCATION_TIMEOUT", status_since=ago(60))
 TORN = cluster(pool="default", status=ClusterStatus.DEGRADED, nodes=1, members=(DOWN,), status_since=ago(60))
+GOING = cluster(pool="default", status=ClusterStatus.DELETING, members=(member(1),), status_since=ago(60))
 UNSET = cluster(status=ClusterStatus.DEPLOYING, reason="x", status_since=ago(130))
 
 # What is wrong -> the priority, the category, words of the issue, words of the action, words of the detail.
@@ -366,6 +367,7 @@ CAUSES: dict[str, tuple[Callable[[Facts], None], ConditionKind, str, str]] = {
     "no cluster": (held("no_cluster", unit="task"), ConditionKind.NO_CLUSTER, "2 tasks wait in pool default, which has no cluster", "cluster create NAME --pool default --nodes N"),
     "a failed cluster": (lambda r: (held("no_cluster", unit="task")(r), clustered(LATE)(r))[0], ConditionKind.CLUSTER_FAILED, "Cluster train of pool default has failed", "explain scaling; create it again"),
     "a cluster without a controller": (lambda r: (held("max_active", unit="worker", detail={"limit": 1})(r), clustered(TORN)(r))[0], ConditionKind.CLUSTER_DEGRADED, "is degraded: A node's slurmd does not run", "cluster reconcile train"),
+    "a cluster that is deleted": (lambda r: (held("max_active", unit="worker", detail={"limit": 1})(r), clustered(GOING)(r))[0], ConditionKind.CLUSTER_DEGRADED, "is deleting: it waits for the end of 1 node, and claims no task", "python -m orchestrator list"),
     "price": (held("price_unknown", detail={"gpu_type": "L4", "cloud": "SECURE"}), ConditionKind.PRICE_UNKNOWN, "no price for a GPU of pool default", "RUNPOD_GPU_TYPE"),
     "sold out": (held("offers_refused", until=when(-30)), ConditionKind.SOLD_OUT, "sold out", "add to RUNPOD_GPU_TYPE"),
     "volume": (held("volume_unusable", detail={"error": "gone"}), ConditionKind.OFFERS_UNUSABLE, "no offer that can be used", "RUNPOD_STORAGE_NAME"),

@@ -9,7 +9,9 @@ import pytest
 
 from worker import slurm_job
 from worker.slurm_job import SILENT_S
+from worker.slurm_output import OUTPUT
 from worker.slurm_params import SlurmFailed, checked
+from worker.slurm_submit import AGAIN
 
 STEP_S = SILENT_S / 3  # of the clock, between two questions
 RUNS = "JobId=7 JobState=RUNNING RunTime=00:05:00 NodeList=gpu-[1-2]"
@@ -94,3 +96,39 @@ def test_a_job_that_srun_ends_because_of_a_lost_node_has_not_failed_by_itself(
         ) as it:
             attended(place, [RUNS, "JobId=7 JobState=FAILED RunTime=00:00:09 NodeList=gpu-[0-1] ExitCode=1:0"])
     assert (it.value.code, it.value.retryable) == (code, True)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "output", "again", "code", "outage"),
+    [
+        ("gpu-1", True, False, "SLURM_CANCELLED", False),
+        ("(null)", False, False, "SLURM_CANCELLED", False),
+        ("gpu-1", False, False, "SLURM_UNAVAILABLE", True),
+        ("gpu-1", True, True, "SLURM_JOB_LOST", False),
+    ],
+    ids=["while it ran", "while it waited", "slurmd did not start it", "it was started again"],
+)
+def test_a_cancelled_job_may_be_slurms_own_doing(
+    place: Path, nodes: str, output: bool, again: bool, code: str, outage: bool
+) -> None:
+    for name, there in ((OUTPUT, output), (AGAIN, again)):
+        if there:
+            (place / name).touch()
+    with pytest.raises(SlurmFailed) as failed:
+        attended(place, [RUNS, f"JobId=7 JobState=CANCELLED RunTime=00:00:00 NodeList={nodes} ExitCode=0:0"])
+    assert (failed.value.code, failed.value.outage) == (code, outage)
+
+
+def test_a_slurmctld_that_was_started_again_may_cancel_a_job(place: Path) -> None:
+    (place / OUTPUT).touch()
+    job = checked({"command": ["true"]})
+    (place / "said").write_text("JobId=7 JobState=CANCELLED RunTime=00:00:00 NodeList=gpu-1 ExitCode=0:15\n")
+    program = place / "scontrol"
+    program.write_text(
+        "#!/bin/sh\n[ $2 = config ] && echo 'BOOT_TIME               = 2026-11-26T07:32:27' || cat said\n"
+    )
+    program.chmod(0o755)
+    for booted, code in (("2026-11-26T07:32:27", "SLURM_CANCELLED"), ("2026-11-26T07:30:00", "SLURM_JOB_LOST")):
+        with pytest.raises(SlurmFailed) as failed:
+            slurm_job._attend(Task(), "7", job, booted)  # type: ignore[arg-type]
+        assert failed.value.code == code

@@ -185,6 +185,29 @@ def test_a_slurmctld_that_ended_is_started_again_on_its_pod() -> None:
     assert len(world.workers) == 2
 
 
+def test_a_node_that_slurm_drains_with_each_job_is_replaced() -> None:
+    """As one on which slurmd cannot start a job: each repair makes it ready for a moment."""
+    world = running(2)
+    [victim] = [name for name in world.of(MemberStatus.READY) if name != world.controller]
+    world.lost.add(victim)
+    for _ in range(48):
+        if victim in world.of(MemberStatus.READY):
+            world.pods[world.controller].drained.add(world.members[victim].node_name)
+        world.run(15)
+    assert victim in world.of(MemberStatus.FAILED)
+    assert world.members[victim].reason == "not ready after 610 s: slurmctld shows its node as drained"
+
+
+def test_troubles_with_a_while_between_them_do_not_add_up() -> None:
+    world = running(2)
+    [victim] = [name for name in world.of(MemberStatus.READY) if name != world.controller]
+    for _ in range(8):
+        world.pods[victim].slurmd = False
+        world.run(120)
+    assert world.of(MemberStatus.FAILED) == []
+    assert victim in world.of(MemberStatus.READY)
+
+
 def test_a_member_that_slurm_still_hears_is_not_lost_although_ssh_fails() -> None:
     world = running(3)
     other = next(name for name in world.of(MemberStatus.READY) if name != world.controller)
@@ -252,6 +275,37 @@ def test_a_surplus_that_is_used_again_is_not_released() -> None:
     world.change(demand=tasks(1))
     world.run(400)
     assert world.row.nodes == 3
+
+
+def test_a_node_is_not_released_because_another_one_had_no_work() -> None:
+    """One of three has none for ten minutes; the others have worked until a moment ago."""
+    world = running(3)
+    world.change(demand=tasks(2))
+    world.run(580)
+    world.change(demand=NONE)
+    world.run(100)
+    assert (world.row.status, world.row.nodes) == (RUNNING, 2)
+    world.run(400)
+    assert world.row.status is RUNNING
+    world.until(REQUESTED, within_s=300)
+
+
+def test_a_surplus_that_shrinks_keeps_its_time() -> None:
+    world = running(3)
+    world.change(demand=tasks(1))
+    world.run(300)
+    world.change(demand=tasks(2))
+    world.run(400)
+    assert world.row.nodes == 2
+
+
+def test_another_size_begins_another_time() -> None:
+    world = running(3)
+    world.change(demand=tasks(1))
+    world.run(590)
+    world.change(nodes=2)
+    world.run(300)
+    assert world.row.nodes == 2
 
 
 def test_a_node_with_a_job_of_its_own_is_not_released() -> None:

@@ -9,7 +9,16 @@ import pytest
 from orchestrator.core.cluster_states import ClusterStatus, MemberStatus
 from orchestrator.core.clusters import actions as act
 from orchestrator.core.clusters.plan import backoff_s, is_moving, plan
-from orchestrator.core.clusters.readings import UNREACHED, Observed, Reading, is_busy, is_drained, is_up, observe
+from orchestrator.core.clusters.readings import (
+    UNREACHED,
+    Observed,
+    Reading,
+    is_busy,
+    is_drained,
+    is_silent,
+    is_up,
+    observe,
+)
 from orchestrator.core.clusters.view import ClusterView
 from orchestrator.core.states import State
 from tests.unit.core import build
@@ -150,6 +159,13 @@ def test_only_failed_probes_in_a_row_count_as_unreached() -> None:
     assert seen is not None
     assert seen.unreached_since == NOW + timedelta(seconds=1)
     assert observe(seen, Reading(reached=True), NOW).unreached_since is None
+
+
+@pytest.mark.parametrize("state", ["unknown", "UNKNOWN", "idle", None])
+def test_a_node_that_has_not_registered_yet_is_not_called_silent(state: str | None) -> None:
+    """Slurm calls it so for a moment after each start of slurmctld; later it is `down*`."""
+    assert not is_silent(state)
+    assert is_silent("down*")
 
 
 @pytest.mark.parametrize(
