@@ -49,6 +49,7 @@ SlurmdParameters=config_overrides
 DebugFlags=NO_CONF_HASH
 GresTypes=gpu
 MailProg=/bin/true
+Epilog=@ROOT@/etc/epilog
 ReturnToService=2
 JobRequeue=0
 SlurmdTimeout={slurmd_timeout_s}

@@ -76,6 +76,20 @@ host=$(uname -n); host=${host%%.*}
       : >>"$ROOT/etc/gpu$number"; echo "Name=gpu File=$ROOT/etc/gpu$number"; number=$((number + 1))
     done
   fi; } >"$ROOT/etc/gres.conf" || die NO_SPACE "cannot write the configuration"
+# After a job, on each node: ends the processes that it has left. They have its id and the cluster in their environment,
+# as the epilog itself has, which also has the kind of script.
+cat >"$ROOT/etc/epilog.part" <<'END' || die NO_SPACE "cannot write the configuration"
+#!/bin/sh
+has() { grep -qszxF -e "$1" "$2"; }
+for one in $(grep -lszxF -e "SLURM_JOB_ID=$SLURM_JOB_ID" /proc/[0-9]*/environ); do
+  pid=${one#/proc/}; pid=${pid%/environ}
+  [ "$pid" != $$ ] && has "SLURM_CLUSTER_NAME=$SLURM_CLUSTER_NAME" "$one" &&
+    ! has SLURM_SCRIPT_CONTEXT=epilog_slurmd "$one" && kill -KILL "$pid"
+done 2>/dev/null
+exit 0 # another status would drain the node
+END
+chmod 700 "$ROOT/etc/epilog.part" && mv "$ROOT/etc/epilog.part" "$ROOT/etc/epilog" ||
+  die NO_SPACE "cannot write the configuration"
 mv "$ROOT/etc/template.part" "$ROOT/etc/template" && mv "$ROOT/etc/slurm.conf.part" "$ROOT/etc/slurm.conf" &&
   sha256sum <"$ROOT/etc/slurm.conf" >"$ROOT/etc/written" || die NO_SPACE "cannot write the configuration"
 sum=$(sha256sum <"$ROOT/munge/key" | cut -d ' ' -f 1)

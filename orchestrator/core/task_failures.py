@@ -133,10 +133,10 @@ class TaskFailure(Explained):
         "A node of the Slurm job failed while the job ran.",
         PROVIDER, AGAIN, "none needed: the node is replaced; python -m orchestrator cluster list")
     SLURM_JOB_LOST = "SLURM_JOB_LOST", Meaning(
-        "The cluster's slurmctld lost the job: it was replaced, or it did not answer for minutes.",
+        "The cluster's slurmctld lost the job: it was replaced or killed, or it did not answer for minutes.",
         ORCHESTRATOR, AGAIN, "none needed, if it is rare; python -m orchestrator cluster list")
     SLURM_UNAVAILABLE = "SLURM_UNAVAILABLE", Meaning(
-        "The worker that claimed the task has no cluster whose slurmctld answers.",
+        "The worker that claimed the task has no cluster that can start a job now.",
         ORCHESTRATOR, "it goes back to the queue, and the attempt does not count",
         "none needed, if it is rare; python -m orchestrator cluster list")
     # fmt: on

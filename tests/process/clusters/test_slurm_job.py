@@ -256,13 +256,22 @@ async def test_a_script_runs_once_although_slurmctld_forgets_that_it_has_begun(
 async def test_what_a_script_does_to_the_cluster_ends_with_its_task(
     rig: Rig, orchestrator: Orchestrator, pod: Pod
 ) -> None:
-    """A job that it submits, and a partition that it closes."""
-    script = (
-        "sbatch --exclusive -J stray -o /dev/null --wrap 'sleep 7731'\nscontrol update PartitionName=all State=DOWN"
-    )
-    orchestrator.submit("rude", "train", {"script": script})
+    """A job that it submits, a partition that it closes, and processes that it leaves behind on each node."""
+    sleep = f"sleep 8{hash(str(rig.directory)) % 10**8}"
+    lines = [
+        "sbatch --exclusive -J stray -o /dev/null --wrap 'sleep 7731'",
+        "scontrol update PartitionName=all State=DOWN",
+        f"setsid {sleep} >/dev/null 2>&1 &",
+        f"srun --ntasks-per-node=1 sh -c 'setsid {sleep} >/dev/null 2>&1 &'",
+    ]
+    orchestrator.submit("rude", "train", {"script": "\n".join(lines), "nodes": 2})
     await asyncio.to_thread(orchestrator.completion, "rude")
     await ends(rig)
+
+    async def none() -> bool:
+        return processes_with(sleep) == []
+
+    await eventually(none, "every process ends")
     orchestrator.submit("next", "train", {"command": ["true"], "nodes": 2})
     await asyncio.to_thread(orchestrator.completion, "next")
 
