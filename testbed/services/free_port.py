@@ -7,8 +7,9 @@ import sys
 
 HOST = "127.0.0.1"
 # Below the range from which systems take ports for outgoing connections (Linux 32768, macOS 49152): whatever is free
-# here is not taken by another program between our check and the server's bind, or while the server is down.
-PORTS = range(20_000, 32_000)
+# here is not taken by another program between our check and the server's bind, or while the server is down. Slurm
+# clusters have the ports from 20,000 on (orchestrator/clusters/configuration.py).
+PORTS = range(10_000, 20_000)
 STRIDE = 7_919  # a prime: steps of it reach every port once
 # On Linux a port that was given away stays bound until this process ends: no other process that looks for one finds it
 # free before the server binds it, or while the server is down. The server may bind it all the same, because its socket

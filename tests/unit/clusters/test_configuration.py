@@ -7,6 +7,7 @@ import pytest
 from orchestrator.clusters import configuration, munge
 from orchestrator.core.clusters.addresses import FabricAddress, NodeName
 from orchestrator.core.clusters.view import MAX_NODES, Configuration, Node
+from testbed.services.free_port import PORTS
 
 FIRST = Node("gpu_1", NodeName("gpu-1"), FabricAddress("10.0.0.1"), 0, 16, 64_000, 2, 2)
 SECOND = Node("gpu_2", NodeName("gpu-2"), FabricAddress("10.0.0.2"), 5, 16, None, 0, 0)
@@ -50,6 +51,10 @@ def test_ports_of_a_cluster_stay_in_its_block() -> None:
     for index in (-1, MAX_NODES):
         with pytest.raises(ValueError, match="has no node"):
             configuration.slurm_port("train", index)
+
+
+def test_servers_of_tests_do_not_take_the_ports_of_clusters() -> None:
+    assert PORTS.stop <= configuration.FIRST_PORT
 
 
 def test_the_munge_key_is_derived_and_its_fingerprint_does_not_tell_it() -> None:
