@@ -7,7 +7,7 @@ create or replace function public.internal_lost_tasks(
 language plpgsql stable security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
 begin
-    return coalesce((
+    return coalesce((  -- without a failure code, a user has taken the task back, and its worker was not lost
         select jsonb_agg(to_jsonb(l.*) order by l.last_at desc, l.task_id)
           from (select a.task_id, t.task_type, t.status::text as status, count(distinct a.worker_id) as workers,
                        max(a.ended_at) as last_at,
@@ -16,9 +16,10 @@ begin
                        (array_agg(coalesce(w.failure_code, a.failure_code) order by a.ended_at desc))[1] as code,
                        (array_agg(w.metadata -> 'last_snapshot' order by a.ended_at desc))[1] as look
                   from (select n.task_id from public.task_attempts n join public.workers w on w.id = n.worker_id
-                         where n.outcome = 'lost' and n.ended_at > p_since and w.fleet = p_fleet
+                         where n.outcome = 'lost' and n.failure_code is not null and n.ended_at > p_since and w.fleet = p_fleet
                          group by n.task_id order by max(n.ended_at) desc limit p_limit) r
-                  join public.task_attempts a on a.task_id = r.task_id and a.outcome = 'lost' and a.ended_at > p_all
+                  join public.task_attempts a on a.task_id = r.task_id and a.outcome = 'lost'
+                       and a.failure_code is not null and a.ended_at > p_all
                   join public.workers w on w.id = a.worker_id and w.fleet = p_fleet
                   join public.tasks t on t.id = a.task_id
                  group by a.task_id, t.task_type, t.status) l), '[]');

@@ -1,7 +1,11 @@
 """What the database says to `health`: waiting types, lost tasks, what the leader says of itself, and evidence."""
 
 from datetime import datetime
-from typing import Any
+from typing import Any, LiteralString
+
+import pytest
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
 
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
@@ -64,6 +68,20 @@ async def test_a_task_that_ends_its_workers(fleet: Fleet) -> None:
         assert asked["lost_tasks"] == [row]
         assert (row["task_id"], row["workers"], row["worker_id"]) == (task, number + 1, agent.id)
         assert (row["status"], row["exit_cause"], row["look"]) == ("Queued", "pod_lost", {"reached": False})
+
+
+@pytest.mark.parametrize(
+    "change", ["update tasks set status = 'Queued' where id = %s", "delete from tasks where id = %s"]
+)
+async def test_a_task_that_a_user_takes_back_is_no_loss(
+    fleet: Fleet, hand: AsyncConnection[DictRow], change: LiteralString
+) -> None:
+    """Its worker lives, and runs other tasks."""
+    (task,) = await fleet.submit({"task_type": "a"})
+    agent = await fleet.agent()
+    await agent.claim()
+    await hand.execute(change, [task])
+    assert (await report(fleet))["lost_tasks"] == []
 
 
 async def test_the_leader_says_that_its_ticks_fail_and_that_the_store_is_away(fleet: Fleet) -> None:
