@@ -43,7 +43,7 @@ def booted_at() -> str | None:
 
 
 def cancel_of(directory: str) -> None:
-    """Cancel all jobs whose working directory is in this one."""
+    """Cancel all jobs whose working directory is in this one. Without slurmctld, the next task does it."""
     status, text = call(["squeue", "--noheader", "--format=%i %Z"])
     rows = [line.split(" ", 1) for line in text.splitlines()] if status == 0 else []
     if ids := [row[0] for row in rows if f"{row[-1]}/".startswith(f"{directory.rstrip('/')}/")]:
@@ -62,7 +62,10 @@ def parts(job_id: str) -> tuple[list[dict[str, str]], str]:
 
 
 def unreached(names: str) -> str | None:
-    """Return the first of these nodes (`gpu-[1-2]`) whose slurmd does not accept a connection; None if all do."""
+    """Return the first of these nodes (`gpu-[1-2]`) whose slurmd does not accept a connection.
+
+    None: each accepts one, or slurmctld does not say where the nodes are.
+    """
     status, text = call(["scontrol", "--oneliner", "show", "node", names])
     for line in text.splitlines() if status == 0 else ():
         node = dict(word.partition("=")[::2] for word in reversed(line.split()))

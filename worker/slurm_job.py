@@ -1,8 +1,7 @@
 """The handler `slurm`: one task is one Slurm job over several nodes of the cluster whose controller this pod is.
 
 The batch script runs on this pod, in the task's directory; the nodes need not share a file system. `srun` in the script
-runs on every node and brings its output back. A job that the script submits
-ends with the task.
+runs on every node and brings its output back. A job that the script submits ends with the task.
 """
 
 from __future__ import annotations
@@ -157,7 +156,7 @@ def _attend(task: Task, job_id: str, job: dict[str, Any], booted: str | None = N
             raise SlurmFailed("SLURM_JOB_LOST", f"slurmctld did not answer for {SILENT_S:.0f} s: {text[-300:]}")
         if state and state not in RUNNING:
             copy(copied)
-            _was_started(job_id, state, fields, booted)
+            _check_slurm_did_not_end_it(job_id, state, fields, booted)
             return _ended(job_id, state, fields, ran_s)
         if job["time_limit_s"] is not None and state == "RUNNING" and ran_s > job["time_limit_s"]:
             raise SlurmFailed("SLURM_TIME_LIMIT", f"job {job_id} ran for more than {job['time_limit_s']} s")
@@ -178,7 +177,7 @@ def _leading(found: list[dict[str, str]]) -> dict[str, str]:
     return min(found, key=rank)
 
 
-def _was_started(job_id: str, state: str, fields: dict[str, str], booted: str | None) -> None:
+def _check_slurm_did_not_end_it(job_id: str, state: str, fields: dict[str, str], booted: str | None) -> None:
     """Raise SlurmFailed if Slurm itself ended the job, which looks as if somebody had cancelled it."""
     where = fields.get("NodeList", "")
     if os.path.exists(AGAIN):

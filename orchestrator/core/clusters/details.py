@@ -61,7 +61,7 @@ def _relapses(member: MemberRow) -> tuple[datetime, int]:
     try:
         since = datetime.fromisoformat(member.adapter_detail["trouble_since"])
         return min(since, member.status_since), int(member.adapter_detail["relapses"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return member.status_since, 0
 
 

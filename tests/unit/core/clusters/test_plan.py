@@ -1,5 +1,6 @@
 """The plan of a cluster in single situations; test_life.py has whole lives."""
 
+import math
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 from orchestrator.core.cluster_states import ClusterStatus, MemberStatus
 from orchestrator.core.clusters import actions as act
+from orchestrator.core.clusters.details import not_ready_since
 from orchestrator.core.clusters.plan import backoff_s, is_moving, plan
 from orchestrator.core.clusters.readings import (
     UNREACHED,
@@ -23,6 +25,7 @@ from orchestrator.core.clusters.view import ClusterView
 from orchestrator.core.states import State
 from tests.unit.core import build
 from tests.unit.core.build import NOW
+from tests.unit.core.clusters.rows import member
 from tests.unit.core.clusters.world import World, member_worker, tasks
 
 
@@ -189,3 +192,21 @@ def test_a_node_that_has_not_registered_yet_is_not_called_silent(state: str | No
 )
 def test_the_words_of_slurm_mean_what_they_say(state: str | None, up: bool, busy: bool, drained: bool) -> None:
     assert (is_up(state), is_busy(state), is_drained(state)) == (up, busy, drained)
+
+
+@pytest.mark.parametrize(
+    ("since", "relapses"),
+    [
+        ("2026-01-01T00:00:00+00:00", math.inf),
+        ("2026-01-01T00:00:00+00:00", math.nan),
+        ("2026-01-01T00:00:00+00:00", [9]),
+        ("2026-01-01T00:00:00", 9),
+        ("yesterday", 9),
+        (7, 9),
+        (None, None),
+    ],
+)
+def test_what_a_user_wrote_about_troubles_raises_nothing(since: object, relapses: object) -> None:
+    """A number in JSON may be too large for a float. A time without its zone is unknown."""
+    odd = member(1, adapter_detail={"trouble_since": since, "relapses": relapses})
+    assert not_ready_since(odd) == odd.status_since
