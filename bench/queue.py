@@ -3,7 +3,8 @@
 The floor is the least that a queue in Postgres can do: one narrow table with one partial index, an UPDATE … FOR UPDATE
 SKIP LOCKED … RETURNING and an UPDATE, from the same client over the same connections in the same batches. The peers run
 their own workers, in a process of their own, with the settings that their documentation gives for speed. Postgres is as
-it comes, with synchronous_commit on.
+it comes, with synchronous_commit on. The queue is measured again with 100 tenants, and with 1,000 concurrency keys of
+which each lets one task run.
 """
 
 from contextlib import AsyncExitStack
@@ -12,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from bench import peers
-from bench.queues import Floor, Ours, Peer, Side, database
+from bench.queues import Floor, Limits, Ours, Peer, Side, database
 from testbed.services.postgres import EmbeddedPostgres
 
 TRIES = 3  # rounds; the figures are medians of them
@@ -20,11 +21,16 @@ DEPTH = 10_000  # `./run bench depth` goes to a million
 SHAPES = ((1, 1), (8, 1), (32, 1), (1, 50), (8, 50), (8, 100), (32, 50))  # connections, batch
 COUNTS = {1: 2_000, 50: 6_000, 100: 6_000}  # tasks of one measurement, by batch
 PEER_COUNTS = {"procrastinate": {1: 400, 50: 400, 100: 400}, "pgqueuer": {1: 400, 50: 6_000, 100: 6_000}}
-PEER_SHAPES = ((1, 1), (8, 1), (1, 50), (8, 100))
+USED: tuple[Limits, ...] = ("tenants", "keys")
+SOME_SHAPES: dict[str, tuple[tuple[int, int], ...]] = {  # the peers take their time
+    **dict.fromkeys(PEER_COUNTS, ((1, 1), (8, 1), (1, 50), (8, 100))),
+    **dict.fromkeys(USED, ((1, 1), (1, 50), (8, 100))),
+}
 GOALS = {
     **{f"of the floor {connections}x1": (">=", 0.5) for connections in (1, 8, 32)},
     **{f"times pgqueuer {shape}": (">=", 1.5) for shape in ("1x50", "8x100")},
     **{f"times procrastinate {shape}": (">=", 20) for shape in ("1x50", "8x100")},
+    **{f"with {used} {c}x{b}": (">=", 0.7) for used in USED for c, b in SOME_SHAPES[used]},
 }
 TOLD = tuple(f"{name} {c}x{b}" for c, b in SHAPES for name in ("ours", "floor", *PEER_COUNTS))
 
@@ -41,8 +47,8 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
         for _ in range(tries):
             for connections, batch in SHAPES:
                 for name, side in sides.items():
-                    if name in PEER_COUNTS and (connections, batch) not in PEER_SHAPES:
-                        continue  # the peers take their time
+                    if (connections, batch) not in SOME_SHAPES.get(name, SHAPES):
+                        continue
                     if name not in PEER_COUNTS:
                         # ANALYZE after a fill makes each connection plan again, in production once a minute at most.
                         await side.work(connections, batch, connections * batch)
@@ -55,12 +61,13 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
 
 async def _sides(stack: AsyncExitStack, postgres: EmbeddedPostgres, python: Path) -> dict[str, Side]:
     most = max(connections for connections, _ in SHAPES)
-    floor = Floor(await database(postgres, "floor"))
-    ours = Ours(await database(postgres, "ours"))
-    for side in (floor, ours):
+    sides: dict[str, Floor | Ours] = {"floor": Floor(await database(postgres, "floor"))}
+    sides["ours"] = Ours(await database(postgres, "ours"))
+    for used in USED:
+        sides[used] = Ours(await database(postgres, used), used)
+    for side in sides.values():
         await side.open(stack, most)
-    theirs = {name: Peer(name, python, await database(postgres, name)) for name in PEER_COUNTS}
-    return {"floor": floor, "ours": ours, **theirs}
+    return {**sides, **{name: Peer(name, python, await database(postgres, name)) for name in PEER_COUNTS}}
 
 
 def _figures(rates: dict[str, float]) -> dict[str, Any]:
@@ -68,7 +75,9 @@ def _figures(rates: dict[str, float]) -> dict[str, Any]:
     figures: dict[str, Any] = {key: f"{rate:,.0f}/s" for key, rate in rates.items()}
     for key, rate in rates.items():
         name, shape = key.split(" ", 1)
-        if name != "ours":
+        if name in USED:
+            figures[f"with {name} {shape}"] = round(rate / rates[f"ours {shape}"], 2)
+        elif name != "ours":
             compared = "of the floor" if name == "floor" else f"times {name}"
             figures[f"{compared} {shape}"] = round(rates[f"ours {shape}"] / rate, 2)
     return figures

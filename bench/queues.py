@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, LiteralString, Protocol
 
 import psycopg
 from psycopg.rows import TupleRow
@@ -24,6 +24,13 @@ WORKER = {
     "gpu_type": "none", "gpu_count": 1, "data_center": None, "reserved_usd": 0, "heartbeat_s": 20, "lease_s": 60,
     "own_program": False, "deadline_s": 3600, "actor": "bench", "reason": "bench", "metadata": {},
 }  # fmt: skip
+Limits = Literal["none", "tenants", "keys"]
+INSERTS: dict[Limits, LiteralString] = {
+    "none": "insert into tasks (task_type) select 'x' from generate_series(1, %s)",
+    "tenants": "insert into tasks (task_type, tenant) select 'x', n %% 100 from generate_series(1, %s) n",
+    # One task of a key runs at a time, so nine of ten queued tasks wait until another one of their key ends.
+    "keys": "insert into tasks (task_type, concurrency_key) select 'x', n %% 1000 from generate_series(1, %s) n",
+}
 
 
 class Side(Protocol):
@@ -86,8 +93,9 @@ class Ours:
     COMPLETE_MANY = "select worker_complete_many(%s, %s, %s)"
     COMPLETE_AND_CLAIM = "select worker_complete_and_claim(%s, %s, %s, %s, %s)"
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, limits: Limits = "none") -> None:
         self.url = url
+        self.insert = INSERTS[limits]
         self.connections: list[Connection] = []
         self.workers: list[tuple[str, str]] = []
         self.claims = 0
@@ -110,8 +118,7 @@ class Ours:
 
     async def fill(self, count: int) -> None:
         """Queue so many more."""
-        every = "insert into tasks (task_type) select 'x' from generate_series(1, %s)"
-        await self.connections[0].execute(every, (count,))
+        await self.connections[0].execute(self.insert, (count,))
         await self.connections[0].execute("vacuum analyze tasks, task_attempts")
 
     async def claim(self, batch: int, count: int) -> None:

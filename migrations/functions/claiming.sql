@@ -318,22 +318,24 @@ begin
                    select n.attempt, t.uncounted + n.attempt - t.attempts - 1
                      from (select 1 + greatest(
                                t.attempts, (select f.attempt from public.task_floors f where f.task_id = t.id),
-                               (select max(a.attempt) from public.task_attempts a where a.task_id = t.id)) as attempt) n),
+                               (select max(a.attempt) from public.task_attempts a where a.task_id = t.id)) as attempt
+                             offset 0) n),  -- computed once
                lease_expires_at = p_now + p_worker.lease_s * interval '1 second',
                progress = null, progress_at = p_now, run_after = null, error_message = null, failure_code = null,
                failed_at_point = null, generation_started_at = p_now, generation_processed_at = null
          where t.ctid = any (p_rows)
            -- A row of a child table may have the same place. The CASE keeps the planner from the index of queued tasks.
            and case t.status when 'Queued' then true end
-        returning row(t.*)::public.tasks as task
+        returning t.id, t.attempts, t.priority, t.queue_turn, t.created_at,
+                  case t.status when 'In Progress'  -- a user's trigger may have changed it
+                      then public.internal_task_for_agent(t.*, p_worker.nonce) end as task
     ), noted as (
         insert into public.task_attempts (task_id, attempt, worker_id, nonce, claim_no, started_at, log_first)
-        select (k.task).id, (k.task).attempts, p_worker.id, p_worker.nonce, p_claim_no, p_now, v_log_first
-          from taken k where (k.task).status = 'In Progress'  -- a user's trigger may have changed it
+        select k.id, k.attempts, p_worker.id, p_worker.nonce, p_claim_no, p_now, v_log_first
+          from taken k where k.task is not null
     )
-    select jsonb_agg(public.internal_task_for_agent(k.task, p_worker.nonce)
-                     order by (k.task).priority desc, (k.task).queue_turn, (k.task).created_at, (k.task).id)
-      into v_tasks from taken k where (k.task).status = 'In Progress';
+    select jsonb_agg(k.task order by k.priority desc, k.queue_turn, k.created_at, k.id)
+      into v_tasks from taken k where k.task is not null;
     return v_tasks;
 end
 $$;
@@ -393,8 +395,11 @@ $$;
 -- The prefix of a claim's outputs. It contains the attempt number and eleven characters of the launch. So a task that
 -- was deleted and inserted again, or a restored database, finds no earlier object under its keys.
 create or replace function public.internal_output_prefix(p_task_id uuid, p_attempt int, p_nonce text) returns text
-language sql immutable security definer set search_path = '' as $$
-    select 'outputs/' || internal_output_prefix.p_task_id || '/' || internal_output_prefix.p_attempt || '-' || left(md5(internal_output_prefix.p_nonce), 11) || '/'
+language plpgsql immutable security definer set search_path = '' as $$
+#variable_conflict use_variable
+begin
+    return 'outputs/' || p_task_id || '/' || p_attempt || '-' || left(md5(p_nonce), 11) || '/';
+end
 $$;
 
 -- Ends a queued task that no worker can get. Returns false if a user's trigger refuses or suppresses the change.

@@ -161,7 +161,7 @@ begin
     if p_freed is not null then  -- a limit that is exceeded, or that another transaction is about to free
         insert into public.concurrency_notes (scope, name)
         select p_scope, n.name from unnest(p_names) n (name)
-         where (n.name = any (v_names)) is not true and public.internal_has_waiting(p_scope, n.name);
+         where case when (n.name = any (v_names)) is not true then public.internal_has_waiting(p_scope, n.name) end;
     end if;
     if v_names is null then
         return;
@@ -173,8 +173,8 @@ begin
     select p_scope, n.name
       from unnest(v_names, v_rooms) n (name, room)
       left join (select f.name, count(*) as n from unnest(v_found) f (name) group by 1) f on f.name = n.name
-     where (not v_whole or coalesce(f.n, 0) < n.room or n.room = c_most)
-       and public.internal_has_waiting(p_scope, n.name);
+     where case when not v_whole or coalesce(f.n, 0) < n.room or n.room = c_most  -- the CASE looks only then
+                then public.internal_has_waiting(p_scope, n.name) end;
 end
 $$;
 
@@ -277,6 +277,10 @@ begin
         select p_scope, n.name from unnest(v_names) n (name) where n.name <> all (v_locked);
         select array_agg(n.name), array_agg(n.freed) into v_names, v_freed
           from unnest(v_names, v_freed) n (name, freed) where n.name = any (v_locked);
+    end if;
+    if p_scope = 'type' then  -- a statement names few of them, and the places of a large limit take long to count
+        select array_agg(n.name), array_agg(n.freed) into v_names, v_freed
+          from unnest(v_names, v_freed) n (name, freed) where public.internal_has_waiting('type', n.name);
     end if;
     if v_names is not null then
         perform public.internal_fill(p_scope, v_names, v_freed, p_now);

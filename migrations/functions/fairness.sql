@@ -28,24 +28,26 @@ declare
     v_mark bigint;
     v_head bigint;
     v_last bigint;
+    v_weight int;
 begin
-    -- Below the mark, the index has only entries of tasks that were claimed; see claim_marks.sql. New turns are not below it.
-    v_mark := coalesce((select case when m.place = p_place and m.queue_turn < c_none then m.queue_turn end
-                          from public.task_marks m
-                         where m.pool = p_pool and m.seen is not null order by m.no desc limit 1), 0);
-    if not p_front then
-        -- Bounds of pairs: with `=`, the planner may read the tasks of all tenants in the order of claims. A number, as
-        -- in the index: a plan for any value of a variable cannot use it.
-        v_last := (
-            select t.queue_turn from public.tasks t
-             where t.pool = p_pool and ~t.priority = p_place
-               and (coalesce(t.tenant, ''), t.queue_turn) >= (v_tenant, v_mark - c_step)
-               and (coalesce(t.tenant, ''), t.queue_turn) < (v_tenant, c_none)
-               and t.status = 'Queued' and not t.blocked and t.run_after is null and t.queue_turn < 9007199254740991
-             order by t.pool desc, ~t.priority desc, coalesce(t.tenant, '') desc, t.queue_turn desc limit 1);
-        if v_last is not null then  -- not before the head of the queue, because it is in the queue
-            return v_last + c_step / coalesce((select n.weight from public.tenants n where n.tenant = p_tenant), 1);
-        end if;
+    -- Below the mark, the index has only entries of tasks that were claimed; see claim_marks.sql. New turns are not below
+    -- it. Bounds of pairs: with `=`, the planner may read the tasks of all tenants in the order of claims. A number, as in
+    -- the index: a plan for any value of a variable cannot use it.
+    select m.turn, l.queue_turn, (select n.weight from public.tenants n where n.tenant = p_tenant)
+      into v_mark, v_last, v_weight
+      from (select coalesce((
+               select case when m.place = p_place and m.queue_turn < c_none then m.queue_turn end
+                 from public.task_marks m
+                where m.pool = p_pool and m.seen is not null order by m.no desc limit 1), 0) as turn offset 0) m
+      left join lateral (
+           select t.queue_turn from public.tasks t
+            where not p_front and t.pool = p_pool and ~t.priority = p_place
+              and (coalesce(t.tenant, ''), t.queue_turn) >= (v_tenant, m.turn - c_step)
+              and (coalesce(t.tenant, ''), t.queue_turn) < (v_tenant, c_none)
+              and t.status = 'Queued' and not t.blocked and t.run_after is null and t.queue_turn < 9007199254740991
+            order by t.pool desc, ~t.priority desc, coalesce(t.tenant, '') desc, t.queue_turn desc limit 1) l on true;
+    if v_last is not null then  -- not before the head of the queue, because it is in the queue
+        return v_last + c_step / coalesce(v_weight, 1);
     end if;
     v_head := (
         select t.queue_turn from public.tasks t

@@ -47,7 +47,7 @@ declare
     c_depends_on constant int := 10000;
     c_type_letters constant int := 200;
 begin
-    if public.internal_traceparent_problem(new.traceparent) is not null then
+    if new.traceparent is not null and public.internal_traceparent_problem(new.traceparent) is not null then
         new.traceparent := null;  -- a trace is never a reason to refuse work
     end if;
     if (tg_op = 'INSERT' or new.timeout_s is distinct from old.timeout_s) and new.timeout_s not between 0.001 and 2592000 then
@@ -182,7 +182,7 @@ language plpgsql stable security definer set search_path = '' as $$
 declare
     c_longest constant interval := '1 day';
 begin
-    return case when p_until < 'infinity' and p_until > clock_timestamp() + c_longest
+    return case when p_until is not null and p_until < 'infinity' and p_until > clock_timestamp() + c_longest
                      and p_until > public.internal_now() + c_longest then null else p_until end;
 end
 $$;
@@ -201,15 +201,16 @@ begin
     if new.queue_gate <> old.queue_gate and new.status = 'Queued' then
         v_is_gating := current_setting('orchestrator.gating', true) is not distinct from (pg_trigger_depth() - 1)::text;
     end if;
-    if not v_is_limited
-       and not (v_is_same and old.status = 'Queued'
-                and (new.status <> 'Queued' or old.queue_gate > 0 and (old.run_after is not null or new.run_after is null))) then
+    if not v_is_limited and new.status in ('Queued', 'In Progress')  -- a claim and a heartbeat do not look
+       and not (v_is_same and (new.status = 'In Progress' and old.status in ('Queued', 'In Progress')
+                               or old.status = 'Queued' and old.queue_gate > 0
+                                  and (old.run_after is not null or new.run_after is null))) then
         v_is_limited := exists (select from public.concurrency_limits l where l.scope = 'type' and l.name = new.task_type);
     end if;
     if new.updated_at is not distinct from old.updated_at and new.queue_turn = old.queue_turn then
         new.updated_at := public.internal_now();
     end if;
-    if new.lease_expires_at is distinct from old.lease_expires_at then
+    if new.lease_expires_at is not null and new.lease_expires_at is distinct from old.lease_expires_at then
         new.lease_expires_at := public.internal_lease(new.lease_expires_at);
     end if;
     new.queue_turn := least(greatest(new.queue_turn, 0), c_no_turn);  -- turns are counted on from it
@@ -334,7 +335,9 @@ declare
     v_workers text[];
     v_finished text[];
     v_left uuid[];
-    v_queued bigint;
+    v_was_queued boolean;
+    v_is_queued boolean;
+    v_has_limit boolean;
     v_new_keys text[];
     v_free_keys text[];
     v_new_types text[];
@@ -353,31 +356,35 @@ begin
                                           or b.status <> 'Queued' and a.depends_on <> '{}'
                                           or b.blocked and b.queue_gate = 0 and (not a.blocked or a.queue_gate > 0)
                                               and not v_is_settling)),
-           array_agg(distinct a.pool) filter (where a.status = 'Queued' and not a.blocked
-                                                and (b.status is distinct from 'Queued' or b.blocked or b.pool <> a.pool
-                                                     or b.run_after > coalesce(a.run_after, '-infinity'))),
-           array_agg(distinct b.worker_id) filter (where b.status = 'In Progress' and b.worker_id is not null
-                                                     and (a.status in ('In Progress', 'Complete')) is not true),
-           array_agg(distinct b.worker_id) filter (where b.status = 'In Progress' and a.status = 'Complete'),
+           array_agg(a.pool) filter (where a.status = 'Queued' and not a.blocked
+                                       and (b.status is distinct from 'Queued' or b.blocked or b.pool <> a.pool
+                                            or b.run_after > coalesce(a.run_after, '-infinity'))),
+           array_agg(b.worker_id) filter (where b.status = 'In Progress' and b.worker_id is not null
+                                            and (a.status in ('In Progress', 'Complete')) is not true),
+           array_agg(b.worker_id) filter (where b.status = 'In Progress' and a.status = 'Complete'),
            array_agg(b.id) filter (where b.status = 'In Progress'
                                      and (a.status = 'In Progress' and a.attempts = b.attempts
                                           and a.worker_id = b.worker_id) is not true),
-           count(*) filter (where a.status = 'Queued' or b.status = 'Queued'),
+           bool_or(b.status = 'Queued'), bool_or(a.status = 'Queued'),
            array_agg(b.id) filter (where b.status = 'Complete' and a.status is distinct from 'Complete'),
-           bool_or(a.webhook_url is not null),
-           array_agg(distinct coalesce(a.concurrency_key, b.concurrency_key)) filter (where l.asks_key and not v_is_gating),
-           array_agg(b.concurrency_key) filter (where l.frees_key and not v_is_gating),
-           array_agg(distinct coalesce(a.task_type, b.task_type)) filter (where l.asks_type or l.frees_type and v_is_gating),
-           array_agg(b.task_type) filter (where l.frees_type and not v_is_gating)
-      into v_ended, v_waiting, v_pools, v_workers, v_finished, v_left, v_queued, v_taken_back, v_has_url,
-           v_new_keys, v_free_keys, v_new_types, v_free_types
-      from changed a full join was b on b.id = a.id
-      left join lateral public.internal_places(a.*, b.*, v_now) l
-             on (a.queue_gate, a.status, a.concurrency_key, a.task_type, a.run_after, a.lease_expires_at)
-                    is distinct from (b.queue_gate, b.status, b.concurrency_key, b.task_type, b.run_after, b.lease_expires_at)
-                and (a.queue_gate > 0 or b.queue_gate > 0)
-                and (b.queue_gate = 3 and b.status = 'Queued' and a.status = 'In Progress'  -- a claim
-                     and (a.concurrency_key, a.task_type) is not distinct from (b.concurrency_key, b.task_type)) is not true;
+           bool_or(a.webhook_url is not null), bool_or(a.queue_gate > 0 or b.queue_gate > 0)
+      into v_ended, v_waiting, v_pools, v_workers, v_finished, v_left, v_was_queued, v_is_queued, v_taken_back, v_has_url,
+           v_has_limit
+      from changed a full join was b on b.id = a.id;
+    if v_has_limit then
+        select array_agg(distinct coalesce(a.concurrency_key, b.concurrency_key)) filter (where l.asks_key and not v_is_gating),
+               array_agg(b.concurrency_key) filter (where l.frees_key and not v_is_gating),
+               array_agg(distinct coalesce(a.task_type, b.task_type)) filter (where l.asks_type or l.frees_type and v_is_gating),
+               array_agg(b.task_type) filter (where l.frees_type and not v_is_gating)
+          into v_new_keys, v_free_keys, v_new_types, v_free_types
+          from changed a full join was b on b.id = a.id
+         cross join lateral public.internal_places(a.*, b.*, v_now) l
+         where (a.queue_gate, a.status, a.concurrency_key, a.task_type, a.run_after, a.lease_expires_at)
+                   is distinct from (b.queue_gate, b.status, b.concurrency_key, b.task_type, b.run_after, b.lease_expires_at)
+           and (a.queue_gate > 0 or b.queue_gate > 0)
+           and (b.queue_gate = 3 and b.status = 'Queued' and a.status = 'In Progress'  -- a claim
+                and (a.concurrency_key, a.task_type) is not distinct from (b.concurrency_key, b.task_type)) is not true;
+    end if;
     if v_left is not null then
         perform public.internal_close_attempts(v_left, false);
     end if;
@@ -398,13 +405,19 @@ begin
     end if;
     -- A task that is let in mostly follows another one, and a busy worker takes it with its next claim. A notification
     -- makes the commits of all workers wait for each other.
-    perform pg_notify('orchestrator_tasks', p.pool) from unnest(v_pools) p (pool)
-      where not v_is_gating or exists (select from public.workers w where w.pool = p.pool and w.status = 'idle')
-         or not exists (select from public.workers w where w.pool = p.pool and w.status = 'active');
-    perform pg_notify('orchestrator_fleet', w) from unnest(v_workers) w;
-    perform pg_notify('orchestrator_fleet', w.id) from public.workers w  -- not for each result of a running worker
-      where w.id = any (v_finished) and public.internal_wanted(w.*) <> 'run';
-    if v_queued > 0 then
+    if v_pools is not null then
+        perform pg_notify('orchestrator_tasks', p.pool) from (select distinct pool from unnest(v_pools) n (pool)) p
+          where not v_is_gating or exists (select from public.workers w where w.pool = p.pool and w.status = 'idle')
+             or not exists (select from public.workers w where w.pool = p.pool and w.status = 'active');
+    end if;
+    if v_workers is not null then
+        perform pg_notify('orchestrator_fleet', w.id) from (select distinct id from unnest(v_workers) n (id)) w;
+    end if;
+    if v_finished is not null then
+        perform pg_notify('orchestrator_fleet', w.id) from public.workers w  -- not for each result of a running worker
+          where w.id = any (v_finished) and public.internal_wanted(w.*) <> 'run';
+    end if;
+    if v_was_queued or v_is_queued then
         insert into public.task_counts (pool, kind, n)
         select c.pool, c.kind, sum(c.n)
           from (select a.pool, case when a.blocked and a.queue_gate = 0 then 'blocked' when a.run_after is not null then 'timed'
@@ -415,6 +428,8 @@ begin
                                     when b.blocked then 'gated' else 'plain' end, -1
                   from was b where b.status = 'Queued') c
          group by 1, 2 having sum(c.n) <> 0;
+    end if;
+    if v_is_queued then
         insert into public.task_marks (pool, place, queue_turn, created_at, id)
         select a.pool, min(~a.priority), min(a.queue_turn), min(a.created_at), '00000000-0000-0000-0000-000000000000'
           from changed a where a.status = 'Queued' and not a.blocked and a.run_after is null group by a.pool;
