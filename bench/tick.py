@@ -22,7 +22,8 @@ from orchestrator.adapters.metered import MeteredDb
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.actions import Plan
-from orchestrator.core.model import Offer, Pod, PodStatus, Policy, Pool
+from orchestrator.core.policy import Policy, Pool
+from orchestrator.core.provider import Offer, Pod, PodStatus
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.loop.daemon import Daemon
 from orchestrator.loop.execute import Executor, PodOperations

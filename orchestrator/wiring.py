@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from orchestrator.adapters.webhook_sender import SendingRules
     from orchestrator.config.settings import Settings
     from orchestrator.core.actions import Plan, PoolDecision
-    from orchestrator.core.model import Policy, Snapshot
+    from orchestrator.core.model import Snapshot
+    from orchestrator.core.policy import Policy
     from orchestrator.pods.bundle import Bundle
     from orchestrator.ports import Db, PortError
 

@@ -9,7 +9,8 @@ from orchestrator.core.cluster_states import LIVE_MEMBER, ClusterStatus, MemberR
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.findings import findings_of
-from orchestrator.core.model import ClusterNeed, Demand, EndedBringUp, FaultedWorker, HeldBack, OfferState, Worker
+from orchestrator.core.model import ClusterNeed, Demand, EndedBringUp, FaultedWorker, HeldBack, Worker
+from orchestrator.core.provider import OfferState
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.core.store_outage import waiting_since
 from orchestrator.core.worker_metadata import WorkerMetadata

@@ -33,7 +33,7 @@ from orchestrator.adapters.runpod_replies import (
 from orchestrator.adapters.runpod_requests import create_body, rfc3339
 from orchestrator.adapters.runpod_transport import install
 from orchestrator.core.call_budget import Priority
-from orchestrator.core.model import Pod, PodSpec
+from orchestrator.core.provider import Pod, PodSpec
 from orchestrator.ports import BadSpec, Bill, NoCapacity, NotSent, PortError, QuotaExceeded, RateLimited, Unavailable
 
 MAX_ATTEMPTS = 3  # of one request; it is sent again up to the limit

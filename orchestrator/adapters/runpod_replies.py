@@ -23,7 +23,7 @@ from orchestrator.adapters.runpod_fields import (
     text,
     whole,
 )
-from orchestrator.core.model import Pod, PodStatus
+from orchestrator.core.provider import Pod, PodStatus
 from orchestrator.ports import (
     ApiAuth,
     BadSpec,

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from orchestrator.adapters.runpod_replies import DATABASE_VARIABLE, FLEET_VARIABLE, WORKER_VARIABLE
-from orchestrator.core.model import PodSpec
+from orchestrator.core.provider import PodSpec
 
 
 def create_body(spec: PodSpec) -> dict[str, Any]:

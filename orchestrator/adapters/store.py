@@ -18,7 +18,8 @@ from orchestrator.adapters.rows import (
 )
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.host_strikes import Strike
-from orchestrator.core.model import Pause, Spent, StoreOutage, TaskType, Worker
+from orchestrator.core.model import Pause, Spent, StoreOutage, Worker
+from orchestrator.core.policy import TaskType
 from orchestrator.core.states import Stage, State
 from orchestrator.ports import DatabaseHalf, Lease, LogRange, SchemaMismatch, StageAttempt
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cli.program import suggestion
 from orchestrator.cli.session import settings_for
 from orchestrator.core.clusters.rows import ClusterRow, MemberRow
-from orchestrator.core.model import Pool, PoolKind
 from orchestrator.core.plurals import counted
+from orchestrator.core.policy import Pool, PoolKind
 from orchestrator.diagnostics.clusters import live_members
 from orchestrator.errors import BAD_ARGUMENT, NO_CLUSTER, NO_WORKER, Failure
 

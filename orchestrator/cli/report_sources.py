@@ -11,7 +11,7 @@ from orchestrator.cli.progress import Progress
 from orchestrator.cli.session import find_worker, utcnow
 from orchestrator.cli.worker_rows import public
 from orchestrator.core.clusters.rows import ClusterRow
-from orchestrator.core.model import Pod
+from orchestrator.core.provider import Pod
 from orchestrator.diagnostics import collect, scaling
 from orchestrator.diagnostics.collect import Part, ReportLimits, part
 from orchestrator.diagnostics.deployment import deployment

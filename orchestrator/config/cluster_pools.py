@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from orchestrator.config.errors import SettingProblem
-from orchestrator.core.model import Pool, PoolKind
+from orchestrator.core.policy import Pool, PoolKind
 
 CLOUD = "SECURE"
 

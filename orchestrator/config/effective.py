@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from orchestrator.config.setting import settings_of
 from orchestrator.config.settings import Settings
-from orchestrator.core.model import Offer
+from orchestrator.core.provider import Offer
 
 DEFAULT, ENVIRONMENT, POOLS_FILE = "default", "environment", "POOLS_FILE"
 HASH_CHARS = 12

@@ -35,7 +35,9 @@ from orchestrator.config.cluster_pools import cluster_problems
 from orchestrator.config.errors import LIBRARY_WORDS, PATH_CHARS, SettingProblem, SettingsError, shown
 from orchestrator.config.fleet_settings import Machines, Scaling, WorkerPrograms
 from orchestrator.config.setting import settings_of
-from orchestrator.core.model import ID_PATTERN, Offer, Pool, PoolKind, TaskType
+from orchestrator.core.model import ID_PATTERN
+from orchestrator.core.policy import Pool, PoolKind, TaskType
+from orchestrator.core.provider import Offer
 
 EXAMPLE = "orchestrator/config/pools.py has an example"
 Names = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(min_length=1)]

@@ -17,7 +17,7 @@ class Setting(NamedTuple):
     field: FieldInfo
     unit: str | None
     pool_key: str | None  # the key in POOLS_FILE that overrides it; None: a pool cannot
-    pool_field: str | None  # the field of core.model.Pool with the same value; None: a pool needs more than a copy
+    pool_field: str | None  # the field of core.policy.Pool with the same value; None: a pool needs more than a copy
     min_bytes: int | None  # of a secret that could otherwise be guessed
     limits: str | None  # which values are accepted, in words; None: all that the meaning allows
 

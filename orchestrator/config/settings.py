@@ -12,7 +12,8 @@ from orchestrator.config.fleet_settings import Machines, Scaling, WorkerPrograms
 from orchestrator.config.pools import read_pools
 from orchestrator.config.setting import settings_of
 from orchestrator.config.types import conninfo_passwords, in_digits, is_number, unquoted
-from orchestrator.core.model import Offer, Policy, Pool
+from orchestrator.core.policy import Policy, Pool
+from orchestrator.core.provider import Offer
 from orchestrator.observability.redaction import SECRET_NAMES, passwords
 
 if TYPE_CHECKING:

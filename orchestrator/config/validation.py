@@ -8,7 +8,7 @@ from orchestrator.config.handler_check import handler_problems
 from orchestrator.config.setting import settings_of
 from orchestrator.config.settings import Settings
 from orchestrator.config.weak_secrets import is_readable_on_the_way, weakness
-from orchestrator.core.model import PoolKind
+from orchestrator.core.policy import PoolKind
 
 MIN_BYTES = {one.variables[0]: one.min_bytes for one in settings_of(Settings) if one.min_bytes}
 ENCRYPTED = ("WORKER_API_URL", "SUPABASE_URL", "S3_ENDPOINT_URL", "RUNPOD_API_BASE_URL")

@@ -11,7 +11,7 @@ from datetime import datetime
 from orchestrator.core.blocked import Blocked
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.model import Offer
+from orchestrator.core.provider import Offer
 from orchestrator.core.states import State
 
 

@@ -26,7 +26,9 @@ from datetime import datetime, timedelta
 from orchestrator.core.blocked import Blocked, BlockedReason
 from orchestrator.core.exit_causes import FAILURES, ExitCause
 from orchestrator.core.failures import UNTRIED, Breaker, codes_where
-from orchestrator.core.model import EndedBringUp, OfferState, Policy, Pool, Snapshot
+from orchestrator.core.model import EndedBringUp, Snapshot
+from orchestrator.core.policy import Policy, Pool
+from orchestrator.core.provider import OfferState
 
 PACE_S = 10.0  # between two spawns after a failure, and at least between a failed canary and the next
 CANARY_SHARE = 0.5  # of the time for which this release has failed: the pause before the next canary

@@ -18,7 +18,9 @@ from orchestrator.core.actions import Terminate
 from orchestrator.core.blocked import Blocked, BlockedReason
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.model import Offer, Policy, Pool, Snapshot, Worker
+from orchestrator.core.model import Snapshot, Worker
+from orchestrator.core.policy import Policy, Pool
+from orchestrator.core.provider import Offer
 from orchestrator.core.states import Stage, State
 
 SLACK_S = 180.0  # for the tick to notice, and for the provider to complete a delete

@@ -14,8 +14,10 @@ from orchestrator.core.budget import BudgetRoom
 from orchestrator.core.cluster_states import LIVE_MEMBER, WANTS_NODES, MemberStatus
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.model import ClusterNeed, Demand, Offer, Policy, Pool, Snapshot, Worker
+from orchestrator.core.model import ClusterNeed, Demand, Snapshot, Worker
+from orchestrator.core.policy import Policy, Pool
 from orchestrator.core.pool_size import Size
+from orchestrator.core.provider import Offer
 from orchestrator.core.states import READY, Stage, State
 
 

@@ -23,7 +23,8 @@ from orchestrator.core import guards
 from orchestrator.core.actions import Terminate
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.model import HeldBack, Policy, Snapshot, Worker
+from orchestrator.core.model import HeldBack, Snapshot, Worker
+from orchestrator.core.policy import Policy
 from orchestrator.core.states import READY, State
 
 UNCLAIMED_S = 300.0  # an idle agent claims at least twice a minute

@@ -22,7 +22,8 @@ from orchestrator.core.actions import Terminate
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.findings import GuardFinding, Severity
-from orchestrator.core.model import Policy, Snapshot, Worker
+from orchestrator.core.model import Snapshot, Worker
+from orchestrator.core.policy import Policy
 from orchestrator.core.states import READY, State
 
 LASTS_S = 600.0  # of an H finding

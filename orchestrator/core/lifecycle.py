@@ -26,8 +26,10 @@ from orchestrator.core.actions import (
 )
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import NEVER_CREATED, FailureCode
-from orchestrator.core.model import Pod, Policy, Snapshot, Worker
+from orchestrator.core.model import Snapshot, Worker
 from orchestrator.core.plurals import counted
+from orchestrator.core.policy import Policy
+from orchestrator.core.provider import Pod
 from orchestrator.core.silence import Silences
 from orchestrator.core.stages import STAGE_SPECS
 from orchestrator.core.states import Stage, State, WaitingOn

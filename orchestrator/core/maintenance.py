@@ -21,7 +21,8 @@ from orchestrator.core.actions import (
 )
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import POD_GONE
-from orchestrator.core.model import Policy, Snapshot
+from orchestrator.core.model import Snapshot
+from orchestrator.core.policy import Policy
 
 ORPHAN_GRACE_S = 2.0  # time for a second list; a pod's row always exists before the pod is created
 FOLLOWING = (UpdateAddress, Flush, Delete, MarkTerminated, Rescue)  # the remaining steps of an end that has begun

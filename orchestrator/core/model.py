@@ -1,4 +1,4 @@
-"""The planner's input: frozen values with properties derived from them, without other behaviour.
+"""What the planner sees of a fleet: frozen values with properties derived from them, without other behaviour.
 
 All datetimes are timezone-aware UTC. Suffixes are units: `_s` seconds, `_usd` US dollars, `_gb` gigabytes.
 """
@@ -7,110 +7,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
 
 from orchestrator.core.cluster_states import ClusterStatus, MemberStatus
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.findings import GuardFinding
 from orchestrator.core.liveness import ObservationWindow
+from orchestrator.core.provider import OfferState, Pod, Volume
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.core.worker_metadata import WorkerMetadata
 
 ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")  # worker ids and pod names; always with fullmatch
-
-
-class PodStatus(StrEnum):
-    """RunPod's REST v2 `status`."""
-
-    PROVISIONING = "PROVISIONING"
-    STARTING = "STARTING"
-    RUNNING = "RUNNING"
-    EXITED = "EXITED"
-    ERROR = "ERROR"
-    TERMINATED = "TERMINATED"
-    UNKNOWN = "UNKNOWN"  # none of these: the pod exists, and its state is unknown
-
-
-@dataclass(frozen=True, slots=True)
-class Pod:
-    """One pod in the provider's list."""
-
-    id: str
-    name: str
-    status: PodStatus
-    fleet_id: str | None  # ownership: env ORCHESTRATOR_FLEET_ID; None means not ours
-    worker_id: str | None  # env ORCHESTRATOR_WORKER_ID
-    has_runtime: bool
-    ssh_host: str | None
-    ssh_port: int | None
-    gpu_type: str | None
-    gpu_count: int | None
-    data_center: str | None
-    machine_id: str | None  # the provider's host, or the public SSH address if the provider names no host
-    price_usd_per_hour: float | None
-    created_at: datetime | None
-    database_id: str | None = None  # the owner: env ORCHESTRATOR_DATABASE_ID; None: an earlier release created it
-    ssh_user: str | None = None  # the SSH user; None: root
-    owner_unknown: bool = False  # its env is unreadable: it may be ours, so nothing is done to it
-
-    def is_of(self, fleet_id: str, database_id: str | None) -> bool:
-        """Whether the pod belongs to this fleet, and not to a fleet of the same name in another database."""
-        return self.fleet_id == fleet_id and self.database_id in (None, database_id)
-
-    def is_foreign(self, fleet_id: str, database_id: str | None) -> bool:
-        """Whether the pod belongs to a fleet of this name in another database."""
-        return self.fleet_id == fleet_id and not self.is_of(fleet_id, database_id)
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """One GPU type in one data centre (None: any) of one cloud."""
-
-    gpu_type: str
-    data_center: str | None
-    cloud: str
-
-    @property
-    def key(self) -> str:
-        """The offer's name in the `offers` table and in decisions."""
-        return f"{self.gpu_type}|{self.data_center or '*'}|{self.cloud}"
-
-
-@dataclass(frozen=True, slots=True)
-class OfferState:
-    """The stored state of an offer."""
-
-    key: str
-    cooldown_until: datetime | None
-    refusals: int  # in a row
-    last_refusal: datetime | None
-    last_success: datetime | None
-    probe_budget: int | None = None  # create calls that may run at once; None: it was never refused
-
-
-@dataclass(frozen=True, slots=True)
-class PodSpec:
-    """The content of a create call."""
-
-    name: str  # the worker id: unique, so that the pod of a lost reply can be found by name
-    fleet_id: str
-    image: str
-    gpu_type: str
-    gpu_count: int
-    cloud: str
-    data_center: str | None
-    disk_gb: int
-    min_memory_gb: int
-    min_vcpu: int
-    ports: tuple[str, ...]
-    public_key: str
-    env: Mapping[str, str]  # every reader of the pod can see it: no secret except the bootstrap nonce
-    volume_id: str | None
-    volume_mount_path: str
-    database_id: str | None = None  # the owner
-    min_cuda: str | None = None  # "12.4": the lowest CUDA version that the machine's driver must support
-    global_networking: bool = False  # a private address that other pods of the account reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,94 +104,6 @@ class Worker:
         return not any(finding.severity.blocks for finding in self.findings)
 
 
-class PoolKind(StrEnum):
-    """What the size of a pool follows."""
-
-    QUEUE = "queue"  # its tasks
-    CLUSTER = "cluster"  # the nodes that its Slurm cluster wants; core/clusters/plan.py lets these follow the tasks
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """The policy of one pool."""
-
-    name: str
-    offers: tuple[Offer, ...]
-    image: str
-    gpu_count: int
-    disk_gb: int
-    min_memory_gb: int
-    min_vcpu: int
-    volume_name: str | None
-    volume_mount_path: str
-    min_active: int
-    max_active: int  # 0 is the off switch
-    tasks_per_gpu: int
-    keep_idle: int
-    idle_timeout_s: float
-    overcapacity_idle_timeout_s: float
-    batch: int = 1  # tasks that an agent claims at once
-    handlers: tuple[str, ...] | None = None  # task types for which its workers get handlers; None: all
-    env: tuple[str, ...] | None = None  # names of WORKER_ENV that its workers get; None: all
-    min_cuda: str | None = None  # "12.4": of the machine's driver; None: the version in the image's name
-    kind: PoolKind = PoolKind.QUEUE
-    install_slurm: bool = False  # a cluster pool: whether Slurm may be installed on pods whose image has none
-
-
-@dataclass(frozen=True, slots=True)
-class TaskType:
-    """The declaration of one task type; None: the task decides."""
-
-    name: str
-    pool: str | None
-    timeout_s: float | None
-    max_attempts: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """All numbers that the planner needs. settings.py reads them from the environment."""
-
-    fleet_id: str
-    pools: tuple[Pool, ...]
-    spawning_timeout_s: float  # hard cap on a whole bring-up
-    spawning_grace_s: float  # after a spawn, for how long spawning workers are not cancelled if there is no work
-    scale_down_grace_s: float  # after a scale-up, for how long no worker ends because of overcapacity
-    drain_grace_s: float  # GRACEFUL_SHUTDOWN_TIMEOUT_SEC
-    flush_deadline_s: float = 60
-    heartbeat_timeout_s: float = 60
-    task_stuck_s: float = 1200
-    deadman_s: float = 900  # an agent without an answer for so long ends by itself
-    orphan_grace_s: float = 75  # plus up to 30 s until the next list: deleted within 120 s of its first listing
-    absence_age_s: float = 10  # a pod must be missing from complete lists for this long before it counts as gone
-    delete_retry_s: float = 10
-    public_key: str = ""
-    code_sha: str = ""  # the hash of the agent, the user code and the handlers' names
-    handled: tuple[str, ...] = ()  # the task types for which a new worker has handlers
-    task_types: tuple[TaskType, ...] = ()
-    own_program: bool = False  # WORKER_START_COMMAND: the programs of these pools claim tasks themselves
-    max_failure_rate: float = 0.8  # of ended bring-ups; above it the breaker opens
-    failure_window_s: float = 300
-    failure_min_bringups: int = 5  # with fewer ended bring-ups, the rate does not count
-    # WORKER_MAX_CONSECUTIVE_FAILURES: failures of different tasks, after which a worker claims no more
-    max_failures: int = 5
-    hourly_budget_usd: float | None = None  # MAX_HOURLY_COST_USD: of all live workers together
-    daily_budget_usd: float | None = None  # of a UTC day
-
-    @property
-    def heartbeat_s(self) -> float:
-        """Return the seconds between two heartbeats of an agent: two may get lost before it counts as silent."""
-        return self.heartbeat_timeout_s / 3
-
-    def release(self, pool: Pool) -> str:
-        """Return the release that a new worker of the pool would run: image@code."""
-        return f"{pool.image}@{self.code_sha}"
-
-    def succeeds(self, pool: Pool, worker: Worker) -> bool:
-        """Whether this worker of an earlier release returned a task for which a new worker has a handler."""
-        return worker.release != self.release(pool) and worker.metadata.lacks in self.handled
-
-
 @dataclass(frozen=True, slots=True)
 class Absence:
     """How long complete lists have not shown a pod."""
@@ -352,14 +171,6 @@ class StoreOutage:
     refused: bool = False  # it refuses our calls: an operator must act
     waiting: int = 0  # workers that wait for it, if only workers cannot reach it
     ready: int = 0  # ready workers
-
-
-@dataclass(frozen=True, slots=True)
-class Volume:
-    """The provider's answer about a network volume."""
-
-    data_center: str | None
-    problem: str | None  # why it cannot be used
 
 
 @dataclass(frozen=True, slots=True)

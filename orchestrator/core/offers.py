@@ -14,7 +14,9 @@ from orchestrator.core import breaker, store_outage
 from orchestrator.core.actions import Create, Wait
 from orchestrator.core.blocked import Blocked, BlockedReason, line
 from orchestrator.core.budget import BudgetRoom
-from orchestrator.core.model import Offer, Policy, Pool, Snapshot, Worker
+from orchestrator.core.model import Snapshot, Worker
+from orchestrator.core.policy import Policy, Pool
+from orchestrator.core.provider import Offer
 from orchestrator.core.states import Stage, State, WaitingOn
 
 FORGIVEN = timedelta(hours=1)  # after an hour without a refusal, the probe budget ends

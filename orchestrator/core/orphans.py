@@ -8,7 +8,8 @@ from collections import Counter
 from datetime import timedelta
 
 from orchestrator.core.actions import DeleteOrphan
-from orchestrator.core.model import Policy, Snapshot
+from orchestrator.core.model import Snapshot
+from orchestrator.core.policy import Policy
 
 
 def plan(snapshot: Snapshot, policy: Policy) -> list[DeleteOrphan]:

@@ -32,7 +32,8 @@ from orchestrator.core.actions import (
 )
 from orchestrator.core.blocked import Blocked, BlockedReason
 from orchestrator.core.exit_causes import ABRUPT
-from orchestrator.core.model import EndedBringUp, Policy, Snapshot
+from orchestrator.core.model import EndedBringUp, Snapshot
+from orchestrator.core.policy import Policy
 from orchestrator.core.states import READY, State
 
 ROWS_PER_TICK = 30  # a thousand pods may vanish at once: the tick must stay short, because the lease must be renewed

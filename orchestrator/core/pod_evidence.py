@@ -5,8 +5,10 @@ from datetime import datetime
 from orchestrator.core.actions import Terminate
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import POD_GONE, FailureCode
-from orchestrator.core.model import Pod, PodStatus, Policy, Snapshot, Worker
+from orchestrator.core.model import Snapshot, Worker
 from orchestrator.core.pod_tracking import fresh_for_s
+from orchestrator.core.policy import Policy
+from orchestrator.core.provider import Pod, PodStatus
 from orchestrator.core.states import State
 
 BEAT_SHARE = 0.4  # of the heartbeat timeout: an idle agent sends a heartbeat in each third of it, a busy one more often

@@ -9,7 +9,8 @@ from datetime import datetime, timedelta
 from math import ceil
 
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.model import Absence, Pod, PodStatus, Worker
+from orchestrator.core.model import Absence, Worker
+from orchestrator.core.provider import Pod, PodStatus
 from orchestrator.core.states import Stage, State
 
 PAGE_PODS = 100  # RunPod's page size

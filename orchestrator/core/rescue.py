@@ -3,8 +3,9 @@
 from datetime import datetime, timedelta
 
 from orchestrator.core.actions import Rescue
-from orchestrator.core.model import Policy, Snapshot, Worker
+from orchestrator.core.model import Snapshot, Worker
 from orchestrator.core.plurals import counted
+from orchestrator.core.policy import Policy
 from orchestrator.core.silence import Silences
 
 

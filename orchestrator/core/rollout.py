@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from orchestrator.core.actions import Terminate
 from orchestrator.core.exit_causes import ExitCause
-from orchestrator.core.model import Demand, Policy, Pool, Snapshot, Worker
+from orchestrator.core.model import Demand, Snapshot, Worker
+from orchestrator.core.policy import Policy, Pool
 from orchestrator.core.states import READY
 
 

@@ -25,9 +25,11 @@ from orchestrator.core.actions import Action, PoolDecision, Spawn, Terminate
 from orchestrator.core.blocked import INTENTS, SPAWNS, TASKS, WORKERS, Blocked, BlockedReason
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.meanings import BUDGET
-from orchestrator.core.model import Demand, Offer, Pause, Policy, Pool, PoolKind, Snapshot, Worker
+from orchestrator.core.model import Demand, Pause, Snapshot, Worker
 from orchestrator.core.offers import OfferSelector
+from orchestrator.core.policy import Policy, Pool, PoolKind
 from orchestrator.core.pool_size import Size
+from orchestrator.core.provider import Offer
 from orchestrator.core.states import READY, Stage, State
 
 SPAWNS_PER_TICK = 100  # bounds the plan; plan.ROWS_PER_TICK bounds the execution

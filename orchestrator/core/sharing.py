@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from orchestrator.core import cluster_scaling, scaling
-from orchestrator.core.model import Offer, Policy, Pool, PoolKind, Snapshot
+from orchestrator.core.model import Snapshot
 from orchestrator.core.offers import OfferSelector
+from orchestrator.core.policy import Policy, Pool, PoolKind
 from orchestrator.core.pool_size import Size
+from orchestrator.core.provider import Offer
 
 
 def offers(

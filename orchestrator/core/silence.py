@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from orchestrator.core.actions import AskPod, Terminate, Wait
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.model import PodAnswer, Policy, Snapshot, Worker
+from orchestrator.core.model import PodAnswer, Snapshot, Worker
+from orchestrator.core.policy import Policy
 from orchestrator.core.states import READY, Stage, WaitingOn
 
 ASK_SHARE = 2 / 3  # of the heartbeat timeout without a contact, after which a pod is asked

@@ -9,9 +9,11 @@ from orchestrator.core.actions import Action, Delete, Flush, MarkTerminated, Wai
 from orchestrator.core.cluster_states import LIVE_MEMBER, ClusterStatus
 from orchestrator.core.exit_causes import ABRUPT
 from orchestrator.core.failures import NEVER_CREATED, NOT_OUR_POD
-from orchestrator.core.model import Pod, Policy, Snapshot, Worker
+from orchestrator.core.model import Snapshot, Worker
 from orchestrator.core.pod_evidence import is_absent, is_ours, may_run
 from orchestrator.core.pod_tracking import LISTING_LAG_S, created_by
+from orchestrator.core.policy import Policy
+from orchestrator.core.provider import Pod
 from orchestrator.core.states import Stage, State, WaitingOn
 
 LISTED_S = 4.0  # seconds for which a list may lag behind a delete; after that, the row gets a remark

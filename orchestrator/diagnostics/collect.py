@@ -20,7 +20,8 @@ from orchestrator.adapters.functions import FUNCTIONS
 from orchestrator.adapters.rows import worker_of
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.clusters.rows import ClusterRow
-from orchestrator.core.model import Pod, Policy
+from orchestrator.core.policy import Policy
+from orchestrator.core.provider import Pod
 from orchestrator.diagnostics import workers
 from orchestrator.diagnostics.facts import CONNECTED
 from orchestrator.pods import agent_commands

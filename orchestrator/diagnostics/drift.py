@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from orchestrator.core.model import Pod
 from orchestrator.core.plurals import at_least, dollars
 from orchestrator.core.pod_evidence import DEAD
 from orchestrator.core.pod_tracking import LISTING_LAG_S
+from orchestrator.core.provider import Pod
 from orchestrator.core.states import READY, State
 from orchestrator.diagnostics.foreign_pods import ForeignPods, of_other_databases
 

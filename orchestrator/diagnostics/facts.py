@@ -12,8 +12,9 @@ from orchestrator.core.actions import PoolDecision
 from orchestrator.core.blocked import Blocked
 from orchestrator.core.clusters.rows import ClusterRow
 from orchestrator.core.findings import GuardFinding
-from orchestrator.core.model import Demand, EndedBringUp, OfferState, Pause
+from orchestrator.core.model import Demand, EndedBringUp, Pause
 from orchestrator.core.plurals import counted
+from orchestrator.core.provider import OfferState
 from orchestrator.core.states import READY, Stage, WaitingOn
 from orchestrator.core.worker_metadata import WorkerMetadata
 from orchestrator.diagnostics.drift import Drift

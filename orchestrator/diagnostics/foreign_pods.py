@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from orchestrator.core.model import Pod
 from orchestrator.core.plurals import at_least, counted, dollars
+from orchestrator.core.provider import Pod
 
 NAMED = 5  # pods that a sentence names
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.core.model import Offer, Pool
+from orchestrator.core.policy import Pool
+from orchestrator.core.provider import Offer
 
 LEVELS = ("HIGH", "MEDIUM", "LOW", "NONE")
 UNKNOWN = "unknown"

@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.core import decision_text
 from orchestrator.core.actions import PoolDecision
 from orchestrator.core.blocked import SPAWNS, Blocked, BlockedReason, from_json, text
-from orchestrator.core.model import Policy, Pool
+from orchestrator.core.policy import Policy, Pool
 from orchestrator.diagnostics import causes
 
 Row = Mapping[str, Any]

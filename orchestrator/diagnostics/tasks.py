@@ -8,8 +8,8 @@ from typing import Any
 from orchestrator.core import decision_text
 from orchestrator.core.blocked import Blocked, from_json, line
 from orchestrator.core.meanings import CAPACITY, NOBODY, OPERATOR, ORCHESTRATOR, PROVIDER, RETRY, START_LEADER, WORKER
-from orchestrator.core.model import Policy
 from orchestrator.core.plurals import counted
+from orchestrator.core.policy import Policy
 from orchestrator.diagnostics import causes
 from orchestrator.diagnostics.condition_kinds import ConditionKind
 from orchestrator.diagnostics.scaling import explained_reason

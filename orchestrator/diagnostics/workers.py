@@ -13,8 +13,8 @@ from orchestrator.core.failures import FailureCode
 from orchestrator.core.findings import GuardFinding, findings_of
 from orchestrator.core.fitness import DISK_FULL_S
 from orchestrator.core.meanings import LOGS, MORE, NOBODY, START_LEADER
-from orchestrator.core.model import Policy
 from orchestrator.core.plurals import counted
+from orchestrator.core.policy import Policy
 from orchestrator.core.stages import STAGE_SPECS
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.core.worker_metadata import WorkerMetadata

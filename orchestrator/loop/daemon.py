@@ -16,8 +16,9 @@ import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from orchestrator.core.actions import Plan
-from orchestrator.core.model import Policy, Snapshot
+from orchestrator.core.model import Snapshot
 from orchestrator.core.plan import plan
+from orchestrator.core.policy import Policy
 from orchestrator.loop.execute import Executor
 from orchestrator.loop.hooks import NO_HOOKS, Hooks
 from orchestrator.loop.housekeeping import Housekeeping

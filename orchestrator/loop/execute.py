@@ -12,7 +12,8 @@ from typing import assert_never
 import structlog
 
 from orchestrator.core import actions as act
-from orchestrator.core.model import Policy, Snapshot, Worker
+from orchestrator.core.model import Snapshot, Worker
+from orchestrator.core.policy import Policy
 from orchestrator.loop.row_writer import RowWriter
 from orchestrator.observability import log_phrases
 from orchestrator.pods.create import PodCreator

@@ -14,9 +14,10 @@ from math import ceil
 
 from orchestrator.core import store_outage
 from orchestrator.core.liveness import ObservationWindow
-from orchestrator.core.model import Pod, Snapshot, StoreOutage, Worker
+from orchestrator.core.model import Snapshot, StoreOutage, Worker
 from orchestrator.core.plurals import counted
 from orchestrator.core.pod_tracking import PAGE_PODS, PodTracker, fold
+from orchestrator.core.provider import Pod
 from orchestrator.core.silence import NotedAnswer
 from orchestrator.core.states import State
 from orchestrator.loop.contacts import Contacts

@@ -8,7 +8,7 @@ import structlog
 from orchestrator.core import actions as act
 from orchestrator.core import budget
 from orchestrator.core.exit_causes import ABRUPT, FAILURES
-from orchestrator.core.model import Policy
+from orchestrator.core.policy import Policy
 from orchestrator.core.stages import STAGE_SPECS
 from orchestrator.core.states import Stage, State
 from orchestrator.core.worker_metadata import metadata

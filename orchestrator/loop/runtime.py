@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from orchestrator.core.model import Policy
+from orchestrator.core.policy import Policy
 from orchestrator.observability.health import Health
 from orchestrator.observability.metrics import Metrics
 from orchestrator.pods.latest import Latest

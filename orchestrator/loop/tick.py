@@ -6,8 +6,9 @@ from collections.abc import Callable
 import structlog
 
 from orchestrator.core.actions import Plan
-from orchestrator.core.model import Policy, Snapshot, Worker
+from orchestrator.core.model import Snapshot, Worker
 from orchestrator.core.plan import in_transition
+from orchestrator.core.policy import Policy
 from orchestrator.loop.decisions import DecisionRecorder
 from orchestrator.loop.execute import Executor
 from orchestrator.loop.observe import Observer

@@ -14,7 +14,8 @@ from prometheus_client.process_collector import ProcessCollector
 from orchestrator.core.actions import Plan, Terminate
 from orchestrator.core.breaker import STATES, spawn_limit
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.model import Policy, Snapshot
+from orchestrator.core.model import Snapshot
+from orchestrator.core.policy import Policy
 from orchestrator.core.stages import STAGE_SPECS
 from orchestrator.core.states import READY, Stage, State
 from orchestrator.core.task_failures import TaskFailure

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.images import digest_of, is_pulling
-from orchestrator.core.model import Pod, PodStatus, Worker
+from orchestrator.core.model import Worker
+from orchestrator.core.provider import Pod, PodStatus
 from orchestrator.core.worker_metadata import metadata
 from orchestrator.pods.agent_control import StageFailed
 from orchestrator.pods.bringup_context import BringupContext, Evidence

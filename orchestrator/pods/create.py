@@ -13,7 +13,8 @@ import structlog
 from orchestrator.core import budget
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.images import cuda_of
-from orchestrator.core.model import Offer, Pod, PodSpec, Policy, Pool, PoolKind
+from orchestrator.core.policy import Policy, Pool, PoolKind
+from orchestrator.core.provider import Offer, Pod, PodSpec
 from orchestrator.core.stages import STAGE_SPECS
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.core.worker_metadata import metadata

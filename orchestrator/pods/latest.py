@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from orchestrator.core.model import Pod, Worker
+from orchestrator.core.model import Worker
+from orchestrator.core.provider import Pod
 
 
 class _HasId(Protocol):

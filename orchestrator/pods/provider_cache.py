@@ -6,7 +6,8 @@ Prices are requested only with a budget, volumes only if a pool names one.
 import asyncio
 from collections.abc import Mapping
 
-from orchestrator.core.model import Policy, Volume
+from orchestrator.core.policy import Policy
+from orchestrator.core.provider import Volume
 from orchestrator.observability.logger import LazyLogger
 from orchestrator.ports import BadSpec, Cloud, PortError, Unavailable
 

@@ -12,9 +12,10 @@ import structlog
 
 from orchestrator.core import actions as act
 from orchestrator.core.exit_causes import ABRUPT, ExitCause
-from orchestrator.core.model import Policy, Worker
+from orchestrator.core.model import Worker
 from orchestrator.core.plurals import counted
 from orchestrator.core.pod_tracking import LISTING_LAG_S
+from orchestrator.core.policy import Policy
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.core.worker_metadata import WorkerMetadata, metadata
 from orchestrator.pods import final_snapshot

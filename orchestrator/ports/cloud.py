@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from orchestrator.core.model import Pod, PodSpec
+from orchestrator.core.provider import Pod, PodSpec
 from orchestrator.ports.errors import PortError, Unavailable
 
 

@@ -7,18 +7,9 @@ from typing import Any, Protocol
 
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.host_strikes import Strike
-from orchestrator.core.model import (
-    ClusterNeed,
-    Demand,
-    EndedBringUp,
-    FaultedWorker,
-    OfferState,
-    Pause,
-    Spent,
-    StoreOutage,
-    TaskType,
-    Worker,
-)
+from orchestrator.core.model import ClusterNeed, Demand, EndedBringUp, FaultedWorker, Pause, Spent, StoreOutage, Worker
+from orchestrator.core.policy import TaskType
+from orchestrator.core.provider import OfferState
 from orchestrator.core.states import Stage, State
 
 LEASE_TTL_S = 15.0

@@ -8,7 +8,7 @@ from orchestrator.clusters.munge import munge_key
 from orchestrator.clusters.probing import Prober, ProbeSettings
 from orchestrator.config.settings import Settings
 from orchestrator.core.clusters.view import ClusterPolicy
-from orchestrator.core.model import Policy, Pool, PoolKind
+from orchestrator.core.policy import Policy, Pool, PoolKind
 from orchestrator.leader_jobs.clusters import Clusters
 from orchestrator.pods.latest import Latest
 from orchestrator.service.adapters import Adapters

@@ -14,8 +14,9 @@ from orchestrator import __version__
 from orchestrator.config.settings import Settings
 from orchestrator.config.validation import TO_RUN, require
 from orchestrator.core.actions import Plan
-from orchestrator.core.model import Policy, Snapshot
+from orchestrator.core.model import Snapshot
 from orchestrator.core.plan import plan
+from orchestrator.core.policy import Policy
 from orchestrator.leader_jobs.clusters import TICK_S, Clusters
 from orchestrator.loop.daemon import Daemon
 from orchestrator.loop.execute import Executor, PodOperations

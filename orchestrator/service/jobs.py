@@ -15,8 +15,8 @@ from orchestrator.adapters.webhook_sender import WebhookSender
 from orchestrator.adapters.webhook_store import WebhookStore
 from orchestrator.config.settings import Settings
 from orchestrator.config.validation import require
-from orchestrator.core.model import Policy
 from orchestrator.core.places import bucket_place
+from orchestrator.core.policy import Policy
 from orchestrator.diagnostics.account import account, money
 from orchestrator.diagnostics.alerts import AlertPolicy, QuietHours
 from orchestrator.leader_jobs import alerts, conditions, pod_requests, schedules, traces

@@ -30,7 +30,7 @@ from orchestrator.ports import PortError
 
 if TYPE_CHECKING:
     from orchestrator.adapters.store import SqlStore
-    from orchestrator.core.model import Policy
+    from orchestrator.core.policy import Policy
 
 EVERY_S = 2.0  # between two rounds of questions
 SHOWN_EVERY_S = 0.5  # how often the age and the open question are shown

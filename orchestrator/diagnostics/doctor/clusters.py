@@ -3,7 +3,7 @@
 import httpx
 
 from orchestrator.config.settings import Settings
-from orchestrator.core.model import Pool, PoolKind
+from orchestrator.core.policy import Pool, PoolKind
 from orchestrator.diagnostics.account import answer
 from orchestrator.diagnostics.doctor.findings import Section
 from orchestrator.ports import Unavailable

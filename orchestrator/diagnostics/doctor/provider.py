@@ -8,8 +8,8 @@ import httpx
 from orchestrator import wiring
 from orchestrator.config.settings import Settings
 from orchestrator.config.validation import lacks, require
-from orchestrator.core.model import Offer
 from orchestrator.core.plurals import dollars
+from orchestrator.core.provider import Offer
 from orchestrator.diagnostics.account import account, answer, money
 from orchestrator.diagnostics.doctor.clusters import clusters
 from orchestrator.diagnostics.doctor.findings import Section

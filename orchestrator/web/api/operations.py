@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from orchestrator.core.api_tokens import TokenHolder, TokenScope
-from orchestrator.core.model import Policy
+from orchestrator.core.policy import Policy
 from orchestrator.errors import BAD_ARGUMENT, BAD_REQUEST, NOT_ALLOWED
 from orchestrator.ports import Blobs, PortError
 from orchestrator.ports.clusters import ClusterRows

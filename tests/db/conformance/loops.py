@@ -5,8 +5,9 @@ from typing import Any, cast
 
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.actions import Plan
-from orchestrator.core.model import Policy, Snapshot
+from orchestrator.core.model import Snapshot
 from orchestrator.core.plan import plan
+from orchestrator.core.policy import Policy
 from orchestrator.loop.daemon import Daemon
 from orchestrator.loop.execute import Executor, PodOperations
 from orchestrator.loop.observe import Observer

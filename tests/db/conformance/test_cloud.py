@@ -16,7 +16,7 @@ from orchestrator import ports
 from orchestrator.adapters.runpod import RunPodCloud
 from orchestrator.adapters.runpod_replies import port_error
 from orchestrator.adapters.runpod_transport import MAX_REPLY_S
-from orchestrator.core.model import Pod, PodSpec, PodStatus
+from orchestrator.core.provider import Pod, PodSpec, PodStatus
 from testbed.runpod.faults import BALANCE_TEXT, CAPACITY_TEXTS
 from tests.process.emulator.build import GPU, PUBLIC_KEY, Api, emulated, until
 

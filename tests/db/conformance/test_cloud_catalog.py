@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.adapters.runpod import RunPodCloud
-from orchestrator.core.model import Policy, Volume
+from orchestrator.core.policy import Policy
+from orchestrator.core.provider import Volume
 from orchestrator.pods.provider_cache import Catalog
 from orchestrator.ports import ApiAuth, BadSpec, Unavailable
 from tests.process.emulator.build import GPU, Api, emulated

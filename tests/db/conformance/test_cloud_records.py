@@ -15,7 +15,7 @@ from starlette.routing import Route
 from orchestrator import ports
 from orchestrator.adapters.runpod import RunPodCloud
 from orchestrator.adapters.runpod_transport import MAX_REPLY_NODES
-from orchestrator.core.model import PodStatus
+from orchestrator.core.provider import PodStatus
 from tests.db.conformance.runpod_contract import Records, violations
 from tests.db.conformance.test_cloud import FLEET, spec
 from tests.process.emulator.build import Api, emulated, request

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.runpod import RunPodCloud
 from orchestrator.adapters.store import SqlStore
-from orchestrator.core.model import Offer
+from orchestrator.core.provider import Offer
 from orchestrator.loop.daemon import Daemon
 from orchestrator.migrate import migrate
 from tests.db.conformance.builders import FLEET

@@ -16,8 +16,9 @@ from psycopg.rows import DictRow
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.actions import Plan, Rescue, Terminate
-from orchestrator.core.model import Policy, Snapshot
+from orchestrator.core.model import Snapshot
 from orchestrator.core.plan import plan
+from orchestrator.core.policy import Policy
 from orchestrator.core.states import State
 from orchestrator.loop import daemon
 from orchestrator.loop.daemon import Daemon

@@ -13,7 +13,8 @@ from orchestrator.adapters.store import SqlStore
 from orchestrator.core import budget
 from orchestrator.core.actions import Adopt
 from orchestrator.core.exit_causes import ExitCause
-from orchestrator.core.model import EndedBringUp, Pause, Spent, TaskType
+from orchestrator.core.model import EndedBringUp, Pause, Spent
+from orchestrator.core.policy import TaskType
 from orchestrator.core.states import Stage, State
 from orchestrator.ports import BadArgument, Db, NotLeader, OverBudget
 from tests.db.conformance.builders import FLEET, Agent, Fleet

@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from orchestrator.cli import explain_view
 from orchestrator.config.settings import Settings
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.model import Policy
+from orchestrator.core.policy import Policy
 from orchestrator.core.stages import STAGE_SPECS
 from orchestrator.core.states import Stage, State
 from orchestrator.diagnostics import tasks, workers

@@ -4,7 +4,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from orchestrator.core.model import Pod, PodStatus, Worker
+from orchestrator.core.model import Worker
+from orchestrator.core.provider import Pod, PodStatus
 from orchestrator.core.states import Stage, State, WaitingOn
 
 

@@ -22,7 +22,8 @@ from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.adapters.ssh import AsyncSshShell
 from orchestrator.adapters.ssh_pool import SshPool
 from orchestrator.adapters.store import SqlStore
-from orchestrator.core.model import Pod, Worker
+from orchestrator.core.model import Worker
+from orchestrator.core.provider import Pod
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.core.worker_metadata import metadata
 from orchestrator.observability.health import Health

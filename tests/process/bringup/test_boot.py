@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.model import PodStatus
+from orchestrator.core.provider import PodStatus
 from orchestrator.core.states import Stage
 from orchestrator.pods import boot_stages
 from orchestrator.pods.bringup_context import BringupContext

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.adapters.runpod import RunPodCloud
-from orchestrator.core.model import PodSpec, Worker
+from orchestrator.core.model import Worker
+from orchestrator.core.provider import PodSpec
 from orchestrator.core.states import READY, Stage, State
 from orchestrator.pods import host_identity
 from testbed.tasks import ended

@@ -11,7 +11,8 @@ from typing import Any
 import asyncssh
 import pytest
 
-from orchestrator.core.model import PodStatus, Worker
+from orchestrator.core.model import Worker
+from orchestrator.core.provider import PodStatus
 from orchestrator.core.states import READY, Stage
 from tests.process.bringup.rig import DEADLINE_S, Rig
 from tests.process.bringup.sshd import Sshd, pem_of

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.cli.main import Commands
 from orchestrator.cli.output import Output
 from orchestrator.config.environment import load
-from orchestrator.core.model import PoolKind
+from orchestrator.core.policy import PoolKind
 from orchestrator.web.api.routes import OPERATIONS
 from testbed.shared_services import SharedServices
 from tests.process.cli import cluster_page

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.core.model import Policy
+from orchestrator.core.policy import Policy
 from tests.proofs.simulator.clock import Killed, SimLoop
 from tests.proofs.simulator.environment import Outcome, World
 from tests.proofs.simulator.provider import FLEET

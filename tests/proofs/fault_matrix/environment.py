@@ -13,7 +13,7 @@ from orchestrator.cli import cluster_view
 from orchestrator.cli import explain_view as show
 from orchestrator.cli.output import Output
 from orchestrator.config.settings import Settings
-from orchestrator.core.model import Policy
+from orchestrator.core.policy import Policy
 from orchestrator.diagnostics import clusters, workers
 from orchestrator.diagnostics.timeline import entries
 from testbed.services.free_port import free_port

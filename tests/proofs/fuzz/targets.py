@@ -36,7 +36,8 @@ from orchestrator.config.settings import Settings
 from orchestrator.config.ssh_keys import BadKey, login_pair
 from orchestrator.core import gpus, interconnect, machine_checks
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.model import ID_PATTERN, Pool
+from orchestrator.core.model import ID_PATTERN
+from orchestrator.core.policy import Pool
 from orchestrator.observability import logging as our_logging
 from orchestrator.observability.redaction import plain, redact
 from orchestrator.pods import agent_commands, final_snapshot

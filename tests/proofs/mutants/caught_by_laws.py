@@ -56,7 +56,7 @@ MUTANTS = (
     Mutant("ownership is a prefix of the name", "I1", "orchestrator/adapters/runpod_replies.py",
            "        fleet_id=text(env, FLEET_VARIABLE),",
            '        fleet_id="default" if str(fields["name"]).startswith("gpu-") else None,'),
-    Mutant("another database's pods of this fleet's name are ours", "I1", "orchestrator/core/model.py",
+    Mutant("another database's pods of this fleet's name are ours", "I1", "orchestrator/core/provider.py",
            "self.fleet_id == fleet_id and self.database_id in (None, database_id)", "self.fleet_id == fleet_id"),
     Mutant("a pod carries no identity of its database", "I1", "orchestrator/adapters/runpod_requests.py",
            "        ownership[DATABASE_VARIABLE] = spec.database_id", "        pass"),

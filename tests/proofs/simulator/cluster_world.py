@@ -40,19 +40,9 @@ from orchestrator.core.cluster_states import (
 from orchestrator.core.clusters.facts import KEPT
 from orchestrator.core.clusters.view import ClusterPolicy
 from orchestrator.core.liveness import ObservationWindow
-from orchestrator.core.model import (
-    Absence,
-    ClusterNeed,
-    Demand,
-    Offer,
-    Pod,
-    PodStatus,
-    Policy,
-    Pool,
-    PoolKind,
-    Snapshot,
-    Worker,
-)  # fmt: skip
+from orchestrator.core.model import Absence, ClusterNeed, Demand, Snapshot, Worker
+from orchestrator.core.policy import Policy, Pool, PoolKind
+from orchestrator.core.provider import Offer, Pod, PodStatus
 from orchestrator.core.states import READY, Stage, State, WaitingOn
 from orchestrator.leader_jobs.clusters import Clusters
 from orchestrator.ports import Completed, NotLeader, PortError, Session, Unavailable

@@ -14,7 +14,8 @@ import requests
 import structlog
 
 from orchestrator.adapters import http_deadline
-from orchestrator.core.model import Offer, Policy, Pool
+from orchestrator.core.policy import Policy, Pool
+from orchestrator.core.provider import Offer
 from orchestrator.pods.bundle import Bundle
 from orchestrator.ports import PortError, Unavailable
 from tests.proofs.simulator.clock import Kernel, Killed, SimLoop, virtual

@@ -13,8 +13,10 @@ from orchestrator.adapters.runpod_lanes import CallLane, Lanes
 from orchestrator.adapters.ssh_pool import SshPool
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.actions import Plan
-from orchestrator.core.model import Pod, Policy, Snapshot
+from orchestrator.core.model import Snapshot
 from orchestrator.core.plan import plan
+from orchestrator.core.policy import Policy
+from orchestrator.core.provider import Pod
 from orchestrator.loop.daemon import Daemon
 from orchestrator.loop.execute import Executor, PodOperations
 from orchestrator.loop.hooks import Hooks

@@ -4,7 +4,7 @@ from typing import Any
 
 from orchestrator.adapters.runpod_replies import pod
 from orchestrator.adapters.runpod_requests import create_body
-from orchestrator.core.model import PodSpec
+from orchestrator.core.provider import PodSpec
 
 
 def spec(**changes: Any) -> PodSpec:

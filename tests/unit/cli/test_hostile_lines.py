@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 from orchestrator.cli import explain_view, tables, task_rows, worker_rows
 from orchestrator.cli.commands.diagnose import advised
 from orchestrator.cli.output import Output
-from orchestrator.core.model import Offer
+from orchestrator.core.provider import Offer
 from orchestrator.diagnostics.scaling import OfferNow, PoolExplanation, Reason
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)

@@ -17,7 +17,7 @@ from orchestrator.config.setting import Setting, settings_of
 from orchestrator.config.settings import SECTIONS, Settings
 from orchestrator.config.types import is_number
 from orchestrator.config.validation import lacks
-from orchestrator.core.model import Pool
+from orchestrator.core.policy import Pool
 from orchestrator.pods.bundle import MAX_CODE_BYTES
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -8,19 +8,9 @@ from orchestrator.core.actions import Plan
 from orchestrator.core.blocked import line
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.liveness import ObservationWindow
-from orchestrator.core.model import (
-    Absence,
-    Demand,
-    EndedBringUp,
-    Offer,
-    OfferState,
-    Pod,
-    PodStatus,
-    Policy,
-    Pool,
-    Snapshot,
-    Worker,
-)
+from orchestrator.core.model import Absence, Demand, EndedBringUp, Snapshot, Worker
+from orchestrator.core.policy import Policy, Pool
+from orchestrator.core.provider import Offer, OfferState, Pod, PodStatus
 from orchestrator.core.states import Stage, State, WaitingOn
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)

@@ -11,8 +11,9 @@ from orchestrator.core.actions import Spawn
 from orchestrator.core.blocked import BlockedReason
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.findings import findings_of
-from orchestrator.core.model import EndedBringUp, OfferState, PodStatus, Snapshot
+from orchestrator.core.model import EndedBringUp, Snapshot
 from orchestrator.core.plan import plan
+from orchestrator.core.provider import OfferState, PodStatus
 from tests.unit.core.build import A40, ago, brought_up, pod_of, policy, pool, said, snapshot, spawning, worker
 
 

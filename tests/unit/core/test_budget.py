@@ -9,8 +9,9 @@ from orchestrator.core import budget
 from orchestrator.core.actions import Create, Plan, Spawn, Terminate, Wait
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.model import Policy, Snapshot, Spent
+from orchestrator.core.model import Snapshot, Spent
 from orchestrator.core.plan import plan
+from orchestrator.core.policy import Policy
 from orchestrator.core.states import Stage, WaitingOn
 from orchestrator.core.worker_metadata import WorkerMetadata
 from tests.unit.core.build import (

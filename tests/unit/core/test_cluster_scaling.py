@@ -11,7 +11,9 @@ from orchestrator.core.cluster_states import ClusterStatus, MemberStatus
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.lifecycle import plan as lifecycle
-from orchestrator.core.model import ClusterNeed, Offer, Policy, PoolKind, Snapshot, Spent, Worker
+from orchestrator.core.model import ClusterNeed, Snapshot, Spent, Worker
+from orchestrator.core.policy import Policy, PoolKind
+from orchestrator.core.provider import Offer
 from orchestrator.core.states import State
 from tests.unit.core import build
 from tests.unit.core.build import ago

@@ -8,7 +8,9 @@ from orchestrator.core import plan as planning
 from orchestrator.core.actions import Spawn
 from orchestrator.core.blocked import BlockedReason
 from orchestrator.core.cluster_states import ClusterStatus
-from orchestrator.core.model import ClusterNeed, Demand, Offer, Policy, PoolKind, Snapshot, Spent
+from orchestrator.core.model import ClusterNeed, Demand, Snapshot, Spent
+from orchestrator.core.policy import Policy, PoolKind
+from orchestrator.core.provider import Offer
 from tests.unit.core import build
 
 H100 = Offer("NVIDIA H100", "EU-RO-1", "SECURE")

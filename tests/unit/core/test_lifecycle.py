@@ -24,9 +24,10 @@ from orchestrator.core.actions import (
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.liveness import ObservationWindow
-from orchestrator.core.model import PodStatus, Snapshot, Worker
+from orchestrator.core.model import Snapshot, Worker
 from orchestrator.core.plan import ROWS_PER_TICK, in_transition, plan
 from orchestrator.core.pod_tracking import UNLISTED_ORPHAN_S, PodTracker, fold
+from orchestrator.core.provider import PodStatus
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.core.worker_metadata import WorkerMetadata
 from tests.unit.core.build import (

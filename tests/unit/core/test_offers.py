@@ -9,8 +9,9 @@ from orchestrator.core.actions import Create, Plan, Spawn, Terminate, Wait
 from orchestrator.core.blocked import BlockedReason
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.model import EndedBringUp, Offer, Pause, Volume
+from orchestrator.core.model import EndedBringUp, Pause
 from orchestrator.core.plan import plan
+from orchestrator.core.provider import Offer, Volume
 from orchestrator.core.states import Stage, WaitingOn
 from orchestrator.core.worker_metadata import WorkerMetadata
 from tests.unit.core.build import A40, L4, NOW, ago, brought_up, cooling, pod_of, policy, said, snapshot, spawning

@@ -6,7 +6,8 @@ import pytest
 
 from orchestrator.config.errors import SettingProblem, SettingsError
 from orchestrator.config.pools import read_pools
-from orchestrator.core.model import Offer, PoolKind, TaskType
+from orchestrator.core.policy import PoolKind, TaskType
+from orchestrator.core.provider import Offer
 from tests.unit.core.build import A40, L4, pool
 
 WHOLE = """

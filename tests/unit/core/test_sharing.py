@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from orchestrator.core.actions import Spawn
 from orchestrator.core.blocked import BlockedReason
-from orchestrator.core.model import Demand, Policy, Pool, Snapshot, Spent, Worker
+from orchestrator.core.model import Demand, Snapshot, Spent, Worker
 from orchestrator.core.plan import plan
+from orchestrator.core.policy import Policy, Pool
 from tests.unit.core.build import ago, busy, policy, pool, snapshot
 
 PRICES = {"NVIDIA A40|SECURE": 1.0, "NVIDIA L4|SECURE": 1.0}

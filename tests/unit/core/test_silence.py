@@ -10,8 +10,9 @@ from orchestrator.core.actions import Action, AskPod, Terminate, UpdateAddress, 
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.liveness import ObservationWindow
-from orchestrator.core.model import PodAnswer, PodStatus, Snapshot, Worker
+from orchestrator.core.model import PodAnswer, Snapshot, Worker
 from orchestrator.core.plan import QUESTIONS_AT_ONCE, in_transition, plan
+from orchestrator.core.provider import PodStatus
 from orchestrator.core.silence import CALLS_UNANSWERED, NO_NETWORK
 from orchestrator.core.states import WaitingOn
 from tests.unit.core.build import ago, busy, pod_of, policy, snapshot, spawning, terminating, worker

@@ -14,8 +14,9 @@ from orchestrator.cli.command_table import COMMANDS
 from orchestrator.core.cluster_states import ClusterStatus, MemberRole, MemberStatus
 from orchestrator.core.clusters.rows import ClusterRow
 from orchestrator.core.exit_causes import ExitCause
-from orchestrator.core.model import ClusterNeed, Demand, EndedBringUp, OfferState, Spent, Worker
+from orchestrator.core.model import ClusterNeed, Demand, EndedBringUp, Spent, Worker
 from orchestrator.core.plan import plan
+from orchestrator.core.provider import OfferState
 from orchestrator.core.stages import BRING_UP
 from orchestrator.diagnostics.change import changes
 from orchestrator.diagnostics.condition_kinds import ConditionKind

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.cli.commands.diagnose import hourly_cost
-from orchestrator.core.model import Pod, PodStatus
+from orchestrator.core.provider import Pod, PodStatus
 from orchestrator.diagnostics.collect import runpod
 from orchestrator.diagnostics.drift import drift
 from tests.unit.core.build import NOW, ago, pod_of, worker

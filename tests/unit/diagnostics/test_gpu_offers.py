@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from orchestrator.core.model import Offer
+from orchestrator.core.provider import Offer
 from orchestrator.diagnostics.gpu_offers import PoolUse, offers
 from tests.unit.core.build import pool
 

@@ -27,7 +27,9 @@ from orchestrator.core.clusters.plan import backoff_s, plan
 from orchestrator.core.clusters.readings import Reading, observe
 from orchestrator.core.clusters.rows import ClusterDemand, ClusterRow, MemberOperation, MemberRow, MemberWorker
 from orchestrator.core.clusters.view import ClusterPolicy, ClusterView
-from orchestrator.core.model import ClusterNeed, Offer, PoolKind, Worker
+from orchestrator.core.model import ClusterNeed, Worker
+from orchestrator.core.policy import PoolKind
+from orchestrator.core.provider import Offer
 from orchestrator.core.states import READY, Stage, State
 from tests.unit.core import build
 from tests.unit.core.clusters.pods import Leader, Pod, node_states, reading_of, sha_of
