@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.clusters import answers
@@ -12,6 +12,7 @@ from orchestrator.clusters.answers import ScriptAnswer
 from orchestrator.core.clusters.addresses import FabricAddress
 from orchestrator.core.clusters.readings import DaemonState, Reading
 
+UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 KEY, CONF, OLD = "a" * 64, "c" * 64, "d" * 64
 WHOLE = f"""\
@@ -113,6 +114,7 @@ def test_too_much_output_is_no_answer() -> None:
     assert read(WHOLE + "x" * answers.MOST_BYTES).reached is None
 
 
+@UNTIMED
 @given(st.binary(max_size=3000))
 def test_any_bytes_are_a_reading(noise: bytes) -> None:
     reading = read(noise)
@@ -124,6 +126,7 @@ def test_any_bytes_are_a_reading(noise: bytes) -> None:
     assert mixed.hostname == "pod-1.example" or b"hostname=" in noise
 
 
+@UNTIMED
 @given(st.integers(0, len(WHOLE) - 1))
 def test_a_cut_answer_never_invents_a_state(length: int) -> None:
     reading = read(WHOLE[:length])
