@@ -129,6 +129,12 @@ def test_the_navigation_of_the_docs_has_every_page_once() -> None:
     assert sorted(listed) == sorted([*top, *(path.name for path in (ROOT / "docs").glob("*.md"))])
 
 
+@pytest.mark.parametrize(("page", "lines"), [("README.md", 80), ("ARCHITECTURE.md", 150)])
+def test_the_pages_for_newcomers_stay_short(page: str, lines: int) -> None:
+    """A new subject gets a page in docs/ and one link here."""
+    assert len((ROOT / page).read_text().splitlines()) <= lines
+
+
 def test_the_changelog_has_the_version_with_a_date() -> None:
     """Its sections are Added, Changed and Fixed."""
     text = (ROOT / "CHANGELOG.md").read_text()
