@@ -415,7 +415,7 @@ begin
     end if;
     if v_finished is not null then
         perform pg_notify('orchestrator_fleet', w.id) from public.workers w  -- not for each result of a running worker
-          where w.id = any (v_finished) and public.internal_wanted(w.*) <> 'run';
+          where w.id = any (array(select distinct n.id from unnest(v_finished) n (id))) and public.internal_wanted(w.*) <> 'run';
     end if;
     if v_was_queued or v_is_queued then
         insert into public.task_counts (pool, kind, n)
