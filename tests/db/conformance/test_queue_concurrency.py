@@ -343,6 +343,29 @@ async def test_a_running_task_that_gets_another_key_takes_a_place_of_it(fleet: F
     await consistent(hand)
 
 
+@pytest.mark.parametrize("end", ["complete", "fail", "cancel"])
+async def test_a_task_that_a_user_starts_again_takes_a_place_of_its_type(fleet: Fleet, hand: Hand, end: str) -> None:
+    """Whoever wrote the row, as many leases are valid as the limit allows."""
+    await limit(fleet, "t", 1, "type")
+    await fleet.submit(max_attempts=1)
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    if end == "complete":
+        await agent.complete(task)
+    elif end == "fail":
+        await agent.fail(task, code="OOM")
+    else:
+        await hand.execute("update tasks set status = 'Cancelled' where id = %s", (task["id"],))
+    again = "update tasks set status = 'In Progress', lease_expires_at = now() + interval '1 hour' where id = %s"
+    await hand.execute(again, (task["id"],))
+    (other,) = await fleet.submit()
+    assert await ids(agent) == []
+    assert await demand(fleet) == (0, 1)
+    await hand.execute("update tasks set status = 'Complete' where id = %s", (task["id"],))
+    assert await ids(agent) == [other]
+    await consistent(hand)
+
+
 async def test_a_killed_session_takes_its_claim_with_it(fleet: Fleet, database: str, hand: Hand) -> None:
     """The place is free again for the next claim, and nothing else is."""
     first, _ = await fleet.submit(count=2, concurrency_key="k")

@@ -1,6 +1,6 @@
 """Tasks In Progress that nobody holds: they end, they count for nothing, and they are explained as what they are."""
 
-from typing import Any
+from typing import Any, LiteralString
 
 import pytest
 from psycopg import AsyncConnection
@@ -9,7 +9,7 @@ from psycopg.rows import DictRow
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.diagnostics.tasks import explained
 from orchestrator.ports import BadArgument, NotLeader
-from tests.db.conformance.builders import FLEET, Fleet
+from tests.db.conformance.builders import FLEET, Ear, Fleet
 
 STUCK_S = 1200
 TAKEN = """
@@ -129,3 +129,45 @@ async def test_a_declaration_of_programs_needs_the_lead_and_a_shape(fleet: Fleet
             await fleet.fleet("declare_programs", **({"p_pools": [], "p_stuck_s": 1} | args))
     with pytest.raises(NotLeader):
         await fleet.fleet("declare_programs", p_pools=[], p_stuck_s=1, p_term=fleet.term + 1)
+
+
+async def heard_so_far(ear: Ear, hand: AsyncConnection[DictRow]) -> None:
+    """Whatever the ear hears after this was announced after it."""
+    await hand.execute("notify orchestrator_tasks, 'a mark'")
+    await ear.until(("orchestrator_tasks", "a mark"))
+
+
+@pytest.mark.parametrize(
+    "write", ["update tasks set status = 'Cancelled'", "update tasks set worker_id = null, status = 'Queued'"]
+)
+async def test_it_is_announced_that_a_user_took_the_task_of_a_worker(
+    direct: PostgresDb, fleet: Fleet, hand: AsyncConnection[DictRow], write: LiteralString
+) -> None:
+    """Its agent stops the handler now, and not at its next heartbeat."""
+    ear = Ear(direct)
+    await ear.until(("connected", ""))
+    agent = await fleet.agent()
+    await fleet.submit()
+    await agent.claim()
+    await heard_so_far(ear, hand)
+    await hand.execute(write)
+    await ear.until(("orchestrator_fleet", agent.id))
+    await ear.close()
+
+
+async def test_the_result_of_a_draining_worker_is_announced(
+    direct: PostgresDb, fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """It may have been its last one: the worker ends now, and not at the next tick."""
+    fleet.term = (await fleet.lead())["term"]
+    ear = Ear(direct)
+    await ear.until(("connected", ""))
+    agent = await fleet.agent()
+    await fleet.submit()
+    (task,) = await agent.claim()
+    args = {"p_fleet": "default", "p_worker_id": agent.id, "p_reason": "r", "p_now_not_drain": False}
+    await fleet.call("fleet_request_termination", **args)
+    await heard_so_far(ear, hand)
+    await agent.complete(task)
+    await ear.until(("orchestrator_fleet", agent.id))
+    await ear.close()
