@@ -91,23 +91,30 @@ begin
 end
 $$;
 
--- Locks the next waiting tasks of a limit that no other transaction has locked, in the order of claims.
+-- Locks the next waiting tasks of a limit that no other transaction has locked, in the order of claims. Those that a
+-- user's trigger did not let in are passed over for a while.
 create or replace function public.internal_waiting(p_scope text, p_names text[], p_rooms int[])
 returns table (name text, place tid)
 language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
 set enable_bitmapscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_now();
 begin
     if p_scope = 'key' then
         return query select k.name, g.ctid from unnest(p_names, p_rooms) k (name, room) cross join lateral (
             select t.ctid from public.tasks t
              where t.concurrency_key = k.name and t.status = 'Queued' and t.queue_gate = 1 and t.run_after is null
+               and (select r.retry_at from public.task_refusals r
+                     where r.task_id = t.id and r.what = 'let_in' and r.retry_at > v_now) is null
              order by t.concurrency_key, ~t.priority, t.queue_turn, t.created_at, t.id
              limit k.room for no key update skip locked) g;
     else
         return query select k.name, g.ctid from unnest(p_names, p_rooms) k (name, room) cross join lateral (
             select t.ctid from public.tasks t
              where t.task_type = k.name and t.status = 'Queued' and t.queue_gate = 2 and t.run_after is null
+               and (select r.retry_at from public.task_refusals r
+                     where r.task_id = t.id and r.what = 'let_in' and r.retry_at > v_now) is null
              order by t.task_type, ~t.priority, t.queue_turn, t.created_at, t.id
              limit k.room for no key update skip locked) g;
     end if;
@@ -158,10 +165,12 @@ begin
     if v_over is not null and p_freed is null then
         perform public.internal_take_back(p_scope, v_over, v_overs);
     end if;
-    if p_freed is not null then  -- a limit that is exceeded, or that another transaction is about to free
+    if p_freed is not null and cardinality(p_names) > coalesce(cardinality(v_names), 0) then
+        -- Exceeded limits, and those that another transaction is about to free. The hashed list keeps this linear.
         insert into public.concurrency_notes (scope, name)
         select p_scope, n.name from unnest(p_names) n (name)
-         where case when (n.name = any (v_names)) is not true then public.internal_has_waiting(p_scope, n.name) end;
+         where case when (n.name in (select unnest(v_names))) is not true
+                    then public.internal_has_waiting(p_scope, n.name) end;
     end if;
     if v_names is null then
         return;
@@ -171,9 +180,10 @@ begin
     v_whole := v_rows is null or public.internal_set_gates(p_scope, v_rows, true);
     insert into public.concurrency_notes (scope, name)
     select p_scope, n.name
-      from unnest(v_names, v_rooms) n (name, room)
-      left join (select f.name, count(*) as n from unnest(v_found) f (name) group by 1) f on f.name = n.name
-     where case when not v_whole or coalesce(f.n, 0) < n.room or n.room = c_most  -- the CASE looks only then
+      from (select r.name, r.room, 0 as found from unnest(v_names, v_rooms) r (name, room)
+            union all select f.name, 0, 1 from unnest(v_found) f (name)) n
+     group by n.name
+    having case when not v_whole or sum(n.found) < sum(n.room) or max(n.room) = c_most  -- the CASE looks only then
                 then public.internal_has_waiting(p_scope, n.name) end;
 end
 $$;
@@ -213,6 +223,7 @@ declare
     v_whole boolean := true;
     v_row tid;
     v_set text;
+    v_message text := 'A trigger of the database suppressed the change';
 begin
     v_set := set_config('orchestrator.gating', pg_trigger_depth()::text, true);
     begin
@@ -231,6 +242,8 @@ begin
     exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
         if public.internal_is_transient(sqlstate) then
             raise;
+        elsif sqlstate <> 'OR008' then
+            v_message := format('The database refused to let it in: %s (%s)', sqlerrm, sqlstate);
         end if;
         v_whole := false;
     end;
@@ -238,6 +251,8 @@ begin
         foreach v_row in array p_rows loop
             perform public.internal_set_gates(p_scope, array[v_row], p_through);
         end loop;
+    elsif not v_whole and p_through then
+        perform public.internal_refused(array(select t.id from public.tasks t where t.ctid = any (p_rows)), 'let_in', v_message);
     end if;
     v_set := set_config('orchestrator.gating', v_before, true);
     return v_whole;
@@ -252,8 +267,10 @@ declare
     v_names text[] := array(select distinct n.name from unnest(p_names) n (name) where n.name is not null);
     v_locked text[] := public.internal_lock_limits(p_scope, v_names, false);
 begin
-    insert into public.concurrency_notes (scope, name)
-    select p_scope, n.name from unnest(v_names) n (name) where n.name <> all (v_locked);
+    if cardinality(v_locked) < cardinality(v_names) then
+        insert into public.concurrency_notes (scope, name)
+        select p_scope, n.name from unnest(v_names) n (name) where (n.name in (select unnest(v_locked))) is not true;
+    end if;
     if v_locked <> '{}' then
         perform public.internal_fill(p_scope, v_locked, null, p_now);
     end if;
@@ -274,9 +291,9 @@ begin
     v_locked := public.internal_lock_limits(p_scope, v_names, true);
     if cardinality(v_locked) < cardinality(v_names) then
         insert into public.concurrency_notes (scope, name)
-        select p_scope, n.name from unnest(v_names) n (name) where n.name <> all (v_locked);
+        select p_scope, n.name from unnest(v_names) n (name) where (n.name in (select unnest(v_locked))) is not true;
         select array_agg(n.name), array_agg(n.freed) into v_names, v_freed
-          from unnest(v_names, v_freed) n (name, freed) where n.name = any (v_locked);
+          from unnest(v_names, v_freed) n (name, freed) where (n.name in (select unnest(v_locked))) is true;
     end if;
     if p_scope = 'type' then  -- a statement names few of them, and the places of a large limit take long to count
         select array_agg(n.name), array_agg(n.freed) into v_names, v_freed
@@ -300,7 +317,9 @@ declare
 begin
     if p_new_keys is not null then
         perform public.internal_let_in('key', p_new_keys, v_now);
-        p_free_keys := array(select f.name from unnest(p_free_keys) f (name) where f.name <> all (p_new_keys));
+        -- A hashed list: with <> all, a connection's plan for any array compares each name with each other one.
+        p_free_keys := array(select f.name from unnest(p_free_keys) f (name)
+                              where (f.name in (select unnest(p_new_keys))) is not true);
     end if;
     if p_free_keys <> '{}' then
         perform public.internal_pass_on('key', p_free_keys, v_now);
@@ -312,14 +331,30 @@ begin
                         where l.scope = 'type' and l.name = any (p_new_types || p_free_types));
     -- Tasks may wait for a limit that was removed: those that were postponed then, and those that the removal did not reach.
     p_new_types := array(select distinct n.name from unnest(p_new_types) n (name)
-                          where n.name = any (v_limited) or public.internal_has_waiting('type', n.name));
+                          where (n.name in (select unnest(v_limited))) is true or public.internal_has_waiting('type', n.name));
     if p_new_types <> '{}' then
         perform public.internal_let_in('type', p_new_types, v_now);
     end if;
     p_free_types := array(select f.name from unnest(p_free_types) f (name)
-                           where f.name = any (v_limited) and (f.name = any (p_new_types)) is not true);
+                           where (f.name in (select unnest(v_limited))) is true
+                             and (f.name in (select unnest(p_new_types))) is not true);
     if p_free_types <> '{}' then
         perform public.internal_pass_on('type', p_free_types, v_now);
+    end if;
+end
+$$;
+
+-- The pause after a refusal is over: the limit that the task waits for is filled at this snapshot, unless it waits no more.
+create or replace function public.internal_try_let_in(p_task_id uuid) returns void
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+begin
+    insert into public.concurrency_notes (scope, name)
+    select case t.queue_gate when 1 then 'key' else 'type' end,
+           case t.queue_gate when 1 then t.concurrency_key else t.task_type end
+      from public.tasks t where t.id = p_task_id and t.status = 'Queued' and t.queue_gate in (1, 2);
+    if not found then
+        delete from public.task_refusals r where r.task_id = p_task_id and r.what = 'let_in';
     end if;
 end
 $$;
@@ -330,10 +365,12 @@ language plpgsql security definer set search_path = '' set enable_seqscan = off 
 #variable_conflict use_variable
 declare
     c_most constant int := 1000;
+    c_late constant int := 100;  -- tasks; a user's trigger may refuse the change of each
     v_rows tid[];
     v_row tid;
     v_keys text[];
     v_types text[];
+    v_limited text[];
 begin
     v_rows := array(select t.ctid from public.tasks t
                      where t.status = 'Queued' and t.queue_gate in (1, 2) and t.run_after <= p_now
@@ -350,6 +387,17 @@ begin
     )
     select array_agg(distinct t.name) filter (where t.scope = 'key'), array_agg(distinct t.name) filter (where t.scope = 'type')
       into v_keys, v_types from taken t;
+    v_limited := array(select l.name from public.concurrency_limits l where l.scope = 'type' order by l.name limit c_most);
+    if v_limited <> '{}' then
+        -- Claims and submissions that were open when a limit was set have not seen it.
+        v_rows := array(select t.ctid from public.tasks t
+                         where t.status = 'In Progress' and t.queue_gate = 0 and t.task_type = any (v_limited)
+                         limit c_late for no key update skip locked);
+        if v_rows <> '{}' then
+            perform public.internal_take_places(v_rows);
+        end if;
+        v_types := v_types || array(select r.name from public.internal_rooms('type', v_limited, p_now) r where r.room < 0);
+    end if;
     select v_keys || array_agg(distinct e.concurrency_key), v_types || array_agg(distinct e.task_type) into v_keys, v_types
       from (select t.concurrency_key, t.task_type from public.tasks t
              where t.status = 'In Progress' and t.lease_expires_at <= p_now
@@ -383,6 +431,42 @@ begin
     union all
     select 'type', t.task_type from public.tasks t where t.status = 'Queued' and t.queue_gate = 2 group by 2;
     perform public.internal_let_in_pending(p_now);
+end
+$$;
+
+-- Gives these locked running tasks a place of the limit of their type, all at once, or else each that users' triggers
+-- allow.
+create or replace function public.internal_take_places(p_rows tid[]) returns void
+language plpgsql security definer set search_path = '' set enable_seqscan = off as $$
+#variable_conflict use_variable
+declare
+    v_half int := cardinality(p_rows) / 2;
+begin
+    update public.tasks t set queue_gate = 3 where t.ctid = any (p_rows);
+    perform public.internal_fire_deferred();
+exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
+    if public.internal_is_transient(sqlstate) then
+        raise;
+    elsif v_half > 0 then
+        perform public.internal_take_places(p_rows[:v_half]);
+        perform public.internal_take_places(p_rows[v_half + 1:]);
+    end if;
+end
+$$;
+
+-- Locks the ready tasks of a type that have passed no gate. A claim that is about to commit is waited for, but an open
+-- transaction of a user for a tenth of a second only: then the tasks that it has locked are left out.
+create or replace function public.internal_lock_ready(p_type text, p_most int) returns tid[]
+language plpgsql security definer set search_path = '' set enable_seqscan = off set lock_timeout = '100ms' as $$
+#variable_conflict use_variable
+begin
+    return array(select t.ctid from public.tasks t
+                  where t.status = 'Queued' and not t.blocked and t.queue_gate = 0 and t.task_type = p_type
+                  limit p_most for no key update);
+exception when lock_not_available or deadlock_detected then
+    return array(select t.ctid from public.tasks t
+                  where t.status = 'Queued' and not t.blocked and t.queue_gate = 0 and t.task_type = p_type
+                  limit p_most for no key update skip locked);
 end
 $$;
 
@@ -515,13 +599,11 @@ begin
         on conflict (scope, name) do update set most = excluded.most, set_at = excluded.set_at;
     end if;
     if p_kind = 'type' and p_most is not null then
-        update public.tasks t set queue_gate = 3 where t.status = 'In Progress' and t.task_type = p_name and t.queue_gate = 0;
-        v_rows := array(select t.ctid from public.tasks t
-                         where t.status = 'Queued' and not t.blocked and t.queue_gate = 0 and t.task_type = p_name
-                         limit c_queued for no key update skip locked);
+        v_rows := public.internal_lock_ready(p_name, c_queued);
         if v_rows <> '{}' then
             v_passed := public.internal_begin_waiting(v_rows);
         end if;
+        update public.tasks t set queue_gate = 3 where t.status = 'In Progress' and t.task_type = p_name and t.queue_gate = 0;
     end if;
     perform public.internal_let_in(p_kind, array[p_name], v_now);
     return jsonb_build_object('found', v_found);

@@ -73,7 +73,8 @@ begin
     if p_task.status <> 'Queued' then
         return null;
     end if;
-    select * into v_refusal from public.task_refusals r where r.task_id = p_task.id and r.what <> 'complete';
+    select * into v_refusal from public.task_refusals r
+     where r.task_id = p_task.id and r.what <> 'complete' and (r.what <> 'let_in' or p_task.queue_gate in (1, 2));
     if found then
         return jsonb_build_object('kind', 'refused', 'reason', v_refusal.reason, 'until', v_refusal.retry_at);
     elsif p_task.queue_gate in (1, 2) and p_task.run_after is null then

@@ -485,7 +485,7 @@ language sql security definer set search_path = '' as $$
 $$;
 
 -- At each snapshot, for about a tenth of a second: settles the tasks that were left to a later call, and those that a
--- user's trigger kept from being settled or claimed. No error stops the snapshot.
+-- user's trigger kept from being settled, let in or claimed. No error stops the snapshot.
 create or replace function public.internal_settle_pending() returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set lock_timeout = '100ms'
 set jit = off as $$
@@ -522,12 +522,15 @@ begin
         end;
     end loop;
     for v_refusal in
-        select * from public.task_refusals r where r.retry_at <= public.internal_now() and r.what in ('claim', 'settle')
+        select * from public.task_refusals r
+         where r.retry_at <= public.internal_now() and r.what in ('claim', 'settle', 'let_in')
          order by r.retry_at limit c_rows
     loop
         begin
             if v_refusal.what = 'claim' then
                 perform public.internal_try_refused(v_refusal.task_id);
+            elsif v_refusal.what = 'let_in' then
+                perform public.internal_try_let_in(v_refusal.task_id);
             else
                 perform public.internal_settle(array[v_refusal.task_id], '{}');
                 delete from public.task_refusals r

@@ -360,7 +360,8 @@ begin
                                        and (b.status is distinct from 'Queued' or b.blocked or b.pool <> a.pool
                                             or b.run_after > coalesce(a.run_after, '-infinity'))),
            array_agg(b.worker_id) filter (where b.status = 'In Progress' and b.worker_id is not null
-                                            and (a.status in ('In Progress', 'Complete')) is not true),
+                                            and (a.status = 'In Progress' and a.attempts = b.attempts
+                                                 and a.worker_id = b.worker_id or a.status = 'Complete') is not true),
            array_agg(b.worker_id) filter (where b.status = 'In Progress' and a.status = 'Complete'),
            array_agg(b.id) filter (where b.status = 'In Progress'
                                      and (a.status = 'In Progress' and a.attempts = b.attempts
@@ -477,6 +478,10 @@ begin
       from removed r where r.queue_gate > 1;
     if v_types is not null then
         perform public.internal_limits_changed(array_remove(v_keys, null), null, v_types, null);
+    end if;
+    if v_held is not null then
+        perform pg_notify('orchestrator_fleet', w.id)
+           from (select distinct r.worker_id as id from removed r where r.status = 'In Progress' and r.worker_id is not null) w;
     end if;
     return null;
 end

@@ -26,8 +26,8 @@ begin
 end
 $$;
 
--- Tasks that a trigger or a constraint of a user keeps from being claimed, completed, rescued or settled, by pool and
--- change. It counts 10,000 of them at most.
+-- Tasks that a trigger or a constraint of a user keeps from being claimed, let in, completed, rescued or settled, by pool
+-- and change. It counts 10,000 of them at most.
 create or replace function public.internal_refused_tasks(p_now timestamptz, p_limit int) returns jsonb
 language plpgsql stable security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
@@ -41,6 +41,7 @@ begin
                  where case
                        when r.what = 'claim' then t.status = 'Queued' and not t.blocked and coalesce(t.run_after <= p_now, true)
                        when r.what in ('rescue', 'complete') then t.status = 'In Progress'
+                       when r.what = 'let_in' then t.status = 'Queued' and t.queue_gate in (1, 2)
                        else t.status = 'Queued' end
                  group by t.pool, r.what order by 3 desc limit p_limit) f), '[]');
 end

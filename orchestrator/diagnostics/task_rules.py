@@ -19,6 +19,7 @@ REFUSED = {  # the change that the database refuses -> in words, and what it doe
     "claim": ("claimed", Impact.WAIT),
     "complete": ("completed; each worker keeps its result and tries again", Impact.LOSS | Impact.MONEY),
     "rescue": ("queued again after the loss of their worker", Impact.LOSS),
+    "let_in": ("let in by their limit of concurrency", Impact.WAIT),
     "settle": ("released by the tasks that they depend on", Impact.WAIT),
 }
 DONE = frozenset({"Complete", "Failed", "Cancelled"})

@@ -1,6 +1,7 @@
 """What a statement over many tasks costs: its triggers' work grows with the rows, also after a small statement."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -84,6 +85,32 @@ async def test_a_large_statement_after_a_small_one_is_not_quadratic(
     _, small, large = [await work(hand, query.replace("labelled = {n}", f"params->>'n' = '{n}'")) for n in range(3)]
     assert small > SMALL
     assert large < MOST_GROWTH * small, f"{small} rows, then {large}"
+
+
+KEYED = (
+    "update tasks set concurrency_key = concurrency_key || 'x' where params->>'n' = '{n}'",
+    "update tasks set status = 'Cancelled' where params->>'n' = '{n}'",
+    "update tasks set task_type = 'u' where params->>'n' = '{n}'",
+)
+
+
+@pytest.mark.parametrize("statement", KEYED)
+async def test_a_change_of_many_keys_is_not_quadratic(hand: AsyncConnection[DictRow], statement: str) -> None:
+    """With the plans that a connection makes for arrays of any length."""
+    keyed = """insert into tasks (task_type, params, concurrency_key)
+               select 't', jsonb_build_object('n', %s::int), %s || '-' || i / 2 from generate_series(1, %s) i"""
+    await hand.execute("set plan_cache_mode = force_generic_plan")
+    for number, rows in enumerate((1, SMALL, LARGE)):
+        await hand.execute(keyed, (number, number, rows))
+    await explained(hand)
+    _, small, large = [await work(hand, statement.replace("{n}", str(number))) for number in range(3)]
+    assert small > SMALL
+    assert large < MOST_GROWTH * small, f"{small} rows, then {large}"
+    # These comparisons are no rows that a plan meets.
+    scans = [node for plan in await plans(hand, statement.replace("{n}", "1")) for node in nodes(plan)]
+    lists = [node["Filter"] for node in scans if node["Node Type"] == "Function Scan" and "Filter" in node]
+    assert [condition for condition in lists if re.search(r"(ALL|ANY) \(\$", condition)] == []
+    await hand.execute("reset plan_cache_mode")
 
 
 async def test_dependants_are_inserted_in_linear_time_whatever_the_statistics_say(

@@ -366,6 +366,86 @@ async def test_a_task_that_a_user_starts_again_takes_a_place_of_its_type(fleet: 
     await consistent(hand)
 
 
+async def test_a_limit_of_a_type_waits_for_claims_that_are_about_to_commit(
+    fleet: Fleet, database: str, hand: Hand
+) -> None:
+    """Such a claim has not seen the limit, and its task counts."""
+    await fleet.submit(count=3)
+    early, agent = await fleet.agent(), await fleet.agent()
+    async with await _connect(database) as claiming:
+        await claiming.set_autocommit(False)
+        await claiming.execute("select worker_claim(%s, %s, 1, 1, 0, %s)", (early.id, early.nonce, fleet.now))
+        setting = asyncio.create_task(limit(fleet, "t", 1, "type"))
+        waits = "select from pg_stat_activity where wait_event_type = 'Lock' and query like '%%task_limit_set%%'"
+        while not setting.done() and not await (await hand.execute(waits)).fetchall():
+            await asyncio.sleep(0)
+        await claiming.commit()
+        await setting
+    assert await ids(agent) == []
+    assert await demand(fleet) == (0, 2)
+    await consistent(hand)
+
+
+async def test_tasks_that_did_not_see_the_limit_of_their_type_are_counted_at_the_next_snapshot(
+    fleet: Fleet, database: str, hand: Hand
+) -> None:
+    """Their transactions were open for long when it was set: one that claimed, and one that submitted with keys."""
+    await fleet.submit(count=2)
+    early, agent = await fleet.agent(), await fleet.agent()
+    async with await _connect(database) as claiming, await _connect(database) as submitting:
+        await claiming.set_autocommit(False)
+        await submitting.set_autocommit(False)
+        await claiming.execute("select worker_claim(%s, %s, 1, 1, 0, %s)", (early.id, early.nonce, fleet.now))
+        await submitting.execute(
+            "insert into tasks (task_type, concurrency_key) select 't', i from generate_series(1, 3) i"
+        )
+        await limit(fleet, "t", 1, "type")
+        await claiming.commit()
+        await submitting.commit()
+    assert await demand(fleet) == (0, 4)
+    assert await ids(agent) == []
+    await hand.execute("update tasks set status = 'Complete' where status = 'In Progress'")
+    for left in range(3, -1, -1):
+        assert await demand(fleet) == (1, left)
+        assert len(await ids(agent)) == 1
+        await hand.execute("update tasks set status = 'Complete' where status = 'In Progress'")
+    await consistent(hand)
+
+
+@pytest.mark.parametrize("refusal", ["return null", "raise exception 'frozen'"])
+@pytest.mark.parametrize("scope", ["key", "type"])
+async def test_a_task_whose_trigger_does_not_let_it_in_stops_no_other_one(
+    fleet: Fleet, hand: Hand, scope: str, refusal: str
+) -> None:
+    """The next ones pass it. It is tried again after a while, and told as what it is."""
+    key = {"concurrency_key": "k"} if scope == "key" else {}
+    if scope == "type":
+        await limit(fleet, "t", 1, "type")
+    trigger = f"""
+        create or replace function frozen() returns trigger language plpgsql as $$ begin
+            if new.params ? 'frozen' and new.queue_gate = 3 and old.queue_gate < 3 then {refusal}; end if;
+            return new;
+        end $$;
+        create or replace trigger zz_frozen before update on tasks for each row execute function frozen()"""
+    await hand.execute(trigger.encode())
+    frozen = await fleet.submit(count=3, params={"frozen": True}, **key)
+    fleet.wait(1)
+    (free,) = await fleet.submit(**key)
+    agent = await fleet.agent()
+    for _ in frozen:
+        await fleet.snapshot()
+    (task,) = await agent.claim(batch=10)
+    assert task["id"] == free
+    found = await fleet.call("fleet_task_explain", p_fleet="default", p_task_id=frozen[0])
+    assert found["refusal"]["what"] == "let_in"
+    await hand.execute("drop trigger zz_frozen on tasks")
+    await agent.complete(task)
+    fleet.wait(120)
+    await fleet.snapshot()
+    assert await ids(agent) == frozen[:1]
+    await consistent(hand)
+
+
 async def test_a_killed_session_takes_its_claim_with_it(fleet: Fleet, database: str, hand: Hand) -> None:
     """The place is free again for the next claim, and nothing else is."""
     first, _ = await fleet.submit(count=2, concurrency_key="k")

@@ -138,7 +138,14 @@ async def heard_so_far(ear: Ear, hand: AsyncConnection[DictRow]) -> None:
 
 
 @pytest.mark.parametrize(
-    "write", ["update tasks set status = 'Cancelled'", "update tasks set worker_id = null, status = 'Queued'"]
+    "write",
+    [
+        "update tasks set status = 'Cancelled'",
+        "update tasks set status = 'Queued', worker_id = null",
+        "update tasks set worker_id = 'another'",
+        "update tasks set attempts = attempts + 1",
+        "delete from tasks",
+    ],
 )
 async def test_it_is_announced_that_a_user_took_the_task_of_a_worker(
     direct: PostgresDb, fleet: Fleet, hand: AsyncConnection[DictRow], write: LiteralString

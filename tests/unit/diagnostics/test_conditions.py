@@ -331,6 +331,7 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "tasks that a trigger keeps from being claimed": (refused("claim"), "HIGH", "Tasks", "A trigger or constraint on tasks keeps 3 tasks of pool default from being claimed", "explain t-1", "boom (P0001)"),
     "tasks that a trigger keeps with a lost worker": (refused("rescue"), "HIGH", "Tasks", "from being queued again after the loss of their worker", "explain t-1", "boom (P0001)"),
     "tasks that a trigger keeps blocked": (refused("settle"), "HIGH", "Tasks", "from being released by the tasks that they depend on", "explain t-1", "boom (P0001)"),
+    "tasks that a trigger does not let in": (refused("let_in"), "HIGH", "Tasks", "from being let in by their limit of concurrency", "explain t-1", "boom (P0001)"),
     "a schema that was changed": (setting("database_state.schema_problems", [{"what": "the column tasks.progress is missing", "why": "needed", "fix": "add it"}]), "HIGH", "Database", "The database was changed: the column tasks.progress is missing", "add it", "needed"),
     "rows that policies hide": (setting("database_state", {"error": 'DatabaseAuth: fleet_report: query would be affected by row-level security policy for table "tasks"'}), "HIGH", "Database", "hides rows from the functions", "doctor database", "tasks"),
     "bring-ups that fail": (seen(failed_bringup("GPU_TYPE", 90), failed_bringup("GPU_TYPE")), "MEDIUM", "Workers", "Bring-ups fail in pool default: the last 2 bring-ups failed (GPU_TYPE): The pod's GPU is of another type", "timeline gpu-9", "gpu-9"),
