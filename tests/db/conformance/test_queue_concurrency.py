@@ -418,7 +418,7 @@ async def test_a_task_whose_trigger_does_not_let_it_in_stops_no_other_one(
     fleet: Fleet, hand: Hand, scope: str, refusal: str
 ) -> None:
     """The next ones pass it. It is tried again after a while, and told as what it is."""
-    key = {"concurrency_key": "k"} if scope == "key" else {}
+    key: dict[str, Any] = {"concurrency_key": "k"} if scope == "key" else {}
     if scope == "type":
         await limit(fleet, "t", 1, "type")
     trigger = f"""

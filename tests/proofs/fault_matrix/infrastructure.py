@@ -76,14 +76,20 @@ def agent(number: signal.Signals) -> Act:
     """A signal to the agent of a busy pod, and to nobody else there."""
 
     async def act(env: Environment) -> None:
-        busy = await env.busy()
-        [pod] = [p for p in (await env.stack.control("GET", "ledger"))["pods"] if p["id"] == busy["pod"]]
-        [recorded] = Path(pod["home"]).glob(".orchestrator/run/*/agent.pid")
-        env.mark_fault()
-        os.kill(int(recorded.read_text().split()[0].strip('{",')), number)
-        await env.named()
+        await signal_agent(env, number)
 
     return act
+
+
+async def signal_agent(env: Environment, number: signal.Signals) -> str:
+    """Do that; return the worker's id."""
+    busy = await env.busy()
+    [pod] = [p for p in (await env.stack.control("GET", "ledger"))["pods"] if p["id"] == busy["pod"]]
+    [recorded] = Path(pod["home"]).glob(".orchestrator/run/*/agent.pid")
+    env.mark_fault()
+    os.kill(int(recorded.read_text().split()[0].strip('{",')), number)
+    await env.named()
+    return str(busy["worker"])
 
 
 async def calm(env: Environment) -> None:
@@ -285,18 +291,18 @@ async def store_outage(env: Environment) -> None:
 
 async def provider_away(env: Environment) -> None:
     """Every call to RunPod is cut while a pod's agent dies: its task must be rescued all the same."""
-    busy = await env.busy()
+    await env.busy()
     await env.fault("cut_before_commit", operation="any")
     await env.named()
-    await agent(signal.SIGKILL)(env)
+    killed = await signal_agent(env, signal.SIGKILL)
     lost = "select 1 from task_attempts where outcome = 'lost'"
     began = time.monotonic()
     await env.until(lost, timeout_s=60)
     env.figure("rescued", time.monotonic() - began, 30)
-    ended = await env.rows("select id from workers where status in ('terminating', 'terminated')")
-    others = [row["id"] for row in ended if row["id"] != busy["worker"]]
+    ended = await env.rows("select * from workers where status in ('terminating', 'terminated')")
+    others = [f"{row['exit_cause']} {row['failure_code'] or ''}" for row in ended if row["id"] != killed]
     if others:
-        raise NotWithin(f"{len(others)} worker(s) with a living agent ended while nothing was known of pods")
+        raise NotWithin(f"with a living agent, ended while nothing was known of pods: {', '.join(others)}")
 
 
 STORING = {
