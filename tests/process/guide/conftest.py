@@ -113,7 +113,7 @@ class Fleet:
         name = f"gpu-20260101_000000-{uuid.uuid4().hex[:8]}"
         script = (
             "import asyncio; from orchestrator import wiring; from orchestrator.config.environment import load\n"
-            "from orchestrator.core.model import PodSpec\n"
+            "from orchestrator.core.provider import PodSpec\n"
             "async def main():\n"
             "    s = load(); cloud = wiring.open_cloud(s)\n"
             f"    spec = PodSpec({name!r}, s.fleet_id, s.runpod_worker_image, s.runpod_gpu_type[0], 1, 'SECURE',\n"
