@@ -412,6 +412,27 @@ async def test_tasks_that_did_not_see_the_limit_of_their_type_are_counted_at_the
     await consistent(hand)
 
 
+async def test_two_places_that_are_freed_at_once_of_an_exceeded_limit_are_filled(
+    fleet: Fleet, database: str, hand: Hand
+) -> None:
+    """Neither transaction sees the other one's place as free: the next snapshot counts again."""
+    await limit(fleet, "k", 2)
+    await fleet.submit(count=3, concurrency_key="k")
+    agent = await fleet.agent()
+    one, two = await agent.claim(batch=3)
+    await limit(fleet, "k", 1)
+    ended = "update tasks set status = 'Complete' where id = %s"
+    async with await _connect(database) as first, await _connect(database) as second:
+        await first.set_autocommit(False)
+        await second.set_autocommit(False)
+        await first.execute(ended, (one["id"],))
+        await second.execute(ended, (two["id"],))
+        await first.commit()
+        await second.commit()
+    assert await demand(fleet) == (1, 0)
+    await consistent(hand)
+
+
 @pytest.mark.parametrize("refusal", ["return null", "raise exception 'frozen'"])
 @pytest.mark.parametrize("scope", ["key", "type"])
 async def test_a_task_whose_trigger_does_not_let_it_in_stops_no_other_one(
