@@ -420,6 +420,7 @@ async def test_two_places_that_are_freed_at_once_of_an_exceeded_limit_are_filled
     await fleet.submit(count=3, concurrency_key="k")
     agent = await fleet.agent()
     one, two = await agent.claim(batch=3)
+    await hand.execute("update tasks set lease_expires_at = now() + interval '1 hour' where status = 'In Progress'")
     await limit(fleet, "k", 1)
     ended = "update tasks set status = 'Complete' where id = %s"
     async with await _connect(database) as first, await _connect(database) as second:
