@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from bench import peers
-from bench.queues import Floor, Limits, Ours, Peer, Side, database
+from bench.queues import Feature, Floor, Ours, Peer, Side, database
 from testbed.services.postgres import EmbeddedPostgres
 
 TRIES = 3  # rounds; the figures are medians of them
@@ -21,7 +21,7 @@ DEPTH = 10_000  # `./run bench depth` goes to a million
 SHAPES = ((1, 1), (8, 1), (32, 1), (1, 50), (8, 50), (8, 100), (32, 50))  # connections, batch
 COUNTS = {1: 2_000, 50: 6_000, 100: 6_000}  # tasks of one measurement, by batch
 PEER_COUNTS = {"procrastinate": {1: 400, 50: 400, 100: 400}, "pgqueuer": {1: 400, 50: 6_000, 100: 6_000}}
-USED: tuple[Limits, ...] = ("tenants", "keys")
+USED: tuple[Feature, ...] = ("tenants", "keys")
 SOME_SHAPES: dict[str, tuple[tuple[int, int], ...]] = {  # the peers take their time
     **dict.fromkeys(PEER_COUNTS, ((1, 1), (8, 1), (1, 50), (8, 100))),
     **dict.fromkeys(USED, ((1, 1), (1, 50), (8, 100))),

@@ -24,8 +24,8 @@ WORKER = {
     "gpu_type": "none", "gpu_count": 1, "data_center": None, "reserved_usd": 0, "heartbeat_s": 20, "lease_s": 60,
     "own_program": False, "deadline_s": 3600, "actor": "bench", "reason": "bench", "metadata": {},
 }  # fmt: skip
-Limits = Literal["none", "tenants", "keys"]
-INSERTS: dict[Limits, LiteralString] = {
+Feature = Literal["none", "tenants", "keys"]
+INSERTS: dict[Feature, LiteralString] = {
     "none": "insert into tasks (task_type) select 'x' from generate_series(1, %s)",
     "tenants": "insert into tasks (task_type, tenant) select 'x', n %% 100 from generate_series(1, %s) n",
     # One task of a key runs at a time, so nine of ten queued tasks wait until another one of their key ends.
@@ -93,9 +93,9 @@ class Ours:
     COMPLETE_MANY = "select worker_complete_many(%s, %s, %s)"
     COMPLETE_AND_CLAIM = "select worker_complete_and_claim(%s, %s, %s, %s, %s)"
 
-    def __init__(self, url: str, limits: Limits = "none") -> None:
+    def __init__(self, url: str, feature: Feature = "none") -> None:
         self.url = url
-        self.insert = INSERTS[limits]
+        self.insert = INSERTS[feature]
         self.connections: list[Connection] = []
         self.workers: list[tuple[str, str]] = []
         self.claims = 0

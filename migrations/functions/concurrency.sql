@@ -394,7 +394,7 @@ begin
                          where t.status = 'In Progress' and t.queue_gate = 0 and t.task_type = any (v_limited)
                          limit c_late for no key update skip locked);
         if v_rows <> '{}' then
-            perform public.internal_take_places(v_rows);
+            perform public.internal_move_to_gate(v_rows, 3);
         end if;
         v_types := v_types || array(select r.name from public.internal_rooms('type', v_limited, p_now) r where r.room < 0);
     end if;
@@ -434,22 +434,21 @@ begin
 end
 $$;
 
--- Gives these locked running tasks a place of the limit of their type, all at once, or else each that users' triggers
--- allow.
-create or replace function public.internal_take_places(p_rows tid[]) returns void
+-- Writes a gate to these locked tasks, all at once, or else to each that users' triggers allow. 0: the trigger finds it.
+create or replace function public.internal_move_to_gate(p_rows tid[], p_gate int) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off as $$
 #variable_conflict use_variable
 declare
     v_half int := cardinality(p_rows) / 2;
 begin
-    update public.tasks t set queue_gate = 3 where t.ctid = any (p_rows);
+    update public.tasks t set queue_gate = p_gate where t.ctid = any (p_rows);
     perform public.internal_fire_deferred();
 exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
     if public.internal_is_transient(sqlstate) then
         raise;
     elsif v_half > 0 then
-        perform public.internal_take_places(p_rows[:v_half]);
-        perform public.internal_take_places(p_rows[v_half + 1:]);
+        perform public.internal_move_to_gate(p_rows[:v_half], p_gate);
+        perform public.internal_move_to_gate(p_rows[v_half + 1:], p_gate);
     end if;
 end
 $$;
@@ -476,20 +475,9 @@ create or replace function public.internal_begin_waiting(p_rows tid[]) returns u
 language plpgsql security definer set search_path = '' set enable_seqscan = off as $$
 #variable_conflict use_variable
 declare
-    v_row tid;
     v_ids uuid[] := array(select t.id from public.tasks t where t.ctid = any (p_rows));
-    v_half int := cardinality(p_rows) / 2;
 begin
-    begin
-        update public.tasks t set queue_gate = 0 where t.ctid = any (p_rows);  -- the trigger finds the gate
-        perform public.internal_fire_deferred();
-    exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
-        if public.internal_is_transient(sqlstate) then
-            raise;
-        elsif v_half > 0 then
-            return public.internal_begin_waiting(p_rows[:v_half]) || public.internal_begin_waiting(p_rows[v_half + 1:]);
-        end if;
-    end;
+    perform public.internal_move_to_gate(p_rows, 0);
     return array(select t.id from public.tasks t
                   where t.id = any (v_ids) and t.status = 'Queued' and not t.blocked and t.queue_gate = 0
                     and (t.concurrency_key is not null

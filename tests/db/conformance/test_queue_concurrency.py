@@ -372,8 +372,7 @@ async def test_a_limit_of_a_type_waits_for_claims_that_are_about_to_commit(
     """Such a claim has not seen the limit, and its task counts."""
     await fleet.submit(count=3)
     early, agent = await fleet.agent(), await fleet.agent()
-    async with await _connect(database) as claiming:
-        await claiming.set_autocommit(False)
+    async with await _connect(database, autocommit=False) as claiming:
         await claiming.execute("select worker_claim(%s, %s, 1, 1, 0, %s)", (early.id, early.nonce, fleet.now))
         setting = asyncio.create_task(limit(fleet, "t", 1, "type"))
         waits = "select from pg_stat_activity where wait_event_type = 'Lock' and query like '%%task_limit_set%%'"
@@ -392,9 +391,8 @@ async def test_tasks_that_did_not_see_the_limit_of_their_type_are_counted_at_the
     """Their transactions were open for long when it was set: one that claimed, and one that submitted with keys."""
     await fleet.submit(count=2)
     early, agent = await fleet.agent(), await fleet.agent()
-    async with await _connect(database) as claiming, await _connect(database) as submitting:
-        await claiming.set_autocommit(False)
-        await submitting.set_autocommit(False)
+    opened = [await _connect(database, autocommit=False) for _ in range(2)]
+    async with opened[0] as claiming, opened[1] as submitting:
         await claiming.execute("select worker_claim(%s, %s, 1, 1, 0, %s)", (early.id, early.nonce, fleet.now))
         await submitting.execute(
             "insert into tasks (task_type, concurrency_key) select 't', i from generate_series(1, 3) i"
@@ -423,9 +421,8 @@ async def test_two_places_that_are_freed_at_once_of_an_exceeded_limit_are_filled
     await hand.execute("update tasks set lease_expires_at = now() + interval '1 hour' where status = 'In Progress'")
     await limit(fleet, "k", 1)
     ended = "update tasks set status = 'Complete' where id = %s"
-    async with await _connect(database) as first, await _connect(database) as second:
-        await first.set_autocommit(False)
-        await second.set_autocommit(False)
+    opened = [await _connect(database, autocommit=False) for _ in range(2)]
+    async with opened[0] as first, opened[1] as second:
         await first.execute(ended, (one["id"],))
         await second.execute(ended, (two["id"],))
         await first.commit()
@@ -472,8 +469,7 @@ async def test_a_killed_session_takes_its_claim_with_it(fleet: Fleet, database: 
     """The place is free again for the next claim, and nothing else is."""
     first, _ = await fleet.submit(count=2, concurrency_key="k")
     dying, agent = await fleet.agent(), await fleet.agent()
-    connection = await _connect(database)
-    await connection.set_autocommit(False)
+    connection = await _connect(database, autocommit=False)
     await connection.execute("select worker_claim(%s, %s, 1, 9, 0, %s)", (dying.id, dying.nonce, fleet.now))
     assert await ids(agent) == []
     await _kill(database, connection.info.backend_pid)
@@ -593,8 +589,8 @@ async def _work(url: str, fleet: Fleet, agent: Agent, draw: random.Random) -> No
                 return
 
 
-async def _connect(url: str) -> Hand:
-    return await psycopg.AsyncConnection.connect(url, autocommit=True, row_factory=dict_row)
+async def _connect(url: str, *, autocommit: bool = True) -> Hand:
+    return await psycopg.AsyncConnection.connect(url, autocommit=autocommit, row_factory=dict_row)
 
 
 async def _kill(url: str, pid: int) -> None:

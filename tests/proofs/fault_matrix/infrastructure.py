@@ -82,7 +82,7 @@ def agent(number: signal.Signals) -> Act:
 
 
 async def signal_agent(env: Environment, number: signal.Signals) -> str:
-    """Do that; return the worker's id."""
+    """Signal the agent of a busy pod; return its worker's id."""
     busy = await env.busy()
     [pod] = [p for p in (await env.stack.control("GET", "ledger"))["pods"] if p["id"] == busy["pod"]]
     [recorded] = Path(pod["home"]).glob(".orchestrator/run/*/agent.pid")
