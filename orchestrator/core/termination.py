@@ -24,6 +24,7 @@ UNREACHED_TRIES, UNREACHED_S = 3, 15.0
 DELETED_AGE_S = 2.0
 WITH_JOBS = frozenset({ClusterStatus.RUNNING, ClusterStatus.DEGRADED, ClusterStatus.DELETING})
 STILL_LISTED = "it is still listed since"  # part of `waiting_for` of a deleting row
+SEARCHED = f"lists over {LISTING_LAG_S:.0f} s without a pod of its name"  # the same, if its pod is not known
 
 
 def next_step(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
@@ -75,7 +76,7 @@ def _flush(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy, 
 
 
 def _deleting(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
-    sent = worker.waiting_on is WaitingOn.PROVIDER
+    sent = _is_sent(worker)
     unlisted = snapshot.pods is None
     if not sent and worker.pod_id is not None and snapshot.now < worker.next_attempt_at:
         return None
@@ -90,17 +91,37 @@ def _deleting(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
         return Delete(worker.id, worker.pod_id, f"deleted although {because}", listed=unlisted)
     if worker.pod_id is None and worker.failure_code in NEVER_CREATED:
         return MarkTerminated(worker.id, f"no pod was ever created ({worker.failure_code})")
+    return _confirmed(worker, snapshot, policy)
+
+
+def _confirmed(worker: Worker, snapshot: Snapshot, policy: Policy) -> MarkTerminated | Wait | None:
+    """Return the end of a row whose pod is listed no more, or has never been listed."""
     outlived = worker.metadata.deletes or STILL_LISTED in (worker.waiting_for or "")
     deleted_age_s = policy.absence_age_s if outlived else DELETED_AGE_S
     age_s = deleted_age_s if worker.pod_id else LISTING_LAG_S
-    asked_at = _delete_answered_at(worker, policy) if sent else created_by(worker)
-    gone = is_absent(worker, snapshot, age_s, asked_at)
-    return MarkTerminated(worker.id, "RunPod confirms that the pod is gone") if gone else None
+    asked_at = _delete_answered_at(worker, policy) if _is_sent(worker) else created_by(worker)
+    if not is_absent(worker, snapshot, age_s, asked_at):
+        return _searched(worker, snapshot)
+    return MarkTerminated(worker.id, "RunPod confirms that the pod is gone")
+
+
+def _is_sent(worker: Worker) -> bool:
+    """Whether the provider has accepted the delete."""
+    return worker.pod_id is not None and worker.waiting_on is WaitingOn.PROVIDER
 
 
 def _delete_answered_at(worker: Worker, policy: Policy) -> datetime:
     """Return when the last delete was answered."""
     return worker.next_attempt_at - timedelta(seconds=policy.delete_retry_s)
+
+
+def _searched(worker: Worker, snapshot: Snapshot) -> Wait | None:
+    """Record that a pod whose id is not known may still be listed. A new leader searches again for the whole time."""
+    is_recorded = worker.waiting_for == SEARCHED and snapshot.now < worker.deadline_at
+    if worker.pod_id is not None or is_recorded:
+        return None
+    deadline_s = LISTING_LAG_S + DELETED_AGE_S
+    return Wait(worker.id, State.TERMINATING, WaitingOn.PROVIDER, SEARCHED, 0, deadline_s)
 
 
 def _still_listed(worker: Worker, snapshot: Snapshot, policy: Policy) -> Wait | None:

@@ -4,8 +4,9 @@ A step is level-triggered: if it is cut off, a later tick begins it again.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import takewhile
 from typing import Any
 
 import structlog
@@ -22,7 +23,7 @@ from orchestrator.pods import final_snapshot
 from orchestrator.ports import Cloud, HostKeyChanged, PortError, StageAttempt, Store, Unavailable
 
 RETRY_S = 5.0  # seconds before a failed flush or delete is tried again
-MAX_RETRY_S = 300.0  # of a delete: the pause doubles with each try
+MAX_RETRY_S = 300.0  # of a delete: the pause doubles with each failure
 MAX_DOUBLINGS = 10
 UNREACHED_RETRY_S = 2.0  # seconds before the next connection to a pod that did not answer
 ABSENCE = "two complete lists without the pod"
@@ -136,8 +137,11 @@ class Teardown:
         finally:
             await self._store.close_attempt(term, attempt, result)
         sent = result.outcome == "ok"
-        rows = (await self._store.worker(action.worker_id))["attempts"]
-        begun = [row["started_at"] for row in rows if row["stage"] == Stage.DELETING]
+        rows = [
+            row for row in (await self._store.worker(action.worker_id))["attempts"] if row["stage"] == Stage.DELETING
+        ]
+        begun = [row["started_at"] for row in rows]
+        pause_s = self._policy.delete_retry_s if sent else _pause_s(rows)
         await self._note(
             term,
             action.worker_id,
@@ -145,10 +149,10 @@ class Teardown:
             pod_id=action.pod_id,
             waiting_on=WaitingOn.PROVIDER if sent else WaitingOn.ORCHESTRATOR,
             waiting_for=f"{ABSENCE if sent else 'the delete call to succeed'} ({_asked(begun)})",
-            next_attempt_s=self._policy.delete_retry_s if sent else _pause_s(len(begun)),
+            next_attempt_s=pause_s,
             metadata=metadata(deletes=len(begun)) if len(begun) > 1 or not action.listed else {},
             # A pod that was never listed may still appear during this time. Until then, its absence does not count.
-            deadline_s=max(self._policy.drain_grace_s, LISTING_LAG_S),
+            deadline_s=max(self._policy.drain_grace_s, LISTING_LAG_S, pause_s + RETRY_S),
         )
         facts = {"worker": action.worker_id, "pod": action.pod_id, "reason": action.reason, **(result.evidence or {})}
         (log.info if sent else log.warning)("pod_deleted" if sent else "pod_undeleted", **facts)
@@ -211,9 +215,10 @@ class Teardown:
         await self._store.move(term, worker_id, from_states=[State.TERMINATING], reason=reason, fields=fields)
 
 
-def _pause_s(tries: int) -> float:
-    """Return the pause after so many tries of a delete, if the last one failed."""
-    return min(RETRY_S * 2.0 ** min(max(tries - 1, 0), MAX_DOUBLINGS), MAX_RETRY_S)
+def _pause_s(attempts: Sequence[Mapping[str, Any]]) -> float:
+    """Return the pause after a delete that failed. It doubles with each failure since the last accepted delete."""
+    failed = len(list(takewhile(lambda row: row["outcome"] != "ok", reversed(attempts))))
+    return min(RETRY_S * 2.0 ** min(max(failed - 1, 0), MAX_DOUBLINGS), MAX_RETRY_S)
 
 
 def _asked(times: list[str]) -> str:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -192,6 +192,24 @@ async def test_a_delete_says_how_often_it_was_asked_and_since_when(hauling: Haul
         (WaitingOn.ORCHESTRATOR, "the delete call to succeed (asked 1 time"),
         (WaitingOn.PROVIDER, "two complete lists without the pod (asked 2 times"),
     ]
+
+
+async def test_the_pause_after_a_failed_delete_ends_before_the_deadline_and_counts_failures_in_a_row(
+    hauling: Hauling,
+) -> None:
+    """Accepted deletes do not make the next failure's pause longer: a pod that is still listed costs money."""
+    failure = Unavailable("HTTP 500")
+    parts = teardown(hauling, True, True, True, True, *[failure] * 8, drain_grace_s=10)
+    await parts.begin(hauling.rig.term, end(hauling))
+    await parts.flush(hauling.rig.term, Flush(hauling.worker.id, False, "its pod is gone"), await now(hauling))
+    pauses = []
+    for _ in range(12):
+        before = datetime.now(UTC)
+        await parts.delete(hauling.rig.term, Delete(hauling.worker.id, "pod-x", "its work is done"))
+        worker = await now(hauling)
+        pauses.append(round((worker.next_attempt_at - before).total_seconds()))
+        assert worker.next_attempt_at < worker.deadline_at
+    assert pauses == [10, 10, 10, 10, 5, 10, 20, 40, 80, 160, 300, 300]
 
 
 async def test_a_short_grace_does_not_shorten_the_wait_for_lists(hauling: Hauling) -> None:

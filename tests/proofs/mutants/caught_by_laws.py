@@ -77,8 +77,7 @@ MUTANTS = (
            "        if missing and (counts or now - born > timedelta(seconds=LISTING_LAG_S)):",
            "        if missing:"),
     Mutant("marked terminated as soon as the delete was sent", "I1", END,
-           '    return MarkTerminated(worker.id, "RunPod confirms that the pod is gone") if gone else None',
-           '    return MarkTerminated(worker.id, "sent")'),
+           "    if not is_absent(worker, snapshot, age_s, asked_at):\n        return _searched(worker, snapshot)\n", ""),
     Mutant("a delete is believed", "I1", END,
            "    if pod is not None:\n        if sent and snapshot.now < worker.next_attempt_at:",
            "    if pod is not None and sent:\n        return MarkTerminated(worker.id, 'deleted')\n"

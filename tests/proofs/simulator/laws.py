@@ -406,7 +406,7 @@ class Laws:
         for replica in self._world.replicas:
             replica.laws.look(up=replica.up)
         for row in workers.values():
-            if row["status"] != "spawning":
+            if row["status"] not in ("spawning", "terminating"):
                 continue
             late_s = (moment - row["deadline_at"]).total_seconds()
             if min(late_s, now - quiet) > OVERDUE_S:

@@ -583,11 +583,27 @@ def test_lists_from_before_a_delete_do_not_confirm_it() -> None:
 def test_the_pod_of_an_unknown_create_is_searched_by_name_before_the_end() -> None:
     """No pod id, no clear refusal: absence needs the listing lag, and a late pod is deleted."""
     one = terminating("gpu-1", Stage.DELETING, pod_id=None, failure_code=FailureCode.CREATE_UNKNOWN)
-    assert only(snapshot(one, absent={"gpu-1": absent(30)})) is None
+    assert isinstance(only(snapshot(one, absent={"gpu-1": absent(30)})), Wait)
     assert isinstance(only(snapshot(one, absent={"gpu-1": absent(61)})), MarkTerminated)
     late = only(snapshot(one, pods=(pod_of(one),)))
     assert isinstance(late, Delete)
     assert late.pod_id == "pod-gpu-1"
+
+
+def test_a_search_for_the_pod_of_an_unknown_create_has_its_own_deadline() -> None:
+    """The flush leaves a deadline that is shorter, and each new leader begins the search again."""
+    one = terminating("gpu-1", Stage.DELETING, pod_id=None, waiting_on=WaitingOn.ORCHESTRATOR, waiting_for="the call")
+    said = only(snapshot(one, absent={"gpu-1": absent(1)}))
+    assert isinstance(said, Wait)
+    assert (said.waiting_on, said.waiting_for) == (WaitingOn.PROVIDER, "lists over 60 s without a pod of its name")
+    assert said.deadline_s > 60
+    searched = replace(one, waiting_on=said.waiting_on, waiting_for=said.waiting_for)
+    assert only(snapshot(searched, absent={"gpu-1": absent(1)})) is None
+    assert only(snapshot(replace(searched, deadline_at=ago(0)), absent={"gpu-1": absent(1)})) == said
+    late = pod_of(one)
+    found = only(snapshot(replace(searched, next_attempt_at=NOW + timedelta(seconds=5)), pods=(late,)))
+    assert isinstance(found, Delete)
+    assert found.pod_id == late.id
 
 
 def test_a_refused_intent_needs_no_confirmed_absence() -> None:
@@ -708,7 +724,7 @@ def test_a_period_without_lists_hardly_counts_as_observed() -> None:
     others = [replace(pod_of(idle("gpu-2", 5)), id=f"pod-{n}") for n in range(101)]
     assert fold(first, others, [one], "test", ago(10)).absent["pod-gpu-1"].watched_s == 20
     unknown = terminating("gpu-1", Stage.DELETING, pod_id=None, created_at=ago(900))
-    for watched_s, action in ((59, type(None)), (60, MarkTerminated)):
+    for watched_s, action in ((59, Wait), (60, MarkTerminated)):
         gone = replace(absent(300), watched_s=watched_s)
         assert isinstance(only(snapshot(unknown, pods=(), absent={"gpu-1": gone})), action)
 
@@ -751,7 +767,7 @@ def test_a_fresh_pod_whose_worker_ends_at_once_is_not_absent() -> None:
 def test_lists_from_before_a_lost_create_do_not_confirm_its_failure() -> None:
     """An intent waited for its turn for minutes, in which no list could have had its pod; then its reply was lost."""
     ends = terminating("gpu-1", Stage.DELETING, pod_id=None, created_at=ago(300))
-    for ended_s, action in ((59, type(None)), (60, MarkTerminated)):
+    for ended_s, action in ((59, Wait), (60, MarkTerminated)):
         seen = snapshot(replace(ends, state_since=ago(ended_s)), pods=(), absent={"gpu-1": absent(300)})
         assert isinstance(only(seen), action)
 
@@ -762,7 +778,7 @@ def test_a_pod_that_bring_up_has_searched_gets_no_second_wait() -> None:
         "gpu-1", Stage.DELETING, pod_id=None, failure_code=FailureCode.CREATE_UNKNOWN, state_since=ago(1)
     )
     assert isinstance(only(snapshot(ends, pods=(), absent={"gpu-1": absent(61)})), MarkTerminated)
-    assert only(snapshot(ends, pods=(), absent={"gpu-1": absent(50)})) is None
+    assert isinstance(only(snapshot(ends, pods=(), absent={"gpu-1": absent(50)})), Wait)
 
 
 def test_the_loop_ticks_fast_only_in_transition() -> None:
