@@ -82,7 +82,7 @@ MUTANTS = (
            "    if pod is not None:\n        if sent and snapshot.now < worker.next_attempt_at:",
            "    if pod is not None and sent:\n        return MarkTerminated(worker.id, 'deleted')\n"
            "    if pod is not None:\n        if sent and snapshot.now < worker.next_attempt_at:"),
-    Mutant("a delete is never repeated", "I2", END,
+    Mutant("a delete is never repeated", "I2 I7", END,
            "        if sent and snapshot.now < worker.next_attempt_at:",
            "        if sent:"),
     Mutant("delete before flush", "I5", END,
