@@ -45,6 +45,7 @@ WANTED: Mapping[Stage, str] = {
     Stage.PROCESS: "its process to run",
     Stage.HEARTBEAT: "its first heartbeat",
 }
+DELETED, SEARCHED = "the delete is repeated until its pod is gone", "a pod of its name that appears is deleted"
 UNEXPLAINED = "not explained yet"  # the text for a code that causes.py does not know
 HOST_KEY_CHANGED = HostKeyChanged.__name__  # a row's text about late logs begins with it if another machine answers
 
@@ -243,7 +244,7 @@ def _terminating(row: Row, found: Row, _: Policy | None, __: datetime) -> _Wait:
     what, then = {
         Stage.DRAINING: (f"{tasks} to end", "its tasks are queued again, its logs flushed, its pod deleted"),
         Stage.FLUSHING: (row["waiting_for"] or "the last log", "what is left is declared lost; its pod is deleted"),
-        Stage.DELETING: (row["waiting_for"] or "the delete call", "the delete is repeated until its pod is gone"),
+        Stage.DELETING: (row["waiting_for"] or "the delete call", DELETED if row["pod_id"] else SEARCHED),
     }.get(Stage(row["stage"]), (row["waiting_for"] or row["stage"], "its pod is deleted"))
     wait = _Wait(row["waiting_on"], what, then, MORE)
     wait.since, wait.deadline = row["stage_since"], row["deadline_at"]

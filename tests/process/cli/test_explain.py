@@ -49,6 +49,18 @@ async def test_a_stuck_worker_is_explained_with_everything_that_operators_ask(cl
         assert words in text, words
 
 
+async def test_the_end_of_a_worker_without_a_pod_speaks_of_no_delete(cli: Cli, fleet: Fleet) -> None:
+    """Its create call got no answer: only a pod that appears would be deleted."""
+    worker = await fleet.worker(upto=State.TERMINATING)
+    for pod, then in (
+        (True, "the delete is repeated until its pod is gone"),
+        (False, "a pod of its name that appears"),
+    ):
+        if not pod:
+            await fleet.move(worker, State.TERMINATING, stage=Stage.DELETING, pod_id=None)
+        assert f"then: {then}" in (await cli("explain", worker)).out
+
+
 async def test_explain_shows_the_bring_up_of_a_worker_stage_by_stage(cli: Cli, fleet: Fleet) -> None:
     """The last attempt at each; what was not reached yet has neither succeeded nor failed. Exit 1 until all holds."""
     worker = await fleet.worker(upto=State.TERMINATING)
