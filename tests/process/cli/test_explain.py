@@ -52,10 +52,8 @@ async def test_a_stuck_worker_is_explained_with_everything_that_operators_ask(cl
 async def test_the_end_of_a_worker_without_a_pod_speaks_of_no_delete(cli: Cli, fleet: Fleet) -> None:
     """Its create call got no answer: only a pod that appears would be deleted."""
     worker = await fleet.worker(upto=State.TERMINATING)
-    for pod, then in (
-        (True, "the delete is repeated until its pod is gone"),
-        (False, "a pod of its name that appears"),
-    ):
+    texts = {True: "the delete is repeated until its pod is gone", False: "a pod of its name that appears"}
+    for pod, then in texts.items():
         if not pod:
             await fleet.move(worker, State.TERMINATING, stage=Stage.DELETING, pod_id=None)
         assert f"then: {then}" in (await cli("explain", worker)).out
