@@ -175,12 +175,15 @@ begin
                and (~q.priority, q.queue_turn, q.created_at, q.id)
                    >= (v_from.place, v_from.queue_turn, v_from.created_at, v_from.id)
                and q.id <> all (v_passed)
-               and coalesce((select r.what <> 'claim' from public.task_refusals r where r.task_id = q.id), true)
+               and coalesce((select case r.what when 'claim' then false
+                                                when 'let_in' then q.queue_gate > 0 or r.retry_at <= p_now else true end
+                               from public.task_refusals r where r.task_id = q.id), true)
              order by ~q.priority, q.queue_turn, q.created_at, q.id
              limit p_batch for no key update skip locked) l;
         if v_limited then
             v_passed := v_passed || public.internal_begin_waiting(v_rows);
-            continue;
+            continue when clock_timestamp() < statement_timestamp() + c_time;
+            exit;
         end if;
         if p_worker.cluster is not null and v_rows is not null then
             select s.p_passed, s.fit into v_passed, v_rows

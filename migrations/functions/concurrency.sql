@@ -142,19 +142,22 @@ end
 $$;
 
 -- Lets in the next tasks of limits that the caller has locked: p_freed of each, as far as the limit allows; null for as
--- many as it allows. What remains is left to the next snapshot.
+-- many as it allows. A task that a user's trigger does not let in is passed over. What remains is left to the next snapshot.
 create or replace function public.internal_fill(p_scope text, p_names text[], p_freed int[], p_now timestamptz) returns void
 language plpgsql security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
 declare
     c_most constant int := 10000;  -- tasks of one call and limit
+    c_time constant interval := '200 milliseconds';  -- for tasks that follow refused ones
+    v_until timestamptz := clock_timestamp() + c_time;
     v_names text[];
     v_rooms int[];
     v_over text[];
     v_overs int[];
     v_found text[];
     v_rows tid[];
-    v_whole boolean;
+    v_refused int[] := '{}';
+    v_is_whole boolean := true;
 begin
     select array_agg(r.name) filter (where r.room > 0), array_agg(r.room) filter (where r.room > 0),
            array_agg(r.name) filter (where r.room < 0), array_agg(-r.room) filter (where r.room < 0)
@@ -163,7 +166,7 @@ begin
               from public.internal_rooms(p_scope, p_names, p_now) m
               left join unnest(p_names, p_freed) f (name, freed) on f.name = m.name) r;
     if v_over is not null and p_freed is null then
-        perform public.internal_take_back(p_scope, v_over, v_overs);
+        perform public.internal_take_back(p_scope, v_over, v_overs, p_now);
     end if;
     if p_freed is not null and cardinality(p_names) > coalesce(cardinality(v_names), 0) then
         -- Exceeded limits, and those that another transaction is about to free. The hashed list keeps this linear.
@@ -172,90 +175,206 @@ begin
          where case when (n.name in (select unnest(v_names))) is not true
                     then public.internal_has_waiting(p_scope, n.name) end;
     end if;
-    if v_names is null then
-        return;
-    end if;
-    select array_agg(w.name), array_agg(w.place) into v_found, v_rows
-      from public.internal_waiting(p_scope, v_names, v_rooms) w;
-    v_whole := v_rows is null or public.internal_set_gates(p_scope, v_rows, true);
-    insert into public.concurrency_notes (scope, name)
-    select p_scope, n.name
-      from (select r.name, r.room, 0 as found from unnest(v_names, v_rooms) r (name, room)
-            union all select f.name, 0, 1 from unnest(v_found) f (name)) n
-     group by n.name
-    having case when not v_whole or sum(n.found) < sum(n.room) or max(n.room) = c_most  -- the CASE looks only then
-                then public.internal_has_waiting(p_scope, n.name) end;
+    while v_names is not null loop
+        select array_agg(w.name), array_agg(w.place) into v_found, v_rows
+          from public.internal_waiting(p_scope, v_names, v_rooms) w;
+        if v_rows is not null then
+            select c.refused, c.is_whole into v_refused, v_is_whole from public.internal_change_gates(p_scope, v_rows) c;
+        end if;
+        insert into public.concurrency_notes (scope, name)
+        select p_scope, n.name
+          from (select r.name, r.room, 0 as found from unnest(v_names, v_rooms) r (name, room)
+                union all select f.name, 0, 1 from unnest(v_found) f (name)) n
+         group by n.name
+        having case when not v_is_whole or v_refused <> '{}' and clock_timestamp() > v_until
+                         or sum(n.found) < sum(n.room) or max(n.room) = c_most  -- the CASE looks only then
+                    then public.internal_has_waiting(p_scope, n.name) end;
+        exit when v_rows is null or v_refused = '{}' or not v_is_whole or clock_timestamp() > v_until;
+        select array_agg(g.name), array_agg(g.n) into v_names, v_rooms
+          from (select v_found[r.place] as name, count(*)::int as n from unnest(v_refused) r (place) group by 1) g;
+    end loop;
 end
 $$;
 
--- Queued tasks that are let in wait again, as many as a limit is exceeded by, the last ones first.
-create or replace function public.internal_take_back(p_scope text, p_names text[], p_overs int[]) returns void
+-- Queued tasks that are let in wait again, as many as a limit is exceeded by, the last ones first. Those that another
+-- transaction has locked, or that a user's triggers keep, are left to the next snapshot.
+create or replace function public.internal_take_back(p_scope text, p_names text[], p_overs int[], p_now timestamptz)
+returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
+    c_spare constant int := 20;  -- tasks of a limit that are tried in place of refused ones
+    c_time constant interval := '200 milliseconds';
+    v_until timestamptz := clock_timestamp() + c_time;
+    v_found text[];
     v_rows tid[];
+    v_first int[];  -- places in v_rows
+    v_left jsonb;  -- by limit: how many are still to be taken back
+    v_refused int[];
+    v_place int;
 begin
     if p_scope = 'key' then
-        v_rows := array(select g.ctid from unnest(p_names, p_overs) k (name, over) cross join lateral (
-            select t.ctid from public.tasks t
-             where t.concurrency_key = k.name and t.status = 'Queued' and t.queue_gate >= 2
-             order by t.priority, t.queue_turn desc, t.created_at desc, t.id desc
-             limit k.over for no key update skip locked) g);
+        select array_agg(k.name order by k.name, g.n), array_agg(g.place order by k.name, g.n),
+               array_agg(g.n <= k.over order by k.name, g.n)::int[]
+          into v_found, v_rows, v_first
+          from unnest(p_names, p_overs) k (name, over) cross join lateral (
+            select l.place, row_number() over () as n from (
+                select t.ctid as place from public.tasks t
+                 where t.concurrency_key = k.name and t.status = 'Queued' and t.queue_gate >= 2
+                 order by t.priority, t.queue_turn desc, t.created_at desc, t.id desc
+                 limit k.over + c_spare for no key update skip locked) l) g;
     else
-        v_rows := array(select g.ctid from unnest(p_names, p_overs) k (name, over) cross join lateral (
-            select t.ctid from public.tasks t
-             where t.task_type = k.name and t.status = 'Queued' and t.queue_gate = 3
-             order by t.priority, t.queue_turn desc, t.created_at desc, t.id desc
-             limit k.over for no key update skip locked) g);
+        select array_agg(k.name order by k.name, g.n), array_agg(g.place order by k.name, g.n),
+               array_agg(g.n <= k.over order by k.name, g.n)::int[]
+          into v_found, v_rows, v_first
+          from unnest(p_names, p_overs) k (name, over) cross join lateral (
+            select l.place, row_number() over () as n from (
+                select t.ctid as place from public.tasks t
+                 where t.task_type = k.name and t.status = 'Queued' and t.queue_gate = 3
+                 order by t.priority, t.queue_turn desc, t.created_at desc, t.id desc
+                 limit k.over + c_spare for no key update skip locked) l) g;
     end if;
-    perform public.internal_set_gates(p_scope, v_rows, false);
+    v_first := array(select f.place from unnest(v_first) with ordinality f (is_first, place) where f.is_first = 1);
+    v_refused := (select c.refused from public.internal_change_gates(
+        p_scope || ' back', array(select v_rows[f.place] from unnest(v_first) with ordinality f (place, n) order by f.n)) c);
+    select jsonb_object_agg(n.name, n.over - coalesce(g.tried, 0)) into v_left
+      from unnest(p_names, p_overs) n (name, over)
+      left join (select v_found[f.place] as name, count(*) as tried
+                   from unnest(v_first) with ordinality f (place, n) where f.n <> all (v_refused) group by 1) g
+        on g.name = n.name;
+    for v_place in select p.place from generate_subscripts(v_rows, 1) p (place)
+                    where p.place <> all (v_first) order by 1 loop
+        exit when v_refused = '{}' or clock_timestamp() > v_until;
+        if (v_left->>v_found[v_place])::int > 0 and exists (
+               select from public.internal_change_gates(p_scope || ' back', v_rows[v_place:v_place]) c where c.refused = '{}') then
+            v_left := v_left || jsonb_build_object(v_found[v_place], (v_left->>v_found[v_place])::int - 1);
+        end if;
+    end loop;
+    insert into public.concurrency_notes (scope, name)
+    select p_scope, l.key from jsonb_each_text(v_left) l
+     where case when l.value::int > 0 then case p_scope
+        when 'key' then exists (select from public.tasks t
+                                 where t.concurrency_key = l.key and t.queue_gate >= 2 and t.status = 'Queued')
+        else exists (select from public.tasks t where t.task_type = l.key and t.queue_gate = 3 and t.status = 'Queued') end end;
 end
 $$;
 
--- Lets these locked tasks through the gate of their key or type, or back behind it: all at once, or else each on its own.
--- Returns whether users' triggers allowed all of them.
-create or replace function public.internal_set_gates(p_scope text, p_rows tid[], p_through boolean) returns boolean
+-- Makes one change to each of these locked tasks, as far as users' triggers and constraints allow: to slices of them, or if
+-- that fails to each half, and so on. Returns the places in p_rows of the refused ones, and whether all were tried in
+-- time. A transaction waits only three times for locks that users' triggers ask for.
+-- p_change: 'key' or 'type' (through this gate), 'key back' or 'type back' (behind it again), 'limit' (the trigger finds the
+-- gate), 'running' (they have their places), 'due' (they need not wait for their time) or 'turn' (turns from p_turn on).
+create or replace function public.internal_change_gates(
+    p_change text, p_rows tid[], p_turn bigint default null, out refused int[], out is_whole boolean
+)
+language plpgsql security definer set search_path = '' set enable_seqscan = off set lock_timeout = '100ms' as $$
+#variable_conflict use_variable
+declare
+    c_slice constant int := 2000;
+    c_time constant interval := '1 second';  -- after the first refusal
+    c_waits constant int := 3;
+    c_step constant bigint := 1000000;  -- between two turns
+    v_before text := coalesce(current_setting('orchestrator.gating', true), '');
+    v_count int := coalesce(cardinality(p_rows), 0);
+    v_firsts int[] := array(select n from generate_series((v_count - 1) / c_slice * c_slice + 1, 1, -c_slice) n);
+    v_lasts int[] := array(select least(n + c_slice - 1, v_count) from unnest(v_firsts) with ordinality f (n, o) order by o);
+    v_low int;
+    v_high int;
+    v_rows tid[];
+    v_changed int;
+    v_until timestamptz;
+    v_waits int;
+    v_message text;
+    v_set text;
+begin
+    refused := '{}';
+    is_whole := true;
+    while v_count > 0 and cardinality(v_firsts) > 0 loop
+        v_low := v_firsts[cardinality(v_firsts)];
+        v_high := v_lasts[cardinality(v_lasts)];
+        v_firsts := trim_array(v_firsts, 1);
+        v_lasts := trim_array(v_lasts, 1);
+        v_rows := p_rows[v_low:v_high];
+        if clock_timestamp() > v_until then
+            is_whole := false;
+            exit;
+        end if;
+        if p_change in ('key', 'type', 'key back', 'type back') then
+            v_set := set_config('orchestrator.gating', pg_trigger_depth()::text, true);
+        end if;
+        begin
+            if p_change = 'due' then
+                update public.tasks t
+                   set run_after = null, queue_turn = case when t.tenant is null then t.queue_turn
+                           else public.internal_next_turn(t.pool, ~t.priority, t.tenant, t.attempts > 0) end
+                 where t.ctid = any (v_rows);
+            elsif p_change = 'turn' then
+                update public.tasks t set queue_turn = p_turn + (array_position(p_rows, t.ctid) - 1) * c_step
+                 where t.ctid = any (v_rows);
+            else
+                update public.tasks t
+                   set queue_gate = case when p_change = 'limit' then 0
+                                         when p_change = 'running' then 3
+                                         when p_change = 'key back' then 1
+                                         when p_change = 'type back' then 2
+                                         when p_change = 'key' and exists (
+                                             select from public.concurrency_limits l where l.scope = 'type'
+                                                 and l.name = t.task_type) then 2
+                                         else 3 end
+                 where t.ctid = any (v_rows);
+            end if;
+            get diagnostics v_changed = row_count;
+            if v_changed <= v_high - v_low and p_change <> 'turn' then
+                raise exception using errcode = 'OR008';  -- caught below: a trigger suppressed one of them
+            end if;
+            perform public.internal_fire_deferred();
+            continue;
+        exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
+            if sqlstate in ('55P03', '40P01') then  -- a trigger waits for another transaction
+                v_waits := 1 + coalesce(nullif(current_setting('orchestrator.limit_waits', true), '')::int, 0);
+            elsif public.internal_is_transient(sqlstate) and sqlstate <> '40001' then
+                raise;
+            end if;
+            v_message := case sqlstate when 'OR008' then 'A trigger of the database suppressed the change'
+                else format('The database refused to let it in: %s (%s)', sqlerrm, sqlstate) end;
+        end;
+        v_until := coalesce(v_until, clock_timestamp() + c_time);
+        if v_waits is not null then
+            v_set := set_config('orchestrator.limit_waits', v_waits::text, true);
+            if v_waits >= c_waits then
+                v_set := set_config('lock_timeout', '1ms', true);
+            end if;
+            v_waits := null;
+        end if;
+        if v_low < v_high then
+            v_firsts := v_firsts || array[(v_low + v_high) / 2 + 1, v_low];
+            v_lasts := v_lasts || array[v_high, (v_low + v_high) / 2];
+            continue;
+        end if;
+        refused := refused || v_low;
+        if p_change in ('key', 'type', 'limit', 'due') then
+            perform public.internal_refused(array(
+                select t.id from public.tasks t where t.ctid = any (v_rows) and (t.queue_gate > 0 or p_change = 'limit')),
+                'let_in', v_message);
+        end if;
+        if p_change = 'type' then
+            perform public.internal_leave_key(v_rows[1]);
+        end if;
+    end loop;
+    v_set := set_config('orchestrator.gating', v_before, true);
+end
+$$;
+
+-- A task whose type does not let it in gives its place in its key to the next one of the key.
+create or replace function public.internal_leave_key(p_row tid) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off as $$
 #variable_conflict use_variable
 declare
-    v_before text := coalesce(current_setting('orchestrator.gating', true), '');
-    v_changed int;
-    v_whole boolean := true;
-    v_row tid;
-    v_set text;
-    v_message text := 'A trigger of the database suppressed the change';
+    v_key text := (select t.concurrency_key from public.tasks t where t.ctid = p_row);
 begin
-    v_set := set_config('orchestrator.gating', pg_trigger_depth()::text, true);
-    begin
-        update public.tasks t
-           set queue_gate = case when not p_through then case p_scope when 'key' then 1 else 2 end
-                                 when p_scope = 'key' and exists (
-                                     select from public.concurrency_limits l where l.scope = 'type'
-                                         and l.name = t.task_type) then 2
-                                 else 3 end
-         where t.ctid = any (p_rows);
-        get diagnostics v_changed = row_count;
-        if v_changed < cardinality(p_rows) then
-            raise exception using errcode = 'OR008';  -- caught below: a trigger suppressed one of them
-        end if;
-        perform public.internal_fire_deferred();
-    exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
-        if public.internal_is_transient(sqlstate) then
-            raise;
-        elsif sqlstate <> 'OR008' then
-            v_message := format('The database refused to let it in: %s (%s)', sqlerrm, sqlstate);
-        end if;
-        v_whole := false;
-    end;
-    if not v_whole and cardinality(p_rows) > 1 then
-        foreach v_row in array p_rows loop
-            perform public.internal_set_gates(p_scope, array[v_row], p_through);
-        end loop;
-    elsif not v_whole and p_through then
-        perform public.internal_refused(array(select t.id from public.tasks t where t.ctid = any (p_rows)), 'let_in', v_message);
+    if v_key is not null and (select c.refused = '{}' from public.internal_change_gates('key back', array[p_row]) c) then
+        insert into public.concurrency_notes (scope, name) values ('key', v_key);
     end if;
-    v_set := set_config('orchestrator.gating', v_before, true);
-    return v_whole;
 end
 $$;
 
@@ -344,16 +463,24 @@ begin
 end
 $$;
 
--- The pause after a refusal is over: the limit that the task waits for is filled at this snapshot, unless it waits no more.
+-- The pause after a refusal is over: the limit that the task waits for is filled at this snapshot. A task that could not
+-- begin to wait is tried at once. The refusal is forgotten if the task waits for no limit any more.
 create or replace function public.internal_try_let_in(p_task_id uuid) returns void
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = '' set enable_seqscan = off as $$
 #variable_conflict use_variable
+declare
+    v_row tid;
 begin
     insert into public.concurrency_notes (scope, name)
     select case t.queue_gate when 1 then 'key' else 'type' end,
            case t.queue_gate when 1 then t.concurrency_key else t.task_type end
       from public.tasks t where t.id = p_task_id and t.status = 'Queued' and t.queue_gate in (1, 2);
-    if not found then
+    if found then
+        return;
+    end if;
+    select t.ctid into v_row from public.tasks t
+     where t.id = p_task_id and t.status = 'Queued' and not t.blocked and t.queue_gate = 0 for no key update skip locked;
+    if v_row is null or public.internal_begin_waiting(array[v_row]) = '{}' then
         delete from public.task_refusals r where r.task_id = p_task_id and r.what = 'let_in';
     end if;
 end
@@ -367,19 +494,16 @@ declare
     c_most constant int := 1000;
     c_late constant int := 100;  -- tasks; a user's trigger may refuse the change of each
     v_rows tid[];
-    v_row tid;
     v_keys text[];
     v_types text[];
     v_limited text[];
 begin
     v_rows := array(select t.ctid from public.tasks t
                      where t.status = 'Queued' and t.queue_gate in (1, 2) and t.run_after <= p_now
+                       and (select r.retry_at from public.task_refusals r
+                             where r.task_id = t.id and r.what = 'let_in' and r.retry_at > p_now) is null
                      order by t.run_after limit c_most for no key update skip locked);
-    if v_rows <> '{}' and not public.internal_deal_some(v_rows, null) then
-        foreach v_row in array v_rows loop
-            perform public.internal_deal_some(array[v_row], null);
-        end loop;
-    end if;
+    perform public.internal_change_gates('due', v_rows);
     with taken as (
         delete from public.concurrency_notes n
          where n.no = any (array(select o.no from public.concurrency_notes o order by o.no limit c_most for update skip locked))
@@ -394,7 +518,7 @@ begin
                          where t.status = 'In Progress' and t.queue_gate = 0 and t.task_type = any (v_limited)
                          limit c_late for no key update skip locked);
         if v_rows <> '{}' then
-            perform public.internal_move_to_gate(v_rows, 3);
+            perform public.internal_change_gates('running', v_rows);
         end if;
         v_types := v_types || array(select r.name from public.internal_rooms('type', v_limited, p_now) r where r.room < 0);
     end if;
@@ -434,25 +558,6 @@ begin
 end
 $$;
 
--- Writes a gate to these locked tasks, all at once, or else to each that users' triggers allow. 0: the trigger finds it.
-create or replace function public.internal_move_to_gate(p_rows tid[], p_gate int) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off as $$
-#variable_conflict use_variable
-declare
-    v_half int := cardinality(p_rows) / 2;
-begin
-    update public.tasks t set queue_gate = p_gate where t.ctid = any (p_rows);
-    perform public.internal_fire_deferred();
-exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
-    if public.internal_is_transient(sqlstate) then
-        raise;
-    elsif v_half > 0 then
-        perform public.internal_move_to_gate(p_rows[:v_half], p_gate);
-        perform public.internal_move_to_gate(p_rows[v_half + 1:], p_gate);
-    end if;
-end
-$$;
-
 -- Locks the ready tasks of a type that have passed no gate. A claim that is about to commit is waited for, but an open
 -- transaction of a user for a tenth of a second only: then the tasks that it has locked are left out.
 create or replace function public.internal_lock_ready(p_type text, p_most int) returns tid[]
@@ -477,7 +582,7 @@ language plpgsql security definer set search_path = '' set enable_seqscan = off 
 declare
     v_ids uuid[] := array(select t.id from public.tasks t where t.ctid = any (p_rows));
 begin
-    perform public.internal_move_to_gate(p_rows, 0);
+    perform public.internal_change_gates('limit', p_rows);
     return array(select t.id from public.tasks t
                   where t.id = any (v_ids) and t.status = 'Queued' and not t.blocked and t.queue_gate = 0
                     and (t.concurrency_key is not null
@@ -486,11 +591,13 @@ end
 $$;
 
 -- Returns which of these held tasks, which the caller has locked, may have their leases renewed. A lease that has expired
--- may have been replaced by the lease of another task.
+-- may have been replaced by the lease of another task. While this transaction renews one that ends soon, its limit is
+-- locked: nobody may count it as expired before this transaction ends.
 create or replace function public.internal_renewable(p_ids uuid[], p_now timestamptz) returns uuid[]
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
+    c_soon constant interval := '5 seconds';  -- longer than the rest of the caller's transaction
     v_task record;
     v_ids uuid[] := p_ids;
     v_taken jsonb := '{}';  -- places that tasks before it get
@@ -498,26 +605,26 @@ declare
     v_fits boolean;
 begin
     for v_task in
-        select t.id, t.concurrency_key, t.task_type from public.tasks t
-         where t.id = any (p_ids) and t.lease_expires_at <= p_now
+        select t.id, t.concurrency_key, t.task_type, t.lease_expires_at <= p_now as is_expired from public.tasks t
+         where t.id = any (p_ids) and t.lease_expires_at <= p_now + c_soon
            and t.queue_gate + 0 = 3  -- not by the index of places, which has all ready tasks
          order by t.id
     loop
         v_fits := true;
         v_names := '{}';
         if v_task.concurrency_key is not null then
-            v_fits := public.internal_has_room('key', v_task.concurrency_key,
-                coalesce((v_taken->>('key:' || v_task.concurrency_key))::int, 0), p_now);
+            v_fits := public.internal_has_room('key', v_task.concurrency_key, case when v_task.is_expired
+                then coalesce((v_taken->>('key:' || v_task.concurrency_key))::int, 0) end, p_now);
             v_names := array['key:' || v_task.concurrency_key];
         end if;
         if v_fits and exists (select from public.concurrency_limits l where l.scope = 'type' and l.name = v_task.task_type) then
-            v_fits := public.internal_has_room('type', v_task.task_type,
-                coalesce((v_taken->>('type:' || v_task.task_type))::int, 0), p_now);
+            v_fits := public.internal_has_room('type', v_task.task_type, case when v_task.is_expired
+                then coalesce((v_taken->>('type:' || v_task.task_type))::int, 0) end, p_now);
             v_names := v_names || ('type:' || v_task.task_type);
         end if;
         if not v_fits then
             v_ids := array_remove(v_ids, v_task.id);
-        elsif v_names <> '{}' then
+        elsif v_task.is_expired and v_names <> '{}' then
             v_taken := v_taken || (select jsonb_object_agg(n, coalesce((v_taken->>n)::int, 0) + 1) from unnest(v_names) n);
         end if;
     end loop;
@@ -525,13 +632,13 @@ begin
 end
 $$;
 
--- Locks a limit; returns whether it has more than p_taken places left.
+-- Locks a limit; returns whether it is locked and has more than p_taken places left, or any number if that is null.
 create or replace function public.internal_has_room(p_scope text, p_name text, p_taken int, p_now timestamptz) returns boolean
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
 begin
     return public.internal_lock_limits(p_scope, array[p_name], false) <> '{}'
-       and coalesce((select r.room > p_taken from public.internal_rooms(p_scope, array[p_name], p_now) r), false);
+       and (p_taken is null or coalesce((select r.room > p_taken from public.internal_rooms(p_scope, array[p_name], p_now) r), false));
 end
 $$;
 
@@ -591,7 +698,12 @@ begin
         if v_rows <> '{}' then
             v_passed := public.internal_begin_waiting(v_rows);
         end if;
-        update public.tasks t set queue_gate = 3 where t.status = 'In Progress' and t.task_type = p_name and t.queue_gate = 0;
+        perform public.internal_change_gates('running', array(
+            select t.ctid from public.tasks t where t.status = 'In Progress' and t.task_type = p_name and t.queue_gate = 0
+               for no key update skip locked));
+    elsif p_kind = 'type' then  -- tasks that a user's trigger did not let wait need not wait any more
+        delete from public.task_refusals r using public.tasks t
+         where r.what = 'let_in' and t.id = r.task_id and t.task_type = p_name and t.queue_gate = 0;
     end if;
     perform public.internal_let_in(p_kind, array[p_name], v_now);
     return jsonb_build_object('found', v_found);

@@ -72,13 +72,10 @@ set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
 declare
     c_none constant bigint := 9007199254740991;
-    c_step constant int := 1000000;
     c_turns constant int := 1951810;  -- a namespace of advisory locks
     c_ahead constant int := 50;  -- tasks that get a turn at least
     v_rows tid[];
     v_others tid[];
-    v_row tid;
-    v_turn bigint;
 begin
     -- In orders that only one index has: to find any row, the planner would read another index as a whole.
     if (select t.id from public.tasks t
@@ -104,46 +101,10 @@ begin
     v_others := v_others || array(select t.ctid from public.tasks t
                      where t.pool = p_pool and t.status = 'Queued' and not t.blocked and t.run_after <= p_now
                      order by t.run_after limit p_batch for no key update skip locked);
-    foreach v_row in array coalesce(v_others, '{}') loop
-        perform public.internal_deal_some(array[v_row], null);
-    end loop;
+    perform public.internal_change_gates('due', v_others);
     if v_rows is not null then
-        v_turn := public.internal_next_turn(p_pool, p_place, null, false);
-        if not public.internal_deal_some(v_rows, v_turn) then
-            foreach v_row in array v_rows loop
-                if public.internal_deal_some(array[v_row], v_turn) then
-                    v_turn := v_turn + c_step;
-                end if;
-            end loop;
-        end if;
+        perform public.internal_change_gates('turn', v_rows, public.internal_next_turn(p_pool, p_place, null, false));
     end if;
-end
-$$;
-
--- Gives these locked tasks turns from p_turn on, or, if it is null, makes them ready with the turns of their tenants. Returns
--- false and changes nothing if a user's trigger refuses one of them.
-create or replace function public.internal_deal_some(p_rows tid[], p_turn bigint) returns boolean
-language plpgsql security definer set search_path = '' set enable_seqscan = off as $$
-#variable_conflict use_variable
-declare
-    c_step constant int := 1000000;
-begin
-    if p_turn is null then
-        update public.tasks t
-           set run_after = null, queue_turn = case when t.tenant is null then t.queue_turn
-                   else public.internal_next_turn(t.pool, ~t.priority, t.tenant, t.attempts > 0) end
-         where t.ctid = any (p_rows);
-    else
-        update public.tasks t set queue_turn = p_turn + (array_position(p_rows, t.ctid) - 1) * c_step::bigint
-         where t.ctid = any (p_rows);
-    end if;
-    perform public.internal_fire_deferred();
-    return true;
-exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
-    if public.internal_is_transient(sqlstate) then
-        raise;
-    end if;
-    return false;
 end
 $$;
 

@@ -11,8 +11,8 @@ create or replace function public.worker_heartbeat(
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
-    v_now timestamptz := public.internal_clock(p_now);
     v_worker public.workers := public.internal_caller(p_worker_id, true);
+    v_now timestamptz := public.internal_clock(p_now);  -- after the lock, for which it may have waited
     v_held uuid[];
     v_locked uuid[];  -- by another transaction, although the worker holds them
     v_cancel jsonb;

@@ -165,9 +165,12 @@ $$;
 create or replace function public.internal_refused_ready(p_now timestamptz) returns table (pool text, n bigint)
 language sql stable security definer set search_path = '' set enable_hashjoin = off set enable_mergejoin = off
 set enable_material = off set jit = off as $$
-    select t.pool, count(*) from (select o.task_id from public.task_refusals o where o.what = 'claim' offset 0) r
+    select t.pool, count(*)
+      from (select o.task_id, o.what from public.task_refusals o
+             where o.what = 'claim' or o.what = 'let_in' and o.retry_at > internal_refused_ready.p_now offset 0) r
      cross join lateral (select d.* from public.tasks d where d.id = r.task_id offset 0) t
      where t.status = 'Queued' and not t.blocked and (t.run_after is null or t.run_after <= internal_refused_ready.p_now)
+       and (r.what = 'claim' or t.queue_gate = 0)
      group by t.pool
 $$;
 

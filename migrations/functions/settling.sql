@@ -522,9 +522,11 @@ begin
         end;
     end loop;
     for v_refusal in
-        select * from public.task_refusals r
-         where r.retry_at <= public.internal_now() and r.what in ('claim', 'settle', 'let_in')
-         order by r.retry_at limit c_rows
+        (select * from public.task_refusals r
+          where r.retry_at <= public.internal_now() and r.what in ('claim', 'settle') order by r.retry_at limit c_rows)
+        union all  -- a limit may have no place for long, and its tasks must not be the first ones for ever
+        (select * from public.task_refusals r
+          where r.retry_at <= public.internal_now() and r.what = 'let_in' order by random() limit c_rows)
     loop
         begin
             if v_refusal.what = 'claim' then

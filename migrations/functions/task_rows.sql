@@ -195,7 +195,7 @@ declare
     c_no_turn constant bigint := 9007199254740991;
     v_is_same boolean := (old.concurrency_key, old.task_type) is not distinct from (new.concurrency_key, new.task_type);
     v_was_gated boolean := old.status = 'Queued' and old.queue_gate in (1, 2);
-    v_is_gating boolean := false;  -- internal_set_gates itself runs the statement
+    v_is_gating boolean := false;  -- internal_change_gates itself runs the statement
     v_is_limited boolean := new.concurrency_key is not null;
 begin
     if new.queue_gate <> old.queue_gate and new.status = 'Queued' then
@@ -343,7 +343,7 @@ declare
     v_new_types text[];
     v_free_types text[];
     v_now timestamptz := public.internal_now();
-    -- Whether internal_set_gates itself runs the statement: it has counted what it changes, except at the next gate.
+    -- Whether internal_change_gates itself runs the statement: it has counted what it changes, except at the next gate.
     v_is_gating boolean := current_setting('orchestrator.gating', true) is not distinct from (pg_trigger_depth() - 1)::text;
     v_has_url boolean;  -- an ended task has a webhook_url
     -- Whether internal_settle_locked itself runs the statement, and not a trigger within it.
@@ -373,13 +373,14 @@ begin
            v_has_limit
       from changed a full join was b on b.id = a.id;
     if v_has_limit then
-        select array_agg(distinct coalesce(a.concurrency_key, b.concurrency_key)) filter (where l.asks_key and not v_is_gating),
-               array_agg(b.concurrency_key) filter (where l.frees_key and not v_is_gating),
+        select array_agg(distinct coalesce(a.concurrency_key, b.concurrency_key)) filter (where l.asks_key and l.counts),
+               array_agg(b.concurrency_key) filter (where l.frees_key and l.counts),
                array_agg(distinct coalesce(a.task_type, b.task_type)) filter (where l.asks_type or l.frees_type and v_is_gating),
                array_agg(b.task_type) filter (where l.frees_type and not v_is_gating)
           into v_new_keys, v_free_keys, v_new_types, v_free_types
           from changed a full join was b on b.id = a.id
-         cross join lateral public.internal_places(a.*, b.*, v_now) l
+         cross join lateral (select p.*, not v_is_gating or a.concurrency_key is distinct from b.concurrency_key as counts
+                               from public.internal_places(a.*, b.*, v_now) p offset 0) l
          where (a.queue_gate, a.status, a.concurrency_key, a.task_type, a.run_after, a.lease_expires_at)
                    is distinct from (b.queue_gate, b.status, b.concurrency_key, b.task_type, b.run_after, b.lease_expires_at)
            and (a.queue_gate > 0 or b.queue_gate > 0)
@@ -449,6 +450,8 @@ declare
     v_types text[];
 begin
     if tg_op = 'TRUNCATE' then
+        perform pg_notify('orchestrator_fleet', w.id)
+           from (select distinct a.worker_id as id from public.task_attempts a where a.ended_at is null) w where w.id is not null;
         delete from public.task_results;
         delete from public.tasks_unsettled;
         delete from public.task_refusals;

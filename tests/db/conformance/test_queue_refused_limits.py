@@ -1,0 +1,329 @@
+"""Limits while users' triggers refuse or delay what a limit does: each refused task harms only itself."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow, dict_row
+
+from orchestrator.adapters.postgres import PostgresDb
+from tests.db.conformance.builders import Agent, Ear, Fleet
+from tests.db.conformance.consistency import RULES
+
+Hand = AsyncConnection[DictRow]
+Trigger = Callable[[str], Awaitable[None]]
+LEASE_S = 60
+MANY = 25  # more than the rounds of one claim
+LET_IN = "new.params ? 'frozen' and new.queue_gate = 3 and old.queue_gate < 3"
+WAITS_ON = "old.status = 'Queued' and new.status = 'Queued' and old.params ? 'frozen'"
+
+
+@pytest.fixture
+async def trigger(hand: Hand) -> AsyncIterator[Trigger]:
+    """Give `tasks` a BEFORE UPDATE trigger with these statements. The next one replaces it; the test's end drops it."""
+
+    async def create(statements: str) -> None:
+        body = f"""
+            create or replace function users_own() returns trigger language plpgsql as $$
+            begin {statements} return new; end $$;
+            create or replace trigger zz_users_own before update on tasks for each row execute function users_own()"""
+        await hand.execute(body.encode())
+
+    yield create
+    await hand.execute("drop trigger if exists zz_users_own on tasks")
+    await hand.execute("drop table if exists accounts")
+
+
+async def limit(fleet: Fleet, name: str, most: int | None, scope: str = "key") -> None:
+    """Set or remove one."""
+    await fleet.call("task_limit_set", p_kind=scope, p_name=name, p_most=most)
+
+
+async def ids(agent: Agent, batch: int = 1) -> list[str]:
+    """What a claim brings."""
+    return [task["id"] for task in await agent.claim(batch=batch)]
+
+
+async def consistent(hand: Hand) -> None:
+    """No count and no mark is wrong."""
+    for name in ("the counts are those of the rows", "no mark hides a task that can be claimed"):
+        assert await (await hand.execute(RULES[name].encode())).fetchall() == [], name
+
+
+async def refusals(hand: Hand) -> int:
+    """Of tasks that are not let in."""
+    rows = await (await hand.execute("select from task_refusals where what = 'let_in'")).fetchall()
+    return len(rows)
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "perform 1 from public.accounts where id = 2 for update nowait;",
+        "perform 1 from public.accounts where id = 2 for update;",
+        "raise exception 'conflict' using errcode = '40001';",
+    ],
+    ids=["lock not available", "waits for a lock", "serialization failure"],
+)
+@pytest.mark.parametrize("what", ["next of its key", "due", "of a type that gets a limit", "untenanted"])
+async def test_a_trigger_that_waits_for_another_transaction_stops_no_call(
+    fleet: Fleet, database: str, hand: Hand, trigger: Trigger, what: str, refusal: str
+) -> None:
+    """The snapshot, the completion and the claim go on without its task, and take it when it can be changed."""
+    agent = await fleet.agent()
+    await hand.execute("create table accounts (id int primary key); insert into accounts values (2)")
+    key: dict[str, Any] = {} if what in {"of a type that gets a limit", "untenanted"} else {"concurrency_key": "k"}
+    held: list[Any] = []
+    if what == "next of its key":
+        await fleet.submit(**key)
+        held = list(await agent.claim())
+        fleet.wait(1)
+    await fleet.submit(params={"frozen": True}, **key)
+    if what == "due":
+        await hand.execute("update tasks set run_after = %s", (fleet.now,))
+    fleet.wait(1)
+    (good,) = await fleet.submit(key | ({"tenant": "a"} if what == "untenanted" else {}))
+    await trigger(f"if {WAITS_ON} then {refusal} end if;")
+    async with await psycopg.AsyncConnection.connect(database) as user:
+        await user.execute("select from accounts for update")
+        if what == "of a type that gets a limit":
+            await limit(fleet, "t", 1, "type")
+        for task in held:
+            await agent.complete(task)
+        await fleet.snapshot()
+        assert await ids(agent) == [good]
+    await trigger("")
+    await consistent(hand)
+
+
+@pytest.mark.parametrize("refusal", ["return null;", "raise exception 'frozen';"])
+async def test_tasks_that_a_trigger_keeps_from_waiting_stop_no_other_task(
+    fleet: Fleet, hand: Hand, trigger: Trigger, refusal: str
+) -> None:
+    """They were queued before the limit of their type, and are not claimed beyond it."""
+    frozen = await fleet.submit(count=MANY, task_type="frozen", params={"frozen": True})
+    fleet.wait(1)
+    (good,) = await fleet.submit(task_type="good")
+    await trigger(f"if {WAITS_ON} then {refusal} end if;")
+    await limit(fleet, "frozen", 1, "type")
+    agent = await fleet.agent()
+    found = [one for _ in range(3) for one in await ids(agent)]
+    assert found == [good]
+    assert await refusals(hand) == MANY
+    (row,) = (await fleet.snapshot())["demand"]
+    assert row["claimable"] == 0, "no GPU is started for them"
+    await trigger("")
+    fleet.wait(120)
+    await fleet.snapshot()
+    (one,) = await ids(agent, MANY)
+    assert one in frozen
+    await consistent(hand)
+
+
+@pytest.mark.parametrize("refusal", ["return null;", "raise exception 'frozen';"])
+async def test_many_refused_tasks_keep_the_one_behind_them_for_a_snapshot_at_most(
+    fleet: Fleet, hand: Hand, trigger: Trigger, refusal: str
+) -> None:
+    """Each takes no more than its own try."""
+    await limit(fleet, "k", 0)
+    await fleet.submit(count=MANY, concurrency_key="k", params={"frozen": True})
+    fleet.wait(1)
+    (good,) = await fleet.submit(concurrency_key="k")
+    await trigger(f"if {LET_IN} then {refusal} end if;")
+    await limit(fleet, "k", 1)
+    await fleet.snapshot()
+    assert await ids(await fleet.agent()) == [good]
+    await consistent(hand)
+
+
+async def test_a_task_whose_type_does_not_let_it_in_gives_its_place_in_the_key_back(
+    fleet: Fleet, hand: Hand, trigger: Trigger
+) -> None:
+    """The next task of the key gets it."""
+    await limit(fleet, "t", 5, "type")
+    await trigger(f"if {LET_IN} then return null; end if;")
+    await fleet.submit(concurrency_key="k", params={"frozen": True})
+    fleet.wait(1)
+    (good,) = await fleet.submit(concurrency_key="k")
+    await fleet.snapshot()
+    assert await ids(await fleet.agent()) == [good]
+    await trigger("")
+    await consistent(hand)
+
+
+@pytest.mark.parametrize("scope", ["key", "type"])
+async def test_a_lower_limit_takes_places_back_that_were_locked_when_it_was_set(
+    fleet: Fleet, database: str, hand: Hand, scope: str
+) -> None:
+    """The next snapshot does it."""
+    name, key = ("k", "k") if scope == "key" else ("t", None)
+    await limit(fleet, name, 2, scope)
+    await fleet.submit(count=2, concurrency_key=key)
+    async with await psycopg.AsyncConnection.connect(database) as user:
+        await user.execute("select from tasks for update")
+        await limit(fleet, name, 1, scope)
+    await fleet.snapshot()
+    assert len(await ids(await fleet.agent(), 10)) == 1
+    await consistent(hand)
+
+
+async def test_a_place_is_taken_back_from_a_task_that_can_be_changed(
+    fleet: Fleet, hand: Hand, trigger: Trigger
+) -> None:
+    """The last ready task would be the first one to wait, but a trigger keeps it."""
+    await limit(fleet, "k", 2)
+    free, kept = await fleet.submit({}, {"params": {"frozen": True}}, concurrency_key="k")
+    await trigger(f"if {WAITS_ON} then return null; end if;")
+    await limit(fleet, "k", 1)
+    assert await ids(await fleet.agent(), 10) == [kept], free
+    await consistent(hand)
+
+
+async def test_a_heartbeat_that_waited_renews_no_lease_beyond_the_limit(
+    direct: PostgresDb, database: str, hand: Hand
+) -> None:
+    """Its lease ended while it waited for the row of its worker, and another task got the place."""
+    fleet = Fleet(direct)
+    fleet.term = (await fleet.lead())["term"]
+    late = await fleet.agent()
+    await fleet.submit(concurrency_key="k")
+    (task,) = await late.claim()
+    tasks = "jsonb_build_array(jsonb_build_object('id', %s::text, 'attempt', 1))"
+    heartbeat = f"select worker_heartbeat(%s, %s, {tasks}, null, null)".encode()
+    async with (
+        await psycopg.AsyncConnection.connect(database) as user,
+        await psycopg.AsyncConnection.connect(database, autocommit=True, row_factory=dict_row) as beating,
+    ):
+        await user.execute("select from workers where id = %s for update", (late.id,))
+        pid = beating.info.backend_pid
+        cursor = beating.cursor()
+        await hand.execute("update tasks set lease_expires_at = clock_timestamp() + interval '0.2 s'")
+        beat = asyncio.create_task(cursor.execute(heartbeat, (late.id, late.nonce, task["id"])))
+        blocked = "select from pg_stat_activity where pid = %s and wait_event_type = 'Lock'"
+        while not await (await hand.execute(blocked, (pid,))).fetchall():
+            await asyncio.sleep(0)
+        expired = "select from tasks where lease_expires_at < clock_timestamp()"
+        while not await (await hand.execute(expired)).fetchall():
+            await asyncio.sleep(0)
+        await hand.execute("insert into tasks (task_type, concurrency_key) values ('t', 'k')")
+        await user.rollback()
+        await beat
+    query = """
+        select status::text from tasks
+         where queue_gate = 3 and (status = 'Queued' or lease_expires_at > clock_timestamp())"""
+    assert [row["status"] for row in await (await hand.execute(query)).fetchall()] == ["Queued"]
+
+
+async def test_a_lease_that_ends_soon_is_renewed_only_while_nobody_counts_its_limit(
+    fleet: Fleet, database: str
+) -> None:
+    """Another transaction may count it as expired before the heartbeat commits."""
+    await fleet.submit(concurrency_key="k")
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    before = (await fleet.task(task["id"]))["lease_expires_at"]
+    fleet.wait(LEASE_S - 2)
+    async with await psycopg.AsyncConnection.connect(database) as counting:
+        await counting.execute("select internal_lock_limits('key', array['k'], false)")
+        await agent.beat(task)
+        assert (await fleet.task(task["id"]))["lease_expires_at"] == before
+    await agent.beat(task)
+    assert (await fleet.task(task["id"]))["lease_expires_at"] > before
+
+
+async def test_a_trigger_that_changes_the_key_of_a_task_breaks_no_limit(
+    fleet: Fleet, hand: Hand, trigger: Trigger
+) -> None:
+    """It writes keys in lower case, also while a task is let in."""
+    await trigger("new.concurrency_key := lower(new.concurrency_key);")
+    await fleet.submit(*({"concurrency_key": key} for key in ("ACME", "Acme", "acme")))
+    agent = await fleet.agent()
+    for _ in range(3):
+        (task,) = await agent.claim(batch=10)
+        await agent.complete(task)
+        await fleet.snapshot()
+    await trigger("")
+    await consistent(hand)
+
+
+@pytest.mark.parametrize("refusal", ["return null;", "raise exception 'frozen';"])
+async def test_due_tasks_that_a_trigger_keeps_hide_no_later_ones(
+    fleet: Fleet, hand: Hand, trigger: Trigger, refusal: str
+) -> None:
+    """However many there are; and they are recorded."""
+    insert = """
+        insert into tasks (task_type, params, concurrency_key, run_after)
+        select 't', %s, %s, %s - n * interval '1 s' from generate_series(1, %s) n"""
+    await hand.execute(insert, ('{"frozen": true}', "k", fleet.now, 1001))
+    await hand.execute(insert, ("{}", "other", fleet.now, 1))
+    await trigger(f"if {WAITS_ON} then {refusal} end if;")
+    fleet.wait(1)
+    for _ in range(3):
+        await fleet.snapshot()
+    (task,) = await (await fleet.agent()).claim(batch=10)
+    assert task["params"] == {}
+    assert await refusals(hand) > 0
+    await trigger("")
+    await consistent(hand)
+
+
+async def test_refusals_of_one_kind_do_not_delay_the_tries_of_another(fleet: Fleet, hand: Hand) -> None:
+    """More tasks of full limits than a snapshot tries."""
+    fill = "insert into tasks (task_type, concurrency_key) select 't', n / 2 from generate_series(2, 1103) n"
+    refuse = """
+        insert into task_refusals (task_id, what, reason, refused_at, retry_at)
+        select id, 'let_in', 'it was refused', %s, %s from tasks where queue_gate = 1"""
+    await hand.execute(fill)
+    await hand.execute(refuse, (fleet.now, fleet.now))
+    await fleet.submit(pool="claimable")
+    claim = "insert into task_refusals select id, 'claim', 'it was refused', %s, %s from tasks where pool = 'claimable'"
+    columns = claim.replace("task_refusals", "task_refusals (task_id, what, reason, refused_at, retry_at)", 1)
+    fleet.wait(1)
+    await hand.execute(columns, (fleet.now, fleet.now))
+    fleet.wait(1)
+    await fleet.snapshot()
+    assert len(await ids(await fleet.agent(pool="claimable"))) == 1
+
+
+@pytest.mark.parametrize("how", ["refused", "locked"])
+async def test_a_limit_of_a_type_can_be_set_although_a_running_task_cannot_be_changed(
+    fleet: Fleet, database: str, hand: Hand, trigger: Trigger, how: str
+) -> None:
+    """The limit counts it later, at a snapshot."""
+    await fleet.submit(count=2)
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    async with await psycopg.AsyncConnection.connect(database) as user:
+        if how == "refused":
+            await trigger("if new.status = 'In Progress' then raise exception 'frozen'; end if;")
+        else:
+            await user.execute("select from tasks where status = 'In Progress' for update")
+        await limit(fleet, "t", 1, "type")
+    await trigger("")
+    await fleet.snapshot()
+    assert await ids(agent) == []
+    await agent.complete(task)
+    assert len(await ids(agent)) == 1
+    await consistent(hand)
+
+
+async def test_a_truncated_queue_is_told_to_the_workers_that_ran_its_tasks(direct: PostgresDb, hand: Hand) -> None:
+    """As each deleted task is."""
+    fleet = Fleet(direct)
+    fleet.term = (await fleet.lead())["term"]
+    agent = await fleet.agent()
+    await fleet.submit()
+    await agent.claim()
+    ear = Ear(direct)
+    try:
+        while ear.heard.empty():  # until it listens
+            await fleet.submit()
+        while not ear.heard.empty():
+            ear.heard.get_nowait()
+        await hand.execute("truncate tasks")
+        await ear.until(("orchestrator_fleet", agent.id))
+    finally:
+        await ear.close()
