@@ -71,5 +71,6 @@ async def test_an_action_that_crashes_is_not_repeated_at_each_tick(tmp_path: Pat
 
 def test_the_pause_after_a_refused_delete_doubles_up_to_a_bound() -> None:
     """A delete that is refused for a day is asked for some three hundred times, and not ten thousand."""
-    assert [_pause_s(tries) for tries in (1, 2, 3, 4)] == [5, 10, 20, 40]
-    assert _pause_s(1000) == MAX_RETRY_S == MAX_PAUSE_S
+    failed, accepted = {"outcome": "failed"}, {"outcome": "ok"}
+    assert [_pause_s([accepted, *[failed] * tries]) for tries in (1, 2, 3, 4)] == [5, 10, 20, 40]
+    assert _pause_s([failed] * 1000) == MAX_RETRY_S == MAX_PAUSE_S
