@@ -41,7 +41,8 @@ COMMANDS_HEAD = """\
 {made}
 `orchestrator` means `python -m orchestrator`, or `./run` in a checkout. Exit codes: 0 ok, 1 unhealthy or failed,
 2 wrong usage or a plan with changes, 3 not found, 4 configuration or authentication, 130 interrupted. Every command has
-`--help`. With `--json`, a command prints one JSON object with `schema_version`.
+`--help`. With `--json`, a command prints one JSON object with `schema_version` (`logs`: one for
+each line).
 """
 METRICS_HEAD = """\
 # Metrics

@@ -5,8 +5,8 @@
 --   * tasks.attempts,
 --   * the numbers of the task's rows in task_attempts, which outlive a deleted task and a reset of its attempts, and
 --   * the floor: the highest number in a row of task_attempts that was deleted, truncated or renumbered while the
---     launch that made the claim could still use it. The floor is the value of a sequence, which no statement on a
---     table changes.
+--     launch that made the claim could still use it. The floor is a row of task_floors, which retention deletes when no
+--     launch can use the number any more.
 -- If that skips numbers, tasks.uncounted grows by as many, so that attempts - uncounted can be compared with
 -- max_attempts.
 --
@@ -144,7 +144,7 @@ declare
     v_heavy boolean;
     v_limited boolean;  -- a task was written without triggers, or before the limit of its type
     v_has_limits boolean := exists (select from public.concurrency_limits l where l.scope = 'type');
-    v_shared int;  -- the lowest place in which a task of a tenant was found
+    v_shared int;  -- ~priority of the task of a tenant with the lowest priority that was found
     v_tasks jsonb;
     v_rest jsonb;
     v_passed uuid[] := '{}';  -- tasks that can neither be claimed nor ended

@@ -1,7 +1,7 @@
 -- How many tasks of a concurrency key or of a task type run at once.
 --
 -- A task with a limit passes gates: queue_gate 1 waits for its key, 2 waits for its type and holds its place in the key,
--- 3 is let in. A task at gate 1 or 2 is blocked: claims and demand do not see it. A claim takes a task at gate 3 without
+-- 3 is let in; 0 means that no limit applies, or that it was written before its limit. A task at gate 1 or 2 is blocked: claims and demand do not see it. A claim takes a task at gate 3 without
 -- looking at limits.
 --
 -- The places of a key are its valid leases and its queued tasks at gate 2 or 3; those of a type are its valid leases and
@@ -16,7 +16,8 @@
 --
 -- No transaction waits for long: one that cannot lock a limit leaves a row in concurrency_notes, which the next snapshot
 -- processes. The snapshot also handles expired leases and due tasks; the hourly retention handles rows that were written
--- without triggers. A lock is one of 4096, for which the server's table of locks has room: two limits may share one.
+-- without triggers. A task whose change a user's trigger refuses has a row in task_refusals. A lock is one of 4096, for
+-- which the server's table of locks has room: two limits may share one.
 
 -- Locks limits until the transaction ends, and returns the names that are locked. A shared lock never waits; an
 -- exclusive one waits for a tenth of a second, three times in a transaction. A transaction with an old snapshot cannot
@@ -574,8 +575,8 @@ exception when lock_not_available or deadlock_detected then
 end
 $$;
 
--- Makes those of these locked tasks wait to which a limit applies and that have passed no gate: they were written without
--- triggers, or before the limit of their type. Returns the ids of those that a user's trigger keeps as they are.
+-- Of these locked tasks, lets those wait that have a limit and have passed no gate: they were written without triggers, or
+-- before the limit of their type. Returns the ids of those that a user's trigger keeps as they are.
 create or replace function public.internal_begin_waiting(p_rows tid[]) returns uuid[]
 language plpgsql security definer set search_path = '' set enable_seqscan = off as $$
 #variable_conflict use_variable

@@ -145,16 +145,16 @@ def shown_as_typed(part: RenderableType) -> RenderableType:
     return part
 
 
-def json_option(command: F) -> F:
+def json_option(command: F, text: str = "One JSON object on stdout.") -> F:
     """Add `--json` to a command."""
 
     def remember(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         if value:
             ctx.ensure_object(Output).json = True
 
-    return click.option(
-        "--json", is_flag=True, is_eager=True, expose_value=False, callback=remember, help="One JSON object on stdout."
-    )(command)
+    return click.option("--json", is_flag=True, is_eager=True, expose_value=False, callback=remember, help=text)(
+        command
+    )
 
 
 def span(seconds: float | None) -> str:

@@ -34,7 +34,7 @@ from orchestrator.core.silence import Silences
 from orchestrator.core.stages import STAGE_SPECS
 from orchestrator.core.states import Stage, State, WaitingOn
 
-WATCHDOG_SLACK_S = 5.0  # bring-up ends a stage at its deadline; the watchdog catches one that does not
+DEADLINE_SLACK_S = 5.0  # bring-up ends a stage at its deadline; the planner ends one that does not
 ACTIVE_WITHOUT_CLAIM_S = 120.0  # an agent without a task claims at once, and again after each long poll
 ENDS = (Terminate, Delete, MarkTerminated)  # these do not use the address, so a new one must not delay them
 
@@ -106,9 +106,9 @@ def _overdue(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | 
     cause = ExitCause.BUDGET if worker.waiting_on is WaitingOn.BUDGET else ExitCause.SPAWN_FAILED
     if worker.pod_id is None and worker.failure_code in NEVER_CREATED:
         code, why = worker.failure_code, f"the provider will not rent: {worker.waiting_for}"
-    elif bringup_s >= policy.spawning_timeout_s + (WATCHDOG_SLACK_S if worker.id in snapshot.bringing_up else 0):
+    elif bringup_s >= policy.spawning_timeout_s + (DEADLINE_SLACK_S if worker.id in snapshot.bringing_up else 0):
         why = f"still {worker.stage} after {bringup_s:.0f} s, SPAWNING_TIMEOUT_SEC={policy.spawning_timeout_s:g}"
-    elif snapshot.now >= worker.deadline_at + timedelta(seconds=WATCHDOG_SLACK_S):
+    elif snapshot.now >= worker.deadline_at + timedelta(seconds=DEADLINE_SLACK_S):
         why = f"stage {worker.stage} passed its deadline {worker.deadline_at:%H:%M:%S}"
     else:
         return None

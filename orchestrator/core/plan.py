@@ -1,13 +1,14 @@
 """One tick's planning: the phases, in order. Pure: the same snapshot and policy give the same plan.
 
     lifecycle  the next action of each live worker (adopt, bring up, watch, drain, flush, delete, mark terminated)
-    budget     which workers end because the money is used up
     orphans    pods of this fleet that no live row names
     rescue     tasks whose lease has expired
+    budget     which workers end because the money is used up
     scaling    how many workers each pool should have; spawns and terminations
     offers     the offer for each recorded intent
 
-No two phases act on the same worker: each phase skips the workers that an earlier one ends.
+A phase skips the workers that an earlier one ends. If budget ends a worker, its other actions are dropped; if scaling
+ends it, the calls to its pod are.
 """
 
 from collections.abc import Iterable, Sequence
@@ -45,7 +46,12 @@ WRITTEN = (Adopt, MarkTerminated, UpdateAddress, SetActivity, Spawn, Terminate, 
 
 
 def plan(snapshot: Snapshot, policy: Policy) -> Plan:
-    """Decide what to do now. Without a pod list, only deadlines, budgets, idle timeouts and operator requests act."""
+    """Decide what to do now.
+
+    After a failed pod list, nothing is spawned, created or brought up, and nothing counts as absent. What the database
+    alone shows still acts: deadlines, budgets, idle time, requests, silence, findings and expired leases. Before the
+    first list, only the rescue of tasks acts.
+    """
     if snapshot.pods is None:
         snapshot = replace(snapshot, absent={}, orphan_since={})  # earlier lists say nothing about the present
     actions: list[Action] = [*lifecycle.plan(snapshot, policy), *orphans.plan(snapshot, policy)]

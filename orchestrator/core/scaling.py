@@ -1,7 +1,7 @@
 """How many workers a pool should have, and which ones start or end.
 
     target = clamp(max(ceil(demand / TASKS_PER_GPU_THRESHOLD), busy + MACHINES_TO_KEEP_IDLE, MIN_ACTIVE_GPUS),
-                   0, MAX_ACTIVE_GPUS)
+                   0, MAX_ACTIVE_GPUS - ready workers that claim no more)
 
 Demand is claimable plus running tasks; blocked tasks never scale anything. A pool grows at once, as far as pause,
 breaker, offers and budgets allow (sharing.py divides what pools share); core/blocked.py has the reasons for which it

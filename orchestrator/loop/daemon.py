@@ -36,7 +36,7 @@ from orchestrator.worker_logs.shipper import Shipper
 TRANSITION_S = 2.0
 SET_BACK_S = 1.0  # a larger step back than clock slewing causes in LEAD_EVERY_S
 TICK_GAP_S = 0.05  # the least pause between two ticks, so that a burst of wake-ups causes one tick
-TICK_PAUSE_FACTOR = 3.0  # times the last tick's duration: the loop uses at most a quarter of the process
+TICK_PAUSE_FACTOR = 3.0  # times the last tick's duration, up to TRANSITION_S: short ticks use at most a quarter
 RETENTION_CHECK_S = 60.0  # between two checks whether retention is due; the database stores when it last ran
 RETENTION_FIRST_S = 10.0  # after the begin of leadership, so that a process that is replaced often runs it too
 COUNT_EVERY_S = 10.0  # how often finished tasks are counted; Prometheus asks every 15 s or more

@@ -154,7 +154,7 @@ class Executor:
     async def _recorded(
         self, action: act.Action, work: Awaitable[None], crash_key: tuple[str, str] | None = None
     ) -> bool:
-        """Run an action and log every error. This is the only broad except; the next tick decides.
+        """Run an action and log every error. This is the executor's only broad except; the next tick decides.
 
         After a crash, the next run of the same action is delayed: it would probably crash again.
         """

@@ -33,7 +33,7 @@ class Tick:
     ) -> None:
         """`on_plan` gets the snapshot and the plan of each tick. While `is_stopping`, a tick decides nothing."""
         self.fleet: tuple[Worker, ...] = ()
-        self.is_moving = False  # a worker starts or ends
+        self.is_moving = False  # the next tick should come soon: see in_transition
         self.retry_s: float | None = None  # until the first blocked action may continue
         self.took_s = 0.0
         self._runtime, self._store, self._policy = runtime, runtime.store, runtime.policy

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -55,7 +56,7 @@ class _Asked:
 )
 @click.option("--task", "task_id", help="The log of this task, for each of its attempts.")
 @click.option("--raw", is_flag=True, help="Only the text of each line, as it was written.")
-@json_option
+@partial(json_option, text="One JSON object per line on stdout.")
 @click.pass_obj
 @runs
 async def logs(

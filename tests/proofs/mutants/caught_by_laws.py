@@ -149,7 +149,7 @@ MUTANTS = (
     Mutant("idle workers stay", "I2", SCALE,
            "        if idle_s >= pool.idle_timeout_s:", "        if False:"),
     Mutant("the stage watchdog sleeps", "I7", LIFE,
-           "    elif snapshot.now >= worker.deadline_at + timedelta(seconds=WATCHDOG_SLACK_S):",
+           "    elif snapshot.now >= worker.deadline_at + timedelta(seconds=DEADLINE_SLACK_S):",
            "    elif False:"),
     Mutant("the leader takes its lease for expired", "I2", "orchestrator/loop/leadership.py",
            "        return time.monotonic() - self._answered_at_s > LEASE_TTL_S", "        return True"),

@@ -169,7 +169,7 @@ class Limits(Turns):
         return found[len(found) - min(count, len(found)) :]
 
     def _set_gates(self, scope: str, tasks: Sequence[Row], *, through: bool) -> None:
-        """internal_set_gates."""
+        """internal_change_gates, for the gates of keys and types."""
 
         def gate(task: Row) -> int:
             if not through:
