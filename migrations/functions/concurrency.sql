@@ -277,8 +277,8 @@ declare
     c_step constant bigint := 1000000;  -- between two turns
     v_before text := coalesce(current_setting('orchestrator.gating', true), '');
     v_count int := coalesce(cardinality(p_rows), 0);
-    v_firsts int[] := array(select n from generate_series((v_count - 1) / c_slice * c_slice + 1, 1, -c_slice) n);
-    v_lasts int[] := array(select least(n + c_slice - 1, v_count) from unnest(v_firsts) with ordinality f (n, o) order by o);
+    v_firsts int[] := array[1];
+    v_lasts int[] := array[v_count];
     v_low int;
     v_high int;
     v_rows tid[];
@@ -290,6 +290,10 @@ declare
 begin
     refused := '{}';
     is_whole := true;
+    if v_count > c_slice then
+        v_firsts := array(select n from generate_series((v_count - 1) / c_slice * c_slice + 1, 1, -c_slice) n);
+        v_lasts := array(select least(n + c_slice - 1, v_count) from unnest(v_firsts) with ordinality f (n, o) order by o);
+    end if;
     while v_count > 0 and cardinality(v_firsts) > 0 loop
         v_low := v_firsts[cardinality(v_firsts)];
         v_high := v_lasts[cardinality(v_lasts)];

@@ -368,11 +368,23 @@ begin
                                           and a.worker_id = b.worker_id) is not true),
            bool_or(b.status = 'Queued'), bool_or(a.status = 'Queued'),
            array_agg(b.id) filter (where b.status = 'Complete' and a.status is distinct from 'Complete'),
-           bool_or(a.webhook_url is not null), bool_or(a.queue_gate > 0 or b.queue_gate > 0)
+           bool_or(a.webhook_url is not null), bool_or(
+               case when b.queue_gate = 3 and b.status = 'Queued' and a.status = 'In Progress'  -- a claim
+                    then (a.concurrency_key, a.task_type) is distinct from (b.concurrency_key, b.task_type)
+                    when b.queue_gate = 3 and b.status = 'In Progress' and a.status in ('Complete', 'Failed', 'Cancelled')
+                    then b.lease_expires_at <= v_now  -- if it is valid, it frees its places, and nothing else
+                    when v_is_gating and a.queue_gate in (1, 3) and b.queue_gate in (1, 3)
+                    then (a.status, a.concurrency_key, a.task_type, a.run_after)
+                             is distinct from (b.status, b.concurrency_key, b.task_type, b.run_after)
+                         or exists (select from public.concurrency_limits l where l.scope = 'type' and l.name = a.task_type)
+                    else a.queue_gate > 0 or b.queue_gate > 0 end),
+           array_agg(b.concurrency_key) filter (where b.queue_gate = 3 and b.status = 'In Progress'
+                                                  and b.concurrency_key is not null),
+           array_agg(b.task_type) filter (where b.queue_gate = 3 and b.status = 'In Progress')
       into v_ended, v_waiting, v_pools, v_workers, v_finished, v_left, v_was_queued, v_is_queued, v_taken_back, v_has_url,
-           v_has_limit
+           v_has_limit, v_free_keys, v_free_types
       from changed a full join was b on b.id = a.id;
-    if v_has_limit then
+    if v_has_limit then  -- otherwise only tasks that ended have freed places
         select array_agg(distinct coalesce(a.concurrency_key, b.concurrency_key)) filter (where l.asks_key and l.counts),
                array_agg(b.concurrency_key) filter (where l.frees_key and l.counts),
                array_agg(distinct coalesce(a.task_type, b.task_type)) filter (where l.asks_type or l.frees_type and v_is_gating),
