@@ -181,7 +181,10 @@ begin
              order by ~q.priority, q.queue_turn, q.created_at, q.id
              limit p_batch for no key update skip locked) l;
         if v_limited then
-            v_passed := v_passed || public.internal_begin_waiting(v_rows);
+            v_passed := v_passed || public.internal_begin_waiting(array(
+                select u.place from unnest(v_rows || public.internal_lock_ungated(
+                    p_worker.pool, v_from.place, v_from.queue_turn, v_from.created_at, v_from.id, p_now)) u (place)
+                 group by 1));
             continue when clock_timestamp() < statement_timestamp() + c_time;
             exit;
         end if;

@@ -122,20 +122,26 @@ begin
 end
 $$;
 
--- Whether tasks wait for this limit. In an order that only one index has: to find any row, the planner would read another
--- index as a whole.
+-- Whether tasks wait for this limit that may be let in now. In an order that only one index has: to find any row, the
+-- planner would read another index as a whole.
 create or replace function public.internal_has_waiting(p_scope text, p_name text) returns boolean
 language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
 set enable_bitmapscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_now();
 begin
     if p_scope = 'key' then
         perform from public.tasks t
           where t.concurrency_key = p_name and t.status = 'Queued' and t.queue_gate = 1 and t.run_after is null
+            and (select r.retry_at from public.task_refusals r
+                  where r.task_id = t.id and r.what = 'let_in' and r.retry_at > v_now) is null
           order by t.concurrency_key, ~t.priority, t.queue_turn, t.created_at, t.id limit 1;
     else
         perform from public.tasks t
           where t.task_type = p_name and t.status = 'Queued' and t.queue_gate = 2 and t.run_after is null
+            and (select r.retry_at from public.task_refusals r
+                  where r.task_id = t.id and r.what = 'let_in' and r.retry_at > v_now) is null
           order by t.task_type, ~t.priority, t.queue_turn, t.created_at, t.id limit 1;
     end if;
     return found;
@@ -149,7 +155,7 @@ language plpgsql security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
 declare
     c_most constant int := 10000;  -- tasks of one call and limit
-    c_time constant interval := '200 milliseconds';  -- for tasks that follow refused ones
+    c_time constant interval := '500 milliseconds';  -- for tasks that follow refused ones
     v_until timestamptz := clock_timestamp() + c_time;
     v_names text[];
     v_rooms int[];
@@ -204,7 +210,7 @@ returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
-    c_spare constant int := 20;  -- tasks of a limit that are tried in place of refused ones
+    c_spare constant int := 500;  -- tasks of a limit that are tried in place of refused ones
     c_time constant interval := '200 milliseconds';
     v_until timestamptz := clock_timestamp() + c_time;
     v_found text[];
@@ -290,6 +296,9 @@ declare
 begin
     refused := '{}';
     is_whole := true;
+    if coalesce(nullif(current_setting('orchestrator.limit_waits', true), '')::int, 0) >= c_waits then
+        v_set := set_config('lock_timeout', '1ms', true);
+    end if;
     if v_count > c_slice then
         v_firsts := array(select n from generate_series((v_count - 1) / c_slice * c_slice + 1, 1, -c_slice) n);
         v_lasts := array(select least(n + c_slice - 1, v_count) from unnest(v_firsts) with ordinality f (n, o) order by o);
@@ -309,10 +318,14 @@ begin
         end if;
         begin
             if p_change = 'due' then
-                update public.tasks t
-                   set run_after = null, queue_turn = case when t.tenant is null then t.queue_turn
-                           else public.internal_next_turn(t.pool, ~t.priority, t.tenant, t.attempts > 0) end
-                 where t.ctid = any (v_rows);
+                with moved as (
+                    update public.tasks t
+                       set run_after = null, queue_turn = case when t.tenant is null then t.queue_turn
+                               else public.internal_next_turn(t.pool, ~t.priority, t.tenant, t.attempts > 0) end
+                     where t.ctid = any (v_rows) returning t.run_after
+                )
+                select count(*) filter (where m.run_after is null or m.run_after > public.internal_now())
+                  into v_changed from moved m;
             elsif p_change = 'turn' then
                 update public.tasks t set queue_turn = p_turn + (array_position(p_rows, t.ctid) - 1) * c_step
                  where t.ctid = any (v_rows);
@@ -328,8 +341,10 @@ begin
                                          else 3 end
                  where t.ctid = any (v_rows);
             end if;
-            get diagnostics v_changed = row_count;
-            if v_changed <= v_high - v_low and p_change <> 'turn' then
+            if p_change <> 'due' then
+                get diagnostics v_changed = row_count;
+            end if;
+            if v_changed <= v_high - v_low then
                 raise exception using errcode = 'OR008';  -- caught below: a trigger suppressed one of them
             end if;
             perform public.internal_fire_deferred();
@@ -337,7 +352,7 @@ begin
         exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
             if sqlstate in ('55P03', '40P01') then  -- a trigger waits for another transaction
                 v_waits := 1 + coalesce(nullif(current_setting('orchestrator.limit_waits', true), '')::int, 0);
-            elsif public.internal_is_transient(sqlstate) and sqlstate <> '40001' then
+            elsif public.internal_is_transient(sqlstate) and left(sqlstate, 2) <> '40' and sqlstate <> '55006' then
                 raise;
             end if;
             v_message := case sqlstate when 'OR008' then 'A trigger of the database suppressed the change'
@@ -512,7 +527,12 @@ begin
     with taken as (
         delete from public.concurrency_notes n
          where n.no = any (array(select o.no from public.concurrency_notes o order by o.no limit c_most for update skip locked))
-        returning n.scope, n.name
+        returning n.no, n.scope, n.name
+    ), again as (  -- later notes of the same limits
+        delete from public.concurrency_notes n
+         where n.no = any (array(select o.no from public.concurrency_notes o
+                                  where (o.scope, o.name) in (select t.scope, t.name from taken t)
+                                    and o.no <> all (select t.no from taken t) for update skip locked))
     )
     select array_agg(distinct t.name) filter (where t.scope = 'key'), array_agg(distinct t.name) filter (where t.scope = 'type')
       into v_keys, v_types from taken t;
@@ -595,10 +615,38 @@ begin
 end
 $$;
 
+-- Locks further tasks of a pool that have passed no gate although they have a limit, from this place in its queue on: one
+-- call lets them all wait, however few a claim takes.
+create or replace function public.internal_lock_ungated(
+    p_pool text, p_place int, p_turn bigint, p_created_at timestamptz, p_id uuid, p_now timestamptz
+) returns tid[]
+language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off as $$
+#variable_conflict use_variable
+declare
+    c_ahead constant int := 500;  -- tasks of the queue
+begin
+    return array(
+        select t.ctid from public.tasks t
+         where t.id = any (array(
+                   select l.id from (
+                       select q.id, q.queue_gate, q.concurrency_key, q.task_type from public.tasks q
+                        where q.pool = p_pool and q.status = 'Queued' and not q.blocked
+                          and (q.run_after is null or q.run_after <= p_now)
+                          and (~q.priority, q.queue_turn, q.created_at, q.id) >= (p_place, p_turn, p_created_at, p_id)
+                          and (select r.task_id from public.task_refusals r where r.task_id = q.id) is null
+                        order by ~q.priority, q.queue_turn, q.created_at, q.id limit c_ahead) l
+                    where l.queue_gate = 0
+                      and (l.concurrency_key is not null or exists (
+                              select from public.concurrency_limits c where c.scope = 'type' and c.name = l.task_type))))
+           and t.status = 'Queued' and not t.blocked and t.queue_gate = 0
+           for no key update skip locked);
+end
+$$;
+
 -- Returns which of these held tasks, which the caller has locked, may have their leases renewed. A lease that has expired
 -- may have been replaced by the lease of another task. While this transaction renews one that ends soon, its limit is
 -- locked: nobody may count it as expired before this transaction ends.
-create or replace function public.internal_renewable(p_ids uuid[], p_now timestamptz) returns uuid[]
+create or replace function public.internal_renewable(p_ids uuid[], p_lease_s numeric, p_now timestamptz) returns uuid[]
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
@@ -629,6 +677,9 @@ begin
         end if;
         if not v_fits then
             v_ids := array_remove(v_ids, v_task.id);
+            if not v_task.is_expired then  -- the worker has its task still, and nobody rescues it meanwhile
+                perform public.internal_note_locked(null, array[v_task.id], p_lease_s, p_now);
+            end if;
         elsif v_task.is_expired and v_names <> '{}' then
             v_taken := v_taken || (select jsonb_object_agg(n, coalesce((v_taken->>n)::int, 0) + 1) from unnest(v_names) n);
         end if;
@@ -772,7 +823,7 @@ begin
     asks_type := v_is_queued and p_after.queue_gate = 2 and p_after.run_after is null
                  and not (v_was_queued and p_before.queue_gate >= 2 and p_before.run_after is null and v_same_type)
         or v_has_type and v_is_valid and not (v_had_type and v_was_valid and v_same_type)
-           and not (v_is_queued and v_was_queued and p_before.queue_gate = 2)
+           and not (v_is_queued and v_was_queued and p_before.queue_gate = 2 and v_same_type)
         or v_had_type and not v_was_valid and not (v_has_type and v_same_type);
 end
 $$;

@@ -74,8 +74,11 @@ declare
     c_none constant bigint := 9007199254740991;
     c_turns constant int := 1951810;  -- a namespace of advisory locks
     c_ahead constant int := 50;  -- tasks that get a turn at least
+    c_most constant int := 500;  -- tasks, if users' triggers refuse turns
+    v_count int := greatest(4 * p_batch, c_ahead);
     v_rows tid[];
     v_others tid[];
+    v_refused int;
 begin
     -- In orders that only one index has: to find any row, the planner would read another index as a whole.
     if (select t.id from public.tasks t
@@ -91,20 +94,24 @@ begin
        or not pg_try_advisory_xact_lock(c_turns, hashtext(p_pool)) then
         return;
     end if;
-    select array_agg(l.ctid) filter (where l.tenant is null), array_agg(l.ctid) filter (where l.tenant is not null)
-      into v_rows, v_others
-      from (select t.ctid, t.tenant from public.tasks t
-             where t.pool = p_pool and ~t.priority = p_place and t.status = 'Queued' and not t.blocked
-               and t.run_after is null and t.queue_turn = c_none
-             order by t.pool, ~t.priority, t.queue_turn, t.created_at, t.id
-             limit greatest(4 * p_batch, c_ahead) for no key update skip locked) l;
-    v_others := v_others || array(select t.ctid from public.tasks t
-                     where t.pool = p_pool and t.status = 'Queued' and not t.blocked and t.run_after <= p_now
-                     order by t.run_after limit p_batch for no key update skip locked);
-    perform public.internal_change_gates('due', v_others);
-    if v_rows is not null then
-        perform public.internal_change_gates('turn', v_rows, public.internal_next_turn(p_pool, p_place, null, false));
-    end if;
+    loop
+        select array_agg(l.ctid) filter (where l.tenant is null), array_agg(l.ctid) filter (where l.tenant is not null)
+          into v_rows, v_others
+          from (select t.ctid, t.tenant from public.tasks t
+                 where t.pool = p_pool and ~t.priority = p_place and t.status = 'Queued' and not t.blocked
+                   and t.run_after is null and t.queue_turn = c_none
+                 order by t.pool, ~t.priority, t.queue_turn, t.created_at, t.id
+                 limit v_count for no key update skip locked) l;
+        v_others := v_others || array(select t.ctid from public.tasks t
+                         where t.pool = p_pool and t.status = 'Queued' and not t.blocked and t.run_after <= p_now
+                         order by t.run_after limit p_batch for no key update skip locked);
+        perform public.internal_change_gates('due', v_others);
+        exit when v_rows is null;
+        v_refused := (select cardinality(c.refused) from public.internal_change_gates(
+            'turn', v_rows, public.internal_next_turn(p_pool, p_place, null, false)) c);
+        exit when 2 * v_refused < v_count or v_count > c_most;  -- enough tasks have got a turn
+        v_count := 4 * v_count;
+    end loop;
 end
 $$;
 

@@ -64,7 +64,7 @@ begin
     end loop;
     perform public.internal_note_locked(v_held, v_locked, v_worker.lease_s, v_now);
     if v_held is not null then
-        perform public.internal_renew(public.internal_renewable(v_held, v_now), p_tasks, v_worker.lease_s, v_now);
+        perform public.internal_renew(public.internal_renewable(v_held, v_worker.lease_s, v_now), p_tasks, v_worker.lease_s, v_now);
     end if;
     select coalesce(jsonb_agg(t.id) filter (where t.cancel_requested_at is not null), '[]'),
            coalesce(jsonb_agg(t.id) filter (where t.progress_at <= v_now - (
@@ -99,7 +99,7 @@ begin
     if p_locked <> '{}' then
         insert into public.task_refusals as r (task_id, what, reason, refused_at, retry_at, since)
         select distinct n.id, 'rescue',
-            'Another transaction has locked its row, or one that a trigger needs, so its lease cannot be renewed. Its worker is alive.',
+            'Another transaction has locked its row, its limit or what a trigger needs: its lease cannot be renewed. Its worker is alive.',
                p_now, p_now + p_lease_s * interval '1 second', p_now
           from unnest(p_locked) n (id) order by 1
         on conflict (task_id) do update set retry_at = excluded.retry_at, refused_at = excluded.refused_at
@@ -174,7 +174,7 @@ begin
                  order by t.id for no key update skip locked) l;
     end if;
     if v_ids is not null then
-        perform public.internal_renew(public.internal_renewable(v_ids, v_now), v_tasks, v_lease_s, v_now);
+        perform public.internal_renew(public.internal_renewable(v_ids, v_lease_s, v_now), v_tasks, v_lease_s, v_now);
     end if;
     return jsonb_build_object('tasks', coalesce(cardinality(v_ids), 0));
 end

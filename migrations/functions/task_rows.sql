@@ -399,6 +399,16 @@ begin
            and (b.queue_gate = 3 and b.status = 'Queued' and a.status = 'In Progress'  -- a claim
                 and (a.concurrency_key, a.task_type) is not distinct from (b.concurrency_key, b.task_type)) is not true;
     end if;
+    if v_is_gating and v_has_limit then  -- a user's trigger made a task leave the limit that was about to let it in
+        insert into public.concurrency_notes (scope, name)
+        select case b.queue_gate when 1 then 'key' else 'type' end,
+               case b.queue_gate when 1 then b.concurrency_key else b.task_type end
+          from was b left join changed a on a.id = b.id
+         where b.status = 'Queued' and b.queue_gate in (1, 2)
+           and (a.status = 'Queued' and case b.queue_gate when 1 then a.concurrency_key = b.concurrency_key and a.queue_gate > 1
+                                        else a.task_type = b.task_type and a.queue_gate = 3 end) is not true
+         group by 1, 2;
+    end if;
     if v_left is not null then
         perform public.internal_close_attempts(v_left, false);
     end if;

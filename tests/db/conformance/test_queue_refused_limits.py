@@ -65,8 +65,10 @@ async def refusals(hand: Hand) -> int:
         "perform 1 from public.accounts where id = 2 for update nowait;",
         "perform 1 from public.accounts where id = 2 for update;",
         "raise exception 'conflict' using errcode = '40001';",
+        "raise exception 'conflict' using errcode = '40002';",
+        "raise exception 'in use' using errcode = '55006';",
     ],
-    ids=["lock not available", "waits for a lock", "serialization failure"],
+    ids=["lock not available", "waits for a lock", "serialization failure", "integrity", "in use"],
 )
 @pytest.mark.parametrize("what", ["next of its key", "due", "of a type that gets a limit", "untenanted"])
 async def test_a_trigger_that_waits_for_another_transaction_stops_no_call(
@@ -154,6 +156,155 @@ async def test_a_task_whose_type_does_not_let_it_in_gives_its_place_in_the_key_b
     await consistent(hand)
 
 
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ("new.concurrency_key := 'b';", "k"),
+        ("new.concurrency_key := null;", "k"),
+        ("new.status := 'Cancelled';", "k"),
+        ("new.task_type := 'other';", None),
+        ("new.status := 'Cancelled';", None),
+    ],
+)
+async def test_a_task_that_leaves_its_limit_while_it_is_let_in_gives_the_place_to_the_next_one(
+    fleet: Fleet, hand: Hand, trigger: Trigger, change: str, key: str | None
+) -> None:
+    """A trigger changed it at that moment."""
+    if key is None:
+        await limit(fleet, "t", 1, "type")
+    agent = await fleet.agent()
+    await fleet.submit(concurrency_key=key)
+    (first,) = await agent.claim()
+    fleet.wait(1)
+    await fleet.submit(concurrency_key=key, params={"frozen": True})
+    fleet.wait(1)
+    (good,) = await fleet.submit(concurrency_key=key)
+    gate = "old.status = 'Queued' and new.queue_gate is distinct from old.queue_gate and old.params ? 'frozen'"
+    await trigger(f"if {gate} then {change} end if;")
+    await agent.complete(first)
+    await fleet.snapshot()
+    assert good in await ids(agent, 10)
+    await trigger("")
+    await consistent(hand)
+
+
+async def test_a_task_that_gets_another_type_while_it_is_let_in_is_counted_there(
+    fleet: Fleet, hand: Hand, trigger: Trigger
+) -> None:
+    """The other type has no room."""
+    for name in ("t", "u"):
+        await limit(fleet, name, 1, "type")
+    agent = await fleet.agent()
+    await fleet.submit({}, {"task_type": "u"})
+    held = await agent.claim(batch=2)
+    await fleet.submit(params={"frozen": True})
+    await trigger("if old.params ? 'frozen' and old.queue_gate = 2 then new.task_type := 'u'; end if;")
+    await agent.complete(next(task for task in held if task["task_type"] == "t"))
+    assert await ids(agent, 10) == []
+    await trigger("")
+    await consistent(hand)
+
+
+@pytest.mark.parametrize("what", ["next of their key", "of a type that gets a limit"])
+async def test_many_tasks_whose_trigger_waits_for_a_lock_delay_the_one_behind_them_little(
+    fleet: Fleet, database: str, hand: Hand, trigger: Trigger, what: str
+) -> None:
+    """A transaction waits a few times, and then no more."""
+    key = "k" if what == "next of their key" else None
+    agent = await fleet.agent()
+    await hand.execute("create table accounts (id int primary key); insert into accounts values (2)")
+    held: list[Any] = []
+    if key:
+        await fleet.submit(concurrency_key=key)
+        held = list(await agent.claim())
+    fleet.wait(1)
+    await fleet.submit(count=100 if key else 900, concurrency_key=key, params={"frozen": True})
+    fleet.wait(1)
+    (good,) = await fleet.submit(concurrency_key=key, task_type="t" if key else "other")
+    await trigger(f"if {WAITS_ON} then perform 1 from public.accounts where id = 2 for update; end if;")
+    async with await psycopg.AsyncConnection.connect(database) as user:
+        await user.execute("select from accounts for update")
+        if not key:
+            await limit(fleet, "t", 1, "type")
+        for task in held:
+            await agent.complete(task)
+        await fleet.snapshot()
+        assert await ids(agent) == [good]
+    await trigger("")
+    await consistent(hand)
+
+
+async def test_due_tasks_whose_trigger_keeps_their_time_hide_no_later_ones(
+    fleet: Fleet, hand: Hand, trigger: Trigger
+) -> None:
+    """The change succeeds, and changes nothing."""
+    insert = """
+        insert into tasks (task_type, params, concurrency_key, run_after)
+        select 't', %s, n, %s - n * interval '1 s' from generate_series(1, %s) n"""
+    await hand.execute(insert, ("{}", fleet.now, 1))
+    await hand.execute(insert.replace(" n, %s", " 'f' || n, %s"), ('{"frozen": true}', fleet.now, 1001))
+    await trigger(f"if {WAITS_ON} then new.run_after := old.run_after; end if;")
+    for _ in range(3):
+        fleet.wait(1)
+        await fleet.snapshot()
+    (task,) = await (await fleet.agent()).claim(batch=10)
+    assert task["params"] == {}
+    await trigger("")
+    await consistent(hand)
+
+
+@pytest.mark.parametrize("refusal", ["return null;", "raise exception 'frozen';"])
+async def test_tasks_that_get_no_turn_starve_no_other_task_without_a_tenant(
+    fleet: Fleet, hand: Hand, trigger: Trigger, refusal: str
+) -> None:
+    """More of them than get a turn at once, beside the tasks of a tenant that never end."""
+    await fleet.submit(count=60, params={"frozen": True})
+    fleet.wait(1)
+    (good,) = await fleet.submit()
+    await trigger(f"if {WAITS_ON} and new.queue_turn is distinct from old.queue_turn then {refusal} end if;")
+    agent = await fleet.agent()
+    found: list[str] = []
+    for _ in range(20):
+        await fleet.submit(count=2, tenant="a")
+        found += await ids(agent, 2)
+    assert good in found
+    await trigger("")
+    await consistent(hand)
+
+
+async def test_notes_of_limits_with_refused_tasks_do_not_pile_up(fleet: Fleet, hand: Hand, trigger: Trigger) -> None:
+    """More limits than a snapshot looks at, whose tasks are refused again and again."""
+    await trigger(f"if {LET_IN} then return null; end if;")
+    insert = """
+        insert into tasks (task_type, params, concurrency_key)
+        select 't', '{"frozen": true}', n from generate_series(1, 1200) n"""
+    await hand.execute(insert)
+    counts = []
+    for _ in range(12):
+        fleet.wait(700)
+        await fleet.snapshot()
+        counts.append(len(await (await hand.execute("select from concurrency_notes")).fetchall()))
+    assert max(counts[3:]) == 0, counts
+    await trigger("")
+    await consistent(hand)
+
+
+async def test_a_lower_limit_takes_back_older_tasks_if_the_newer_ones_cannot_be_changed(
+    fleet: Fleet, hand: Hand, trigger: Trigger
+) -> None:
+    """However many newer ones there are."""
+    await limit(fleet, "k", 40)
+    await fleet.submit(count=10, concurrency_key="k")
+    fleet.wait(1)
+    await fleet.submit(count=MANY, concurrency_key="k", params={"frozen": True})
+    await trigger("if old.params ? 'frozen' and new.status = 'Queued' then raise exception 'frozen'; end if;")
+    await limit(fleet, "k", 34)
+    await fleet.snapshot()
+    assert len(await ids(await fleet.agent(), 50)) == 34
+    await trigger("")
+    await consistent(hand)
+
+
 @pytest.mark.parametrize("scope", ["key", "type"])
 async def test_a_lower_limit_takes_places_back_that_were_locked_when_it_was_set(
     fleet: Fleet, database: str, hand: Hand, scope: str
@@ -230,6 +381,9 @@ async def test_a_lease_that_ends_soon_is_renewed_only_while_nobody_counts_its_li
         await counting.execute("select internal_lock_limits('key', array['k'], false)")
         await agent.beat(task)
         assert (await fleet.task(task["id"]))["lease_expires_at"] == before
+        fleet.wait(5)
+        await fleet.fleet("rescue_overdue", p_over_s=0)
+        assert (await fleet.task(task["id"]))["status"] == "In Progress", "its worker has it still"
     await agent.beat(task)
     assert (await fleet.task(task["id"]))["lease_expires_at"] > before
 
