@@ -165,6 +165,7 @@ declare
     v_rows tid[];
     v_refused int[] := '{}';
     v_is_whole boolean := true;
+    v_is_late boolean;
 begin
     select array_agg(r.name) filter (where r.room > 0), array_agg(r.room) filter (where r.room > 0),
            array_agg(r.name) filter (where r.room < 0), array_agg(-r.room) filter (where r.room < 0)
@@ -188,14 +189,17 @@ begin
         if v_rows is not null then
             select c.refused, c.is_whole into v_refused, v_is_whole from public.internal_change_gates(p_scope, v_rows) c;
         end if;
-        insert into public.concurrency_notes (scope, name)
-        select p_scope, n.name
-          from (select r.name, r.room, 0 as found from unnest(v_names, v_rooms) r (name, room)
-                union all select f.name, 0, 1 from unnest(v_found) f (name)) n
-         group by n.name
-        having case when not v_is_whole or v_refused <> '{}' and clock_timestamp() > v_until
-                         or sum(n.found) < sum(n.room) or max(n.room) = c_most  -- the CASE looks only then
-                    then public.internal_has_waiting(p_scope, n.name) end;
+        v_is_late := not v_is_whole or v_refused <> '{}' and clock_timestamp() > v_until;
+        if v_is_late or c_most = any (v_rooms)
+           or coalesce(cardinality(v_found), 0) < (select sum(r.room) from unnest(v_rooms) r (room)) then
+            insert into public.concurrency_notes (scope, name)
+            select p_scope, n.name
+              from (select r.name, r.room, 0 as found from unnest(v_names, v_rooms) r (name, room)
+                    union all select f.name, 0, 1 from unnest(v_found) f (name)) n
+             group by n.name
+            having case when v_is_late or sum(n.found) < sum(n.room) or max(n.room) = c_most  -- the CASE looks only then
+                        then public.internal_has_waiting(p_scope, n.name) end;
+        end if;
         exit when v_rows is null or v_refused = '{}' or not v_is_whole or clock_timestamp() > v_until;
         select array_agg(g.name), array_agg(g.n) into v_names, v_rooms
           from (select v_found[r.place] as name, count(*)::int as n from unnest(v_refused) r (place) group by 1) g;
@@ -281,6 +285,7 @@ declare
     c_time constant interval := '1 second';  -- after the first refusal
     c_waits constant int := 3;
     c_step constant bigint := 1000000;  -- between two turns
+    v_now timestamptz := public.internal_now();
     v_before text := coalesce(current_setting('orchestrator.gating', true), '');
     v_count int := coalesce(cardinality(p_rows), 0);
     v_firsts int[] := array[1];
@@ -324,14 +329,15 @@ begin
                                else public.internal_next_turn(t.pool, ~t.priority, t.tenant, t.attempts > 0) end
                      where t.ctid = any (v_rows) returning t.run_after
                 )
-                select count(*) filter (where m.run_after is null or m.run_after > public.internal_now())
+                select count(*) filter (where m.run_after is null or m.run_after > v_now)
                   into v_changed from moved m;
             elsif p_change = 'turn' then
                 update public.tasks t set queue_turn = p_turn + (array_position(p_rows, t.ctid) - 1) * c_step
                  where t.ctid = any (v_rows);
             else
                 update public.tasks t
-                   set queue_gate = case when p_change = 'limit' then 0
+                   set updated_at = v_now,
+                       queue_gate = case when p_change = 'limit' then 0
                                          when p_change = 'running' then 3
                                          when p_change = 'key back' then 1
                                          when p_change = 'type back' then 2
