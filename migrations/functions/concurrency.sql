@@ -656,7 +656,7 @@ create or replace function public.internal_renewable(p_ids uuid[], p_lease_s num
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
-    c_soon constant interval := '5 seconds';  -- longer than the rest of the caller's transaction
+    c_soon_s constant numeric := 5;  -- longer than the rest of the caller's transaction
     v_task record;
     v_ids uuid[] := p_ids;
     v_taken jsonb := '{}';  -- places that tasks before it get
@@ -665,7 +665,7 @@ declare
 begin
     for v_task in
         select t.id, t.concurrency_key, t.task_type, t.lease_expires_at <= p_now as is_expired from public.tasks t
-         where t.id = any (p_ids) and t.lease_expires_at <= p_now + c_soon
+         where t.id = any (p_ids) and t.lease_expires_at <= p_now + least(c_soon_s, p_lease_s / 4) * interval '1 second'
            and t.queue_gate + 0 = 3  -- not by the index of places, which has all ready tasks
          order by t.id
     loop

@@ -597,7 +597,7 @@ def test_a_search_for_the_pod_of_an_unknown_create_has_its_own_deadline() -> Non
     assert isinstance(said, Wait)
     assert (said.waiting_on, said.waiting_for) == (WaitingOn.PROVIDER, "lists over 60 s without a pod of its name")
     assert said.deadline_s > 60
-    searched = replace(one, waiting_on=said.waiting_on, waiting_for=said.waiting_for)
+    searched = replace(one, waiting_on=WaitingOn.PROVIDER, waiting_for=said.waiting_for)
     assert only(snapshot(searched, absent={"gpu-1": absent(1)})) is None
     assert only(snapshot(replace(searched, deadline_at=ago(0)), absent={"gpu-1": absent(1)})) == said
     late = pod_of(one)
