@@ -174,7 +174,7 @@ begin
               from public.internal_rooms(p_scope, p_names, p_now) m
               left join unnest(p_names, p_freed) f (name, freed) on f.name = m.name) r;
     if v_over is not null and p_freed is null then
-        perform public.internal_take_back(p_scope, v_over, v_overs, p_now);
+        perform public.internal_take_back(p_scope, v_over, v_overs);
     end if;
     if p_freed is not null and cardinality(p_names) > coalesce(cardinality(v_names), 0) then
         -- Exceeded limits, and those that another transaction is about to free. The hashed list keeps this linear.
@@ -209,8 +209,7 @@ $$;
 
 -- Queued tasks that are let in wait again, as many as a limit is exceeded by, the last ones first. Those that another
 -- transaction has locked, or that a user's triggers keep, are left to the next snapshot.
-create or replace function public.internal_take_back(p_scope text, p_names text[], p_overs int[], p_now timestamptz)
-returns void
+create or replace function public.internal_take_back(p_scope text, p_names text[], p_overs int[]) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
@@ -219,15 +218,16 @@ declare
     v_until timestamptz := clock_timestamp() + c_time;
     v_found text[];
     v_rows tid[];
-    v_first int[];  -- places in v_rows
+    v_spare boolean[];  -- of each in v_rows
+    v_first int[];  -- the places in v_rows of the others
     v_left jsonb;  -- by limit: how many are still to be taken back
-    v_refused int[];
+    v_change record;
     v_place int;
 begin
     if p_scope = 'key' then
         select array_agg(k.name order by k.name, g.n), array_agg(g.place order by k.name, g.n),
-               array_agg(g.n <= k.over order by k.name, g.n)::int[]
-          into v_found, v_rows, v_first
+               array_agg(g.n > k.over order by k.name, g.n)
+          into v_found, v_rows, v_spare
           from unnest(p_names, p_overs) k (name, over) cross join lateral (
             select l.place, row_number() over () as n from (
                 select t.ctid as place from public.tasks t
@@ -236,8 +236,8 @@ begin
                  limit k.over + c_spare for no key update skip locked) l) g;
     else
         select array_agg(k.name order by k.name, g.n), array_agg(g.place order by k.name, g.n),
-               array_agg(g.n <= k.over order by k.name, g.n)::int[]
-          into v_found, v_rows, v_first
+               array_agg(g.n > k.over order by k.name, g.n)
+          into v_found, v_rows, v_spare
           from unnest(p_names, p_overs) k (name, over) cross join lateral (
             select l.place, row_number() over () as n from (
                 select t.ctid as place from public.tasks t
@@ -245,22 +245,24 @@ begin
                  order by t.priority, t.queue_turn desc, t.created_at desc, t.id desc
                  limit k.over + c_spare for no key update skip locked) l) g;
     end if;
-    v_first := array(select f.place from unnest(v_first) with ordinality f (is_first, place) where f.is_first = 1);
-    v_refused := (select c.refused from public.internal_change_gates(
-        p_scope || ' back', array(select v_rows[f.place] from unnest(v_first) with ordinality f (place, n) order by f.n)) c);
-    select jsonb_object_agg(n.name, n.over - coalesce(g.tried, 0)) into v_left
+    v_first := array(select f.place from unnest(v_spare) with ordinality f (is_spare, place) where not f.is_spare order by 1);
+    select c.refused, c.is_whole into v_change from public.internal_change_gates(
+        p_scope || ' back', array(select v_rows[f.place] from unnest(v_first) with ordinality f (place, n) order by f.n)) c;
+    select jsonb_object_agg(n.name, case when v_change.is_whole then n.over - coalesce(g.n, 0) else n.over end) into v_left
       from unnest(p_names, p_overs) n (name, over)
-      left join (select v_found[f.place] as name, count(*) as tried
-                   from unnest(v_first) with ordinality f (place, n) where f.n <> all (v_refused) group by 1) g
+      left join (select v_found[f.place] as name, count(*) as n
+                   from unnest(v_first) with ordinality f (place, n) where f.n <> all (v_change.refused) group by 1) g
         on g.name = n.name;
-    for v_place in select p.place from generate_subscripts(v_rows, 1) p (place)
-                    where p.place <> all (v_first) order by 1 loop
-        exit when v_refused = '{}' or clock_timestamp() > v_until;
-        if (v_left->>v_found[v_place])::int > 0 and exists (
-               select from public.internal_change_gates(p_scope || ' back', v_rows[v_place:v_place]) c where c.refused = '{}') then
-            v_left := v_left || jsonb_build_object(v_found[v_place], (v_left->>v_found[v_place])::int - 1);
-        end if;
-    end loop;
+    if v_change.is_whole and v_change.refused <> '{}' then
+        for v_place in select f.place from unnest(v_spare) with ordinality f (is_spare, place) where f.is_spare order by 1 loop
+            exit when clock_timestamp() > v_until;
+            if (v_left->>v_found[v_place])::int > 0 and exists (
+                   select from public.internal_change_gates(p_scope || ' back', v_rows[v_place:v_place]) c
+                    where c.refused = '{}') then
+                v_left := v_left || jsonb_build_object(v_found[v_place], (v_left->>v_found[v_place])::int - 1);
+            end if;
+        end loop;
+    end if;
     insert into public.concurrency_notes (scope, name)
     select p_scope, l.key from jsonb_each_text(v_left) l
      where case when l.value::int > 0 then case p_scope
