@@ -1,8 +1,8 @@
 -- How many tasks of a concurrency key or of a task type run at once.
 --
 -- A task with a limit passes gates: queue_gate 1 waits for its key, 2 waits for its type and holds its place in the key,
--- 3 is let in; 0 means that no limit applies, or that it was written before its limit. A task at gate 1 or 2 is blocked: claims and demand do not see it. A claim takes a task at gate 3 without
--- looking at limits.
+-- 3 is let in; 0 means that no limit applies, or that it was written before its limit. A task at gate 1 or 2 is blocked:
+-- claims and demand do not see it. A claim takes a task at gate 3 without looking at limits.
 --
 -- The places of a key are its valid leases and its queued tasks at gate 2 or 3; those of a type are its valid leases and
 -- its queued tasks at gate 3. They are counted in rows, by index; there is no counter that could be wrong. Three rules

@@ -173,6 +173,11 @@ class Fleet:
         return str((await self.call("fleet_worker", p_fleet=FLEET, p_worker_id=worker_id))["worker"]["status"])
 
 
+async def limit(fleet: Fleet, name: str, most: int | None, scope: str = "key") -> None:
+    """Set or remove the limit of a concurrency key or of a task type."""
+    await fleet.call("task_limit_set", p_kind=scope, p_name=name, p_most=most)
+
+
 class Ear:
     """What a listener has heard."""
 

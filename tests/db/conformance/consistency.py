@@ -42,3 +42,9 @@ async def broken(hand: AsyncConnection[DictRow]) -> Mapping[str, list[Any]]:
     """The rules that do not hold, with the rows that show it."""
     found = {rule: await (await hand.execute(query.encode())).fetchall() for rule, query in RULES.items()}
     return {rule: rows for rule, rows in found.items() if rows}
+
+
+async def consistent(hand: AsyncConnection[DictRow]) -> None:
+    """No count and no mark is wrong."""
+    for name in ("the counts are those of the rows", "no mark hides a task that can be claimed"):
+        assert await (await hand.execute(RULES[name].encode())).fetchall() == [], name

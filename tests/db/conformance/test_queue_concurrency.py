@@ -14,16 +14,11 @@ from psycopg.rows import DictRow, dict_row
 
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.ports import BadArgument, NotLeader
-from tests.db.conformance.builders import Agent, Ear, Fleet
-from tests.db.conformance.consistency import RULES
+from tests.db.conformance.builders import Agent, Ear, Fleet, limit
+from tests.db.conformance.consistency import consistent
 
 Hand = AsyncConnection[DictRow]
 LEASE_S = 60
-
-
-async def limit(fleet: Fleet, name: str, most: int | None, scope: str = "key") -> None:
-    """Set or remove one."""
-    await fleet.call("task_limit_set", p_kind=scope, p_name=name, p_most=most)
 
 
 async def demand(fleet: Fleet) -> tuple[int, int]:
@@ -35,12 +30,6 @@ async def demand(fleet: Fleet) -> tuple[int, int]:
 async def ids(agent: Agent, batch: int = 100) -> list[str]:
     """What a claim brings."""
     return [task["id"] for task in await agent.claim(batch=batch)]
-
-
-async def consistent(hand: Hand) -> None:
-    """No count and no mark is wrong."""
-    for name in ("the counts are those of the rows", "no mark hides a task that can be claimed"):
-        assert await (await hand.execute(RULES[name].encode())).fetchall() == [], name
 
 
 async def test_a_key_runs_once_at_a_time_unless_its_limit_says_otherwise(fleet: Fleet, hand: Hand) -> None:

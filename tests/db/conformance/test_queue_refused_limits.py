@@ -10,8 +10,8 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow, dict_row
 
 from orchestrator.adapters.postgres import PostgresDb
-from tests.db.conformance.builders import Agent, Ear, Fleet
-from tests.db.conformance.consistency import RULES
+from tests.db.conformance.builders import Agent, Ear, Fleet, limit
+from tests.db.conformance.consistency import consistent
 
 Hand = AsyncConnection[DictRow]
 Trigger = Callable[[str], Awaitable[None]]
@@ -37,20 +37,9 @@ async def trigger(hand: Hand) -> AsyncIterator[Trigger]:
     await hand.execute("drop table if exists accounts")
 
 
-async def limit(fleet: Fleet, name: str, most: int | None, scope: str = "key") -> None:
-    """Set or remove one."""
-    await fleet.call("task_limit_set", p_kind=scope, p_name=name, p_most=most)
-
-
 async def ids(agent: Agent, batch: int = 1) -> list[str]:
     """What a claim brings."""
     return [task["id"] for task in await agent.claim(batch=batch)]
-
-
-async def consistent(hand: Hand) -> None:
-    """No count and no mark is wrong."""
-    for name in ("the counts are those of the rows", "no mark hides a task that can be claimed"):
-        assert await (await hand.execute(RULES[name].encode())).fetchall() == [], name
 
 
 async def refusals(hand: Hand) -> int:
