@@ -179,7 +179,10 @@ async def limit(fleet: Fleet, name: str, most: int | None, scope: str = "key") -
 
 
 class Ear:
-    """What a listener has heard."""
+    """What a listener has heard.
+
+    What is sent before it hears `("connected", "")` may be missed.
+    """
 
     def __init__(self, db: Db) -> None:
         self.heard: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
@@ -198,6 +201,11 @@ class Ear:
         """Wait for this one."""
         while await self.next() != event:
             pass
+
+    async def forget(self, hand: AsyncConnection[DictRow]) -> None:
+        """Whatever it hears after this was sent after it."""
+        await hand.execute("notify orchestrator_tasks, 'a mark'")
+        await self.until(("orchestrator_tasks", "a mark"))
 
     async def close(self) -> None:
         """Listen no more."""

@@ -109,16 +109,16 @@ async def test_whatever_ends_a_task_lets_in_the_next_one(fleet: Fleet, hand: Han
     await consistent(hand)
 
 
-async def test_a_worker_waiting_for_a_task_is_notified_at_once(direct: PostgresDb, fleet: Fleet) -> None:
+async def test_a_worker_waiting_for_a_task_is_notified_at_once(direct: PostgresDb, fleet: Fleet, hand: Hand) -> None:
     """A key that is free again wakes a pool in which a worker has no task."""
     ear = Ear(direct)
     try:
+        await ear.until(("connected", ""))
         await fleet.submit(count=2, concurrency_key="k", pool="quiet")
         agent, idle = await fleet.agent(pool="quiet"), await fleet.agent(pool="quiet")
         (task,) = await agent.claim()
         assert await idle.claim() == []
-        while not ear.heard.empty():
-            ear.heard.get_nowait()
+        await ear.forget(hand)
         await agent.complete(task)
         await ear.until(("orchestrator_tasks", "quiet"))
     finally:

@@ -131,12 +131,6 @@ async def test_a_declaration_of_programs_needs_the_lead_and_a_shape(fleet: Fleet
         await fleet.fleet("declare_programs", p_pools=[], p_stuck_s=1, p_term=fleet.term + 1)
 
 
-async def heard_so_far(ear: Ear, hand: AsyncConnection[DictRow]) -> None:
-    """Whatever the ear hears after this was announced after it."""
-    await hand.execute("notify orchestrator_tasks, 'a mark'")
-    await ear.until(("orchestrator_tasks", "a mark"))
-
-
 @pytest.mark.parametrize(
     "write",
     [
@@ -156,7 +150,7 @@ async def test_it_is_announced_that_a_user_took_the_task_of_a_worker(
     agent = await fleet.agent()
     await fleet.submit()
     await agent.claim()
-    await heard_so_far(ear, hand)
+    await ear.forget(hand)
     await hand.execute(write)
     await ear.until(("orchestrator_fleet", agent.id))
     await ear.close()
@@ -174,7 +168,7 @@ async def test_the_result_of_a_draining_worker_is_announced(
     (task,) = await agent.claim()
     args = {"p_fleet": "default", "p_worker_id": agent.id, "p_reason": "r", "p_now_not_drain": False}
     await fleet.call("fleet_request_termination", **args)
-    await heard_so_far(ear, hand)
+    await ear.forget(hand)
     await agent.complete(task)
     await ear.until(("orchestrator_fleet", agent.id))
     await ear.close()

@@ -462,10 +462,8 @@ async def test_a_truncated_queue_is_told_to_the_workers_that_ran_its_tasks(direc
     await agent.claim()
     ear = Ear(direct)
     try:
-        while ear.heard.empty():  # until it listens
-            await fleet.submit()
-        while not ear.heard.empty():
-            ear.heard.get_nowait()
+        await ear.until(("connected", ""))
+        await ear.forget(hand)
         await hand.execute("truncate tasks")
         await ear.until(("orchestrator_fleet", agent.id))
     finally:
