@@ -43,7 +43,7 @@ BY_FILE = (
 # Long tests, each with its own processes.
 BY_TEST = ("process/e2e/test_demo.py", "proofs/simulator/test_sim.py", "proofs/fault_matrix/test_clusters.py")
 GC_THRESHOLD = 50_000  # allocations; the default of 700 costs a twentieth of the run
-STUCK_S = 450.0  # then a test says where its tasks wait; at faulthandler_timeout its process is ended
+STUCK_S = 870.0  # then a test says where its tasks wait; at faulthandler_timeout its process is ended
 NOT_RUN = pytest.StashKey[dict[str, int]]()
 STDERR = pytest.StashKey[int]()
 

@@ -90,7 +90,7 @@ def chaos_(minutes: float, tasks: int, seed: int, every_s: float, pods: int, dir
         if pods:
             summary["restart"] = asyncio.run(restart.measure(directory / "restart", pods, seed))
             summary["wrong"] += summary["restart"].pop("wrong")
-            summary["ok"] = not summary["wrong"]
+            summary["ok"] = not summary["wrong"] and not summary["late"]
         (directory / "chaos.json").write_text(json.dumps(summary, indent=1))
     show(summary, sys.stderr)
     print(

@@ -91,7 +91,7 @@ async def test_a_pod_boots_through_its_states_and_shows_its_runtime_only_when_ru
     """PROVISIONING, STARTING, RUNNING; the machine and then the SSH port become known on the way."""
     async with emulated(tmp_path, boot_s=(0.4, 0.5)) as api:
         # A busy machine must not miss the time between the machine's assignment and the end of the pull.
-        await api.emulator.control("POST", "/faults", {"kind": "slow_pull", "seconds": 3})
+        await api.emulator.control("POST", "/faults", {"kind": "slow_pull", "seconds": 6})
         created = await api.create()
         assert (created["status"], created["runtime"], created["dataCenterId"]) == ("PROVISIONING", None, None)
         starting = await api.status(created["id"], "STARTING")

@@ -199,7 +199,7 @@ async def test_a_pod_can_exit_vanish_or_flicker_by_itself(api: Api) -> None:
     """Some seconds after RUNNING."""
     await inject(api, "exits", name="^exits$", seconds=0.05)
     await inject(api, "vanishes", name="^vanishes$", seconds=0.05)
-    await inject(api, "flickers", name="^flickers$", seconds=2)
+    await inject(api, "flickers", name="^flickers$", seconds=6)
     exits, _, flickers = [await api.create(name) for name in ("exits", "vanishes", "flickers")]
     assert (await api.status(flickers["id"], "RUNNING"))["runtime"] is None
     await api.status(exits["id"], "EXITED")
@@ -252,7 +252,7 @@ async def test_an_agent_can_end_at_its_start_or_be_cut_off(api: Api) -> None:
 
 async def test_a_fresh_pod_can_be_unknown_to_a_read(api: Api) -> None:
     """An early 404 is not absence."""
-    await inject(api, "early_404", seconds=4)
+    await inject(api, "early_404", seconds=8)
     pod = await api.create()
     await api.call("GET", f"/v2/pods/{pod['id']}", status=404)
 

@@ -82,6 +82,7 @@ class ChaosEnvironment:
         self.fail_overs: list[tuple[float, float, str]] = []  # from, to (seconds of the run), after what
         self.lost_workers: list[LostWorker] = []
         self.wrong: list[str] = []
+        self._logged: dict[int, int] = {}  # by process: how long their common log was when it began
         self._ended_by_us: set[int] = set()  # ids of processes that the test ended
         self.began_at = time.time()
         self._began_s = time.monotonic()
@@ -93,7 +94,10 @@ class ChaosEnvironment:
     async def begin(self, number: int) -> Child:
         """Start the orchestrator with this number, or start it again, without a wait until it is ready."""
         wants = {"PORT": str(self._ports[number]), "DATABASE_URL": self._urls[number]}
+        log = self.stack.directory / "orchestrator.log"
+        logged = log.stat().st_size if log.exists() else 0
         child = await self.stack.begin_orchestrator(wants)
+        self._logged[child.pid] = logged
         self.orchestrators[number : number + 1] = [child]
         return child
 
@@ -161,7 +165,7 @@ class ChaosEnvironment:
         for number, child in enumerate(self.orchestrators):
             if not child.alive and child.pid not in self._ended_by_us:
                 self._ended_by_us.add(child.pid)
-                if UNANSWERED not in child.output_tail():
+                if UNANSWERED.encode() not in child.log.read_bytes()[self._logged[child.pid] :]:
                     self.wrong.append(f"an orchestrator ended with {child.process.returncode}{child.output_tail()}")
                 await self.begin(number)
 

@@ -32,7 +32,7 @@ WHOLE = """
 PHASES = (  # in which the orchestrator is killed while a cluster begins
     "select 1 from cluster_apps where id = %s and status in ('requested', 'allocating')",
     "select 1 from cluster_apps where id = %s and status in ('allocating', 'deploying')",
-    "select 1 from cluster_members where cluster = %s and status = 'reconciling'",
+    "select 1 from cluster_members where cluster = %s and status in ('reconciling', 'ready')",
     "select 1 from cluster_members where cluster = %s and status = 'ready'",  # at about the smoke job
 )
 GONE = "select 1 where not exists (select 1 from workers where status <> 'terminated')"

@@ -230,8 +230,11 @@ def postgres(mode: Literal["fast", "immediate"]) -> Act:
         await env.under_way()
         env.mark_fault()
         await env.stack.postgres.stop(mode)
-        await asyncio.sleep(OUTAGE_S)
-        await env.stack.postgres.start()
+        try:
+            await asyncio.sleep(OUTAGE_S)
+            await env.named()
+        finally:
+            await env.stack.postgres.start()
 
     return act
 

@@ -192,7 +192,7 @@ KINDS: tuple[Case, ...] = (
     _born("stuck_starting", "STARTING for ever", FailureCode.IMAGE_PULL_SLOW, _boots("STARTING"),
           settings={"SPAWNING_TIMEOUT_SEC": "24"}),  # its log is read until it pauses, in an eighth of that time
     _born("no_runtime", "RUNNING without a runtime for ever", FailureCode.NO_RUNTIME,
-          _boots("RUNNING without a runtime"), settings=BRINGUP_S, quick=True),
+          _boots("RUNNING without a runtime"), settings={"BRINGUP_DEADLINES": "pod_running=12"}, quick=True),
     _born("no_ssh_details", "no public address for port 22", FailureCode.SSH_DETAILS_MISSING,
           "no public address for its port 22", settings=BRINGUP_S),
     _born("boot_error", "status ERROR instead of RUNNING", FailureCode.POD_ERROR),
@@ -209,7 +209,8 @@ KINDS: tuple[Case, ...] = (
           settings={**POD_PYTHON, "BRINGUP_DEADLINES": "heartbeat=5"}, quick=True),
     _born("clock_skew", "the pod's clock is 300 s off", FailureCode.CLOCK_SKEW, seconds=300),
     _born("ssh_refused", "nothing listens at the SSH port", FailureCode.TCP_REFUSED, settings=BRINGUP_S),
-    _born("ssh_silent", "sshd accepts and says nothing", FailureCode.TCP_TIMEOUT, settings=BRINGUP_S, quick=True),
+    _born("ssh_silent", "sshd accepts and says nothing", FailureCode.TCP_TIMEOUT,
+          settings={"BRINGUP_DEADLINES": "tcp=12"}, quick=True),
     _born("ssh_not_ssh", "a web server at the SSH port", FailureCode.NOT_SSH, settings=BRINGUP_S),
     _born("ssh_wrong_key", "another host key at each connection, cut after 0.02 s", FailureCode.HOST_KEY_CHANGED,
           seconds=0.02),

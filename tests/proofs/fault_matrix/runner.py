@@ -99,7 +99,7 @@ class Result:
     outcome: str
     ok: bool
     wrong: tuple[str, ...]
-    late: tuple[str, ...]  # figures of the machine above their limit: `./run faults` judges them, the test run does not
+    late: tuple[str, ...]  # what a busy machine may miss: `./run faults` judges it, the test run does not
     recovered_s: float | None  # from the fault to the last task's end
     named_s: float | None  # from what could first be seen of the fault to the first row that names the cause
     sentence: str
@@ -155,7 +155,8 @@ async def run(case: Case, shared: SharedServices, directory: Path, around: Aroun
         wrong.append(f"{judged.pods} pods rented, more than {case.pods}")
     if named_s is None:
         wrong.append("no row named the cause")
-    late = [f"{name} took {took_s:g} s, not {most_s:g} s" for name, took_s, most_s in env.figures if took_s > most_s]
+    late = health.missed()
+    late += [f"{name} took {took_s:g} s, not {most_s:g} s" for name, took_s, most_s in env.figures if took_s > most_s]
     if named_s is not None and named_s > case.named_within_s:
         late.append(f"the cause was named after {named_s} s")
     return Result(

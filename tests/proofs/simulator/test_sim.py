@@ -20,7 +20,7 @@ LOTS = [pytest.param(lot, marks=() if lot < 5 else pytest.mark.full) for lot in 
 FAULTS = 800  # in each
 FIVE = 5  # seeds of clusters in a lot, one of them with 50 members
 CLUSTER_LOTS = [pytest.param(lot, marks=() if lot < 2 else pytest.mark.full) for lot in range(20)]
-DEADLINE_S = 280.0  # pytest ends the worker process of a test that takes 300 s
+DEADLINE_S = 840.0  # pytest ends the worker process of a test that takes 900 s
 WALKS = [(1, 1_000), (2, 500), (3, 500), pytest.param(5_000, 5_000, marks=pytest.mark.full)]  # a seed and its steps
 LONG = 1_000  # steps: such a walk meets every kind of refusal
 QUICK = [

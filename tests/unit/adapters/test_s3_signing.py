@@ -55,6 +55,7 @@ def test_a_url_is_the_one_that_boto3_makes(
 ) -> None:
     """With a custom endpoint and without, whatever the key holds."""
     client, blobs = clients(endpoint)
+    today = datetime.now(UTC)
     for _ in range(3):  # the second may turn in between
         theirs = client.generate_presigned_url(
             operation, Params={"Bucket": "bucket", "Key": f"some/prefix/{key}", **asked}, ExpiresIn=300
@@ -63,7 +64,7 @@ def test_a_url_is_the_one_that_boto3_makes(
         if _parts(ours) == _parts(theirs):
             break
     assert _parts(ours) == _parts(theirs)
-    assert datetime.now(UTC).strftime("%Y%m%dT") in ours
+    assert any(f"{day:%Y%m%dT}" in ours for day in (today, datetime.now(UTC)))
 
 
 def _parts(url: str) -> tuple[str, str, dict[str, str]]:
