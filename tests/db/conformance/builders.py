@@ -168,6 +168,11 @@ class Fleet:
         row: Row = await self.call("fleet_snapshot", p_fleet=FLEET)
         return row
 
+    async def snapshots(self) -> None:
+        """Several: a slow machine does not finish its bounded work in one."""
+        for _ in range(10):
+            await self.snapshot()
+
     async def status(self, worker_id: str) -> str:
         """A worker's state."""
         return str((await self.call("fleet_worker", p_fleet=FLEET, p_worker_id=worker_id))["worker"]["status"])

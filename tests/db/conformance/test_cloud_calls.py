@@ -97,7 +97,7 @@ async def test_no_call_is_sent_before_retry_after_is_over(api: Api) -> None:
     """Whatever it is for: another call would only be refused too."""
     fault = {"kind": "rate_limited", "operation": "list", "times": 1, "retry_after_s": 60}
     await api.emulator.control("POST", "/faults", fault)
-    cloud = RunPodCloud(api.emulator.api_key, base_url=api.emulator.url, call_timeout_s=1)
+    cloud = RunPodCloud(api.emulator.api_key, base_url=api.emulator.url, call_timeout_s=20)
     with pytest.raises(ports.RateLimited) as refused:
         await cloud.list_pods()
     assert refused.value.retry_after_s > 50

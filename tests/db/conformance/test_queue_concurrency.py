@@ -361,14 +361,19 @@ async def test_a_limit_of_a_type_waits_for_claims_that_are_about_to_commit(
     """Such a claim has not seen the limit, and its task counts."""
     await fleet.submit(count=3)
     early, agent = await fleet.agent(), await fleet.agent()
-    async with await _connect(database, autocommit=False) as claiming:
-        await claiming.execute("select worker_claim(%s, %s, 1, 1, 0, %s)", (early.id, early.nonce, fleet.now))
-        setting = asyncio.create_task(limit(fleet, "t", 1, "type"))
-        waits = "select from pg_stat_activity where wait_event_type = 'Lock' and query like '%%task_limit_set%%'"
-        while not setting.done() and not await (await hand.execute(waits)).fetchall():
-            await asyncio.sleep(0)
-        await claiming.commit()
-        await setting
+    wait = "alter function internal_lock_ready(text, int) set lock_timeout = "
+    await hand.execute(f"{wait} '30 s'".encode())
+    try:
+        async with await _connect(database, autocommit=False) as claiming:
+            await claiming.execute("select worker_claim(%s, %s, 1, 1, 0, %s)", (early.id, early.nonce, fleet.now))
+            setting = asyncio.create_task(limit(fleet, "t", 1, "type"))
+            waits = "select from pg_stat_activity where wait_event_type = 'Lock' and query like '%%task_limit_set%%'"
+            while not setting.done() and not await (await hand.execute(waits)).fetchall():
+                await asyncio.sleep(0)
+            await claiming.commit()
+            await setting
+    finally:
+        await hand.execute(f"{wait} '100 ms'".encode())
     assert await ids(agent) == []
     assert await demand(fleet) == (0, 2)
     await consistent(hand)

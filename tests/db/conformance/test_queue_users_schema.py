@@ -90,7 +90,7 @@ async def test_no_task_fails_because_the_schema_refuses_its_claim(project: Proje
     await project.owner.execute(repairs.encode())
     assert await agent.complete(held) == "ok"
     fleet.wait(RETRY_S)
-    await fleet.snapshot()
+    await fleet.snapshots()
     assert len(await agent.claim(batch=9)) == 4
 
 

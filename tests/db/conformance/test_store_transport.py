@@ -10,12 +10,13 @@ from typing import Any, Literal
 
 import psycopg
 import pytest
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
 
 from orchestrator.adapters.functions import refusal
 from orchestrator.adapters.notifications import BACKLOG
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
-from orchestrator.core.states import State
 from orchestrator.migrate import migrate
 from orchestrator.ports import (
     BadArgument,
@@ -31,9 +32,6 @@ from orchestrator.ports import (
 )
 from testbed.services.postgres import EmbeddedPostgres
 from tests.db.conformance.builders import SOON_S, Ear, Fleet
-
-STRAIGHT_UP = (State.SPAWNING, State.ACTIVE)
-STRAIGHT_DOWN = (State.TERMINATING, State.TERMINATED)
 
 
 @pytest.fixture
@@ -100,33 +98,43 @@ async def test_more_callers_than_connections_wait_their_turn(database: str) -> N
     await db.close()
 
 
-# The server itself waits, because the move looks for a deadlock only once, a second after it began to wait.
-OTHER_WAY_ROUND = """do $$ begin
-    while not exists (select from pg_locks where not granted) loop perform pg_sleep(0.01); end loop;
-    perform from workers where id = 'gpu-1' for update;
-end $$"""
+CLASH = """
+    create table one (id int); insert into one values (1);
+    create table other (id int); insert into other values (1);
+    create sequence tries;
+    create function fleet_clash() returns jsonb language plpgsql as $$ begin
+        perform nextval('public.tries');
+        perform from public.one for update;
+        perform from public.other for update;
+        return '{}';
+    end $$"""
 
 
-async def test_a_deadlock_is_tried_again(fleet: Fleet, database: str) -> None:
+async def test_a_deadlock_is_tried_again(db: PostgresDb, database: str, hand: AsyncConnection[DictRow]) -> None:
     """The server undid the whole of it, so that saying it again is safe."""
-    (task_id,) = await fleet.submit()
-    async with await psycopg.AsyncConnection.connect(database) as other:
-        await fleet.spawn("gpu-1")
-        await fleet.move("gpu-1", *STRAIGHT_UP, nonce="n", token_jti="j")
-        await fleet.call("worker_claim", p_worker_id="gpu-1", p_nonce="n", p_claim_no=1, p_batch=1, p_wait_s=0)
-        await fleet.end("gpu-1", STRAIGHT_UP[1])
-        await other.execute("set deadlock_timeout = '10s'")  # so that the victim is the other side
-        await other.execute("select 1 from tasks where id = %s for update", (task_id,))
-        move = asyncio.create_task(fleet.move("gpu-1", *STRAIGHT_DOWN))  # has the worker's row, wants the task's
-        await other.execute(OTHER_WAY_ROUND)
-        await other.rollback()
-        assert (await move)["status"] == "terminated"
+    await hand.execute(CLASH)
+    try:
+        async with await psycopg.AsyncConnection.connect(database) as other:
+            await other.execute("set deadlock_timeout = '60s'")  # so that the victim is the other side
+            await other.execute("select from other for update")
+            clash = asyncio.create_task(db.call("fleet_clash"))
+            waits = "select from pg_stat_activity where wait_event_type = 'Lock' and query like '%fleet_clash%'"
+            async with asyncio.timeout(SOON_S):
+                while not await (await hand.execute(waits)).fetchall():
+                    await asyncio.sleep(0.01)
+            await other.execute("select from one for update")
+            await other.rollback()
+        assert await clash == {}
+        (tries,) = await (await hand.execute("select last_value from tries")).fetchall()
+        assert tries["last_value"] == 2
+    finally:
+        await hand.execute("drop function fleet_clash(); drop table one, other; drop sequence tries")
 
 
 async def test_a_server_that_restarts_is_found_again(tmp_path: Path) -> None:
     """Calls fail as Unavailable meanwhile; listeners are told that they may have missed something."""
     async with own_server(tmp_path) as server:
-        db = await PostgresDb.open(server.url, pool_size=3, call_timeout_s=2)
+        db = await PostgresDb.open(server.url, pool_size=3, call_timeout_s=10)
         ear = Ear(db)
         assert await ear.next() == ("connected", "")
         await asyncio.gather(*(db.call("fleet_describe") for _ in range(3)))

@@ -232,9 +232,11 @@ async def test_a_page_of_html_is_unavailable_and_not_tried_again(moody: tuple[Tc
 
 
 async def test_a_stale_schema_cache_catches_up(
-    db: Db, postgrest: EmbeddedPostgrest, hand: AsyncConnection[DictRow]
+    db: Db, postgrest: EmbeddedPostgrest, hand: AsyncConnection[DictRow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A function that a migration has just made is called until PostgREST knows of it."""
+    monkeypatch.setattr("orchestrator.adapters.supabase.AGAIN_AFTER_S", (0.1,) + (1.0,) * 10)
+    monkeypatch.setattr("orchestrator.adapters.supabase.RELOADS", 10)
     await hand.execute(
         "create function fleet_newborn() returns jsonb language sql as 'select jsonb_build_object(1, 1)'"
     )

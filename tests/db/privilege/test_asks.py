@@ -358,14 +358,15 @@ async def test_an_answer_comes_with_the_next_look_after_the_question(
     leading = asyncio.create_task(_lead(requests, endpoints.gateway.term, looks))
     try:
         worker, task = await _holding(endpoints)
+        under_way = len(looks)
         assert (await _grant(worker, "PUT", f"{task['output_prefix']}x")).status_code == 202
-        under_way = len(looks)  # this look began before the question, perhaps; the next one did not
+        asked = len(looks)  # this look began before the question, perhaps; the next one did not
         async with asyncio.timeout(PATIENCE_S):
             while (await _grant(worker, "PUT", f"{task['output_prefix']}x")).status_code == 202:
                 await asyncio.sleep(0.25)
-            while len(looks) < under_way + 2:
+            while len(looks) < asked + 2:
                 await asyncio.sleep(0.05)
-        assert sum(looks[under_way : under_way + 2]) > 0
+        assert sum(looks[under_way : asked + 2]) > 0
     finally:
         await ended(leading)
 
