@@ -18,7 +18,7 @@ from tests.process.bringup.rig import DEADLINE_S, Rig
 from tests.process.bringup.sshd import Sshd, pem_of
 
 SHORT_S = 0.6  # the deadline of a stage that gets no result
-LOG_S = 3.0  # … and reads the pod's log in the last quarter of it
+LOG_S = 6.0  # … and reads the pod's log in the last quarter of it
 TRIES_S = 3.0  # … and tries again and again
 
 

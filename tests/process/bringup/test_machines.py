@@ -142,7 +142,7 @@ async def test_a_topology_unlike_that_of_the_gpu_type_ends_the_worker(rig: Rig, 
 async def test_an_nvidia_smi_that_hangs_ends_as_a_fact(rig: Rig) -> None:
     """It is ended on the pod, and nothing more is asked of it: the answer comes within the stage's own deadline."""
     worker, _ = await rig.worker(faults={"smi_hangs": ""})
-    attempt = await ends(rig, worker, "GPU_NOT_ATTACHED", gpu_inventory=9)
+    attempt = await ends(rig, worker, "GPU_NOT_ATTACHED", gpu_inventory=24)
     assert attempt["outcome"] == "failed"
     assert "did not answer in time" in attempt["evidence"]["error"]
 

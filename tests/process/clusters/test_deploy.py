@@ -26,6 +26,7 @@ async def test_two_nodes_come_up_and_a_smoke_job_runs_on_both(rig: Rig) -> None:
     assert result.nodes == (controller.name.text, worker.name.text)
     print(f"deployed and smoke-tested in {time.monotonic() - began:.1f} s, the job in {result.seconds} s")  # noqa: T201
 
+    await rig.until(controller, lambda seen: set((seen.node_states or {}).values()) == {"idle"})  # its Epilog is over
     reading = await rig.probe(controller, peers=(worker.node,))
     assert (reading.slurmctld_state, reading.slurmd_state) == (DaemonState.UP, DaemonState.UP)
     assert reading.node_states == {controller.name.text: "idle", worker.name.text: "idle"}
@@ -36,7 +37,7 @@ async def test_two_nodes_come_up_and_a_smoke_job_runs_on_both(rig: Rig) -> None:
     assert reading.slurmctld_started_at is not None
     assert abs(datetime.now(UTC) - reading.slurmctld_started_at) < timedelta(seconds=60)
     assert reading.clock_skew_s is not None
-    assert abs(reading.clock_skew_s) < 5
+    assert abs(reading.clock_skew_s) < 20, "with the start of a shell"
     assert (reading.cpus or 0) >= 1
     assert (reading.memory_mb or 0) > 100
     assert (reading.version or "").count(".") >= 1

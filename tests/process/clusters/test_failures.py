@@ -7,12 +7,14 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from string import ascii_lowercase
 from typing import cast
 
 import pytest
 
 from orchestrator.adapters.ssh_session import AsyncSshSession
 from orchestrator.clusters import node
+from orchestrator.clusters.configuration import controller_port
 from orchestrator.clusters.node import NodeFailed
 from orchestrator.core.clusters.readings import DaemonState, Reading, is_up
 from orchestrator.ports import Completed, Session, Unavailable
@@ -20,6 +22,7 @@ from tests.process.clusters.rig import PACKAGE, Member, Rig, eventually, process
 from worker.processes import alive
 
 pytestmark = pytest.mark.needs_program("slurmctld", PACKAGE, f".ci/debian {PACKAGE}")
+MOST_S = 40.0  # of a probe, whose own limits are PROBE_S + MARGIN_S, on a busy machine
 
 
 async def started(*words: str) -> asyncio.subprocess.Process:
@@ -39,7 +42,7 @@ def marked(root: str) -> set[str]:
 async def within_deadline(rig: Rig, member: Member) -> Reading:
     began = time.monotonic()
     reading = await rig.probe(member)
-    assert time.monotonic() - began < node.PROBE_S + node.MARGIN_S
+    assert time.monotonic() - began < MOST_S
     return reading
 
 
@@ -189,7 +192,7 @@ async def test_what_a_hostile_pod_prints_is_unknown(rig: Rig, tool: str) -> None
         began = time.monotonic()
         lying = cast("Session", LyingTools(member.session, tools))
         reading = await node.probe(lying, rig.question())
-        assert time.monotonic() - began < node.PROBE_S + node.MARGIN_S, kind
+        assert time.monotonic() - began < MOST_S, kind
         assert reading.fabric_addr is None, kind
         assert reading.node_states in (None, {member.name.text: "idle"}), kind
         texts = (reading.error, reading.hostname, reading.version)
@@ -201,7 +204,9 @@ async def test_what_a_hostile_pod_prints_is_unknown(rig: Rig, tool: str) -> None
 async def test_a_removal_ends_exactly_the_clusters_processes(rig: Rig) -> None:
     controller, worker = await rig.add(), await rig.add()
     await rig.deploy()
-    other = Rig(rig.directory, rig.key, f"{rig.cluster}x", list(rig.members))
+    names = (f"{rig.cluster}{letter}" for letter in ascii_lowercase)  # the first one's id with something after it
+    other_id = next(name for name in names if controller_port(name) != controller_port(rig.cluster))
+    other = Rig(rig.directory, rig.key, other_id, list(rig.members))
     neighbour = Member(controller.home, controller.node, controller.sshd, controller.session, other.cluster)
     other.members = [neighbour]
     await other.deploy()

@@ -100,7 +100,7 @@ async def test_a_job_over_its_time_limit_is_ended(rig: Rig, orchestrator: Orches
 async def test_a_job_ends_with_its_task(rig: Rig, orchestrator: Orchestrator, pod: Pod, how: str) -> None:
     sleep = f"9{hash(str(rig.directory)) % 10**8}"
     params = {"command": ["sleep", sleep], "nodes": 2}
-    orchestrator.submit("task", "train", params, timeout_s=4.0 if how == "timeout" else None)
+    orchestrator.submit("task", "train", params, timeout_s=20.0 if how == "timeout" else None)
     await running(rig)
     if how == "cancelled":
         orchestrator.tell(cancel={"task"})

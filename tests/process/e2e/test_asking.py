@@ -9,7 +9,7 @@ from tests.process.e2e.conftest import Until
 
 FILES = 3
 SOON_S = 30.0  # every answer; of the first, most of a second is the S3 client's, and more on a busy machine
-AT_ONCE_S = 0.5  # the quickest, where a notification says that a pod asks, and nobody waits for the next look
+AT_ONCE_S = 0.9  # the quickest, where a notification says that a pod asks, and nobody waits for the next look
 WAITED = """
     select min(s) as least_s, max(s) as most_s, count(*) as n
       from (select extract(epoch from answered_at - asked_at)::float as s from worker_asks) a

@@ -41,7 +41,9 @@ async def test_an_insert_wakes_the_loop(stack: Stack, until: Until) -> None:
 async def test_a_burst_brings_exactly_as_many_pods_as_wanted(stack: Stack, until: Until) -> None:
     """A tick that comes while the last one's intents are still being written does not ask for them again."""
     wanted = 60
-    first = await stack.start_orchestrator({"MAX_ACTIVE_GPUS": "1"})  # a release that was promoted needs no canary
+    first = await stack.start_orchestrator(
+        {**PATIENT, "MAX_ACTIVE_GPUS": "1"}
+    )  # a release that was promoted needs no canary
     await submit(stack, [work(0.1)])
     await until(ALL_DONE)
     await first.stop()

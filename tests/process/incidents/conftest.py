@@ -45,6 +45,7 @@ class Incident:
         if self.leading is not None:
             await self.leading.stop()
             self.leading = None
+            await self.sql("update fleet_lease set expires_at = now()")  # a busy machine has no time to give it back
 
     async def diagnose(self, *arguments: str, cwd: Path = ROOT / "scripts", **changes: str | None) -> Ran:
         """Run the command of an operator who knows only the guide."""

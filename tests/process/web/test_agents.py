@@ -107,7 +107,7 @@ async def test_a_task_has_its_own_time_and_an_operator_may_run_it_again(agents: 
     """Its row's timeout_s ends it, where the worker's default would not; a retry has all attempts again."""
     gate = Gate(tmp_path)
     worker = await agents.create()
-    limits = {"timeout_s": 6, "max_attempts": 1}  # enough for a handler that is not held up, on a busy machine too
+    limits = {"timeout_s": 15, "max_attempts": 1}  # enough for a handler that is not held up, on a busy machine too
     made = await agents.gateway.store.submit([
         {"task_type": "gated", "pool": worker.caller.pool, "params": gate.params, **limits}
     ])  # fmt: skip

@@ -61,8 +61,8 @@ async def test_a_connection_with_an_unfinished_head_is_closed(
 ) -> None:
     """A drop now and then buys no more time."""
     monkeypatch.setattr(limits, "HEAD_TIMEOUT_S", 0.3)
-    reader, writer = await _connect(str(gateway.client.base_url))
     began = time.monotonic()
+    reader, writer = await _connect(str(gateway.client.base_url))
     writer.write(sent)
     gone = asyncio.create_task(_all(reader))
     while sent and not gone.done() and time.monotonic() - began < DEADLINE_S:

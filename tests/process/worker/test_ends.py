@@ -128,7 +128,7 @@ def test_whole_tree_is_killed(orchestrator: Orchestrator, pod: Pod, tmp_path: Pa
     """A cancelled, overdue or fenced task takes every process it started with it; the next one runs."""
     pod.start(HANDLERS, heartbeat_s=0.1)
     noted = tmp_path / "pids"
-    orchestrator.submit("tree", "family", {"pids": str(noted)}, timeout_s=5.0 if how == "timeout" else None)
+    orchestrator.submit("tree", "family", {"pids": str(noted)}, timeout_s=15.0 if how == "timeout" else None)
     pids = json.loads(wait_for(lambda: noted.exists() and noted.read_text()))
     assert len(live(pids)) == 5
     if how != "timeout":

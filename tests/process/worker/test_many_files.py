@@ -86,7 +86,7 @@ def test_the_next_urls_are_requested_while_half_of_the_last_ones_are_left(tmp_pa
         files = [(path.name, path) for path in (tmp_path / "frames").rglob("*.txt")]
         stored = Transfers(granting, "t", tmp_path, patience_s=60).put_all(files)  # type: ignore[arg-type]
     assert len(stored) == 400
-    assert len(waited) == 200
+    assert len(waited) >= 200
     assert all(waited)
 
 

@@ -134,11 +134,11 @@ def test_a_wait_ends_when_the_disk_is_full(
 def test_waiting_for_the_store_stops_the_clock_of_the_task(
     orchestrator: Orchestrator, make_pod: Callable[..., Pod]
 ) -> None:
-    """A task with a timeout of 1 s waits for 3 s: heartbeats hold its lease, each try is progress, and it completes."""
+    """A task with a timeout of 5 s waits for 7 s: heartbeats hold its lease, each try is progress, and it completes."""
     orchestrator.store_says = (503, "SlowDown")
     pod = make_pod({"storing.py": STORING})
     pod.start({"store": "storing:store"})
-    orchestrator.submit("kept", "store", timeout_s=1)
+    orchestrator.submit("kept", "store", timeout_s=5)
     orchestrator.until(lambda: orchestrator.store_asked)
     began = time.monotonic()
 
@@ -146,7 +146,7 @@ def test_waiting_for_the_store_stops_the_clock_of_the_task(
         beats = [beat for beat in orchestrator.calls_of(protocol.HEARTBEAT) if beat["p_health"].get("store")]
         return {beat["p_tasks"][0]["progress"]["message"] for beat in beats}
 
-    said = orchestrator.until(lambda: time.monotonic() - began > 3 and len(told()) >= 2 and told())
+    said = orchestrator.until(lambda: time.monotonic() - began > 7 and len(told()) >= 2 and told())
     assert all("waits for the store since" in text for text in said)
     orchestrator.store_says = None
     orchestrator.completion("kept")
