@@ -129,7 +129,6 @@ class Prober:
 
 
 def _peers(member: MemberRow, nodes: list[Node]) -> list[Node]:
-    """Return the nodes that a member tries to reach."""
+    """Return the nodes that a member tries to reach: of these, in the order of their indexes, those after it first."""
     others = [one for one in nodes if one.worker_id != member.worker_id]
-    later = [one for one in others if one.index > member.index_no]
-    return [*later, *(one for one in others if one not in later)][:PEERS]
+    return sorted(others, key=lambda one: one.index <= member.index_no)[:PEERS]

@@ -10,11 +10,13 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from orchestrator.clusters import node_scripts, probe_script, setup_scripts
 from orchestrator.clusters.configuration import SLURMD_TIMEOUT_S
 from orchestrator.ports import Completed
 
+Words = tuple[str, ...]
 NODE = re.compile(r"^NodeName=(\S+) .*Feature=(\S+) ", re.MULTILINE)
 SCRIPTS: Mapping[str, str] = {
     probe_script.PROBE: "probe",
@@ -159,12 +161,12 @@ class Rack:
 
     # --- the scripts
 
-    def ran(self, pod: Slurm, kind: str, words: list[str], stdin: bytes) -> Completed:
+    def ran(self, pod: Slurm, kind: str, words: Words, stdin: bytes) -> Completed:
         """What a script does and prints."""
         lines, status = getattr(self, f"_{kind}")(pod, words, stdin)
         return Completed(status, "".join(f"{line}\n" for line in lines).encode(), b"")
 
-    def _probe(self, pod: Slurm, words: list[str], _: bytes) -> tuple[list[str], int]:
+    def _probe(self, pod: Slurm, words: Words, _: bytes) -> tuple[list[str], int]:
         now = self.now()
         key, peers = words[2], words[5:]
         head = self.head_of(pod)
@@ -191,11 +193,11 @@ class Rack:
             lines += [f"node={name} {state}" for name, state in self.states(head).items()] + ["nodes=all"]
         return [*lines, "end="], 0
 
-    def _install(self, pod: Slurm, _: list[str], __: bytes) -> tuple[list[str], int]:
+    def _install(self, pod: Slurm, _: Words, __: bytes) -> tuple[list[str], int]:
         pod.installed = True
         return ["installed=yes"], 0
 
-    def _configure(self, pod: Slurm, words: list[str], stdin: bytes) -> tuple[list[str], int]:
+    def _configure(self, pod: Slurm, words: Words, stdin: bytes) -> tuple[list[str], int]:
         key, text = (base64.b64decode(line) for line in stdin.split(b"\n")[:2])
         if not pod.installed:
             return ["error=SLURM_MISSING the image lacks slurmd"], node_scripts.FAILED
@@ -211,7 +213,7 @@ class Rack:
             pod.heard_s.clear()
         return ["configured=yes"], 0
 
-    def _restart(self, pod: Slurm, words: list[str], _: bytes) -> tuple[list[str], int]:
+    def _restart(self, pod: Slurm, words: Words, _: bytes) -> tuple[list[str], int]:
         if not pod.munged or pod.text is None:
             return ["error=MUNGE_DOWN munged does not run"], node_scripts.FAILED
         if pod.slurmctld is not None:
@@ -220,7 +222,7 @@ class Rack:
             pod.slurmd = self.daemon(pod.text)
         return ["restarted=yes"], 0
 
-    def _start_controller(self, pod: Slurm, _: list[str], __: bytes) -> tuple[list[str], int]:
+    def _start_controller(self, pod: Slurm, _: Words, __: bytes) -> tuple[list[str], int]:
         if not pod.munged or pod.text is None:
             return ["error=MUNGE_DOWN munged does not run"], node_scripts.FAILED
         pod.slurmctld = self.daemon(pod.text)
@@ -228,13 +230,13 @@ class Rack:
             return ["error=NOT_STARTED slurmctld does not answer"], node_scripts.FAILED
         return ["started=slurmctld"], 0
 
-    def _start_node(self, pod: Slurm, words: list[str], _: bytes) -> tuple[list[str], int]:
+    def _start_node(self, pod: Slurm, words: Words, _: bytes) -> tuple[list[str], int]:
         if not pod.munged or pod.text is None:
             return ["error=MUNGE_DOWN munged does not run"], node_scripts.FAILED
         pod.slurmd = self.daemon(pod.text)
         return ["started=slurmd"], 0
 
-    def _smoke(self, pod: Slurm, words: list[str], _: bytes) -> tuple[list[str], int]:
+    def _smoke(self, pod: Slurm, words: Words, _: bytes) -> tuple[list[str], int]:
         head = self.head_of(pod)
         idle = [name for name, state in self.states(head).items() if state == "idle"] if head else []
         chosen = idle[: int(words[1])]
@@ -247,25 +249,26 @@ class Rack:
         pod.smoked = True
         return [*(f"node={name}" for name in ran), "srun=0"], 0
 
-    def _drain(self, pod: Slurm, words: list[str], _: bytes) -> tuple[list[str], int]:
+    def _drain(self, pod: Slurm, words: Words, _: bytes) -> tuple[list[str], int]:
         head = self.head_of(pod)
         if head is None or head.slurmctld is None or words[1] not in head.slurmctld.text.nodes:
             return ["error=NOT_DRAINED slurm_update error: Invalid node name specified"], node_scripts.FAILED
         head.drained.add(words[1])
         return ["drained=yes"], 0
 
-    def _remove(self, pod: Slurm, _: list[str], __: bytes) -> tuple[list[str], int]:
+    def _remove(self, pod: Slurm, _: Words, __: bytes) -> tuple[list[str], int]:
         pod.slurmctld = pod.slurmd = pod.text = pod.key = None
         pod.munged, pod.busy_until_s = False, 0.0
         pod.drained.clear()
         return ["removed=yes"], 0
 
-    def _authorized_key(self, pod: Slurm, _: list[str], __: bytes) -> tuple[list[str], int]:
+    def _authorized_key(self, pod: Slurm, _: Words, __: bytes) -> tuple[list[str], int]:
         return ["key=yes"], 0
 
 
-def told(command: str) -> tuple[str, list[str]]:
-    """The name of a script, and its words: the cluster first. Only the words are split, which is faster by far."""
+@lru_cache(maxsize=1_000)
+def told(command: str) -> tuple[str, Words]:
+    """The name of a script, and its words: the cluster first. Only the words are split, and once: it takes long."""
     rest = command[command.index(" sh -c ") + len(" sh -c ") :]
     quoted, name = next((one, name) for one, name in QUOTED if rest.startswith(one))
-    return name, shlex.split(rest[len(quoted) :])[1:]
+    return name, tuple(shlex.split(rest[len(quoted) :])[1:])
