@@ -1,7 +1,7 @@
 """The end of a worker: drain, flush its logs, delete its pod, and wait until the provider confirms that it is gone.
 
 A draining node of a Slurm cluster waits for the jobs on it: its agent does not hold them as tasks
-(core/clusters/members.py).
+(core/clusters/leaving.py).
 """
 
 from datetime import datetime, timedelta

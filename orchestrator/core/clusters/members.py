@@ -3,10 +3,7 @@
     pending       its private address is known: it becomes a node of the configuration
     reconciling   the configuration and the key are written, then the daemons are started; ready once Slurm hears it
     ready         a daemon that is down moves it back to reconciling; another configuration is written in place
-    draining      removed once no job runs on its node, or after a bound
-
-A member whose worker is to end drains too, and the worker waits for it. The controller does not drain: its worker waits
-for the task of its agent, then another member becomes the controller.
+    draining      removed once no job runs on its node, or after a bound (leaving.py)
 
 Each member gets at most one action. Nothing follows from an unknown reading, and nothing is done to a member with a
 running action. A member that stays reconciling although it is reached is replaced after `reconcile_s`.
@@ -15,12 +12,10 @@ running action. A member that stays reconciling although it is reached is replac
 from orchestrator.core.cluster_states import ClusterStatus, MemberRole, MemberStatus
 from orchestrator.core.clusters.actions import (
     Configure,
-    DrainNode,
     Join,
     MoveMember,
     OnMember,
     Reconfigure,
-    RemoveNode,
     StartController,
     StartNode,
     UpdateMember,
@@ -32,18 +27,16 @@ from orchestrator.core.clusters.details import (
     detail_update,
     moved_address,
     not_ready_since,
-    own_detail,
     relapse,
     unreached,
 )
 from orchestrator.core.clusters.facts import ClusterFacts, is_leaving
+from orchestrator.core.clusters.leaving import SETTLED, departure, draining, failed
 from orchestrator.core.clusters.readings import (
     NO_CONFIGURATION,
     DaemonState,
     Reading,
-    is_busy,
     is_drained,
-    is_draining,
     is_silent,
     is_up,
 )
@@ -54,7 +47,6 @@ from orchestrator.core.states import READY
 
 SLURM_READY, CONFIGURING = "slurm_ready", "configuring"  # `phase` of adapter_detail
 NO_SLURM = "its image has no Slurm, and install_slurm is not set"
-SETTLED = frozenset({ClusterStatus.RUNNING, ClusterStatus.DEGRADED})
 
 
 def joins(facts: ClusterFacts) -> list[Join]:
@@ -95,11 +87,11 @@ def step(member: MemberRow, facts: ClusterFacts) -> OnMember | None:
         return None
     lost, reading = facts.lost(member), facts.reading(member.worker_id)
     if lost is not None:
-        return _fail(member, *lost)
+        return failed(member, *lost)
     if member.status is MemberStatus.DRAINING:
-        return _draining(member, facts, facts.policy.drain_s)
-    if is_leaving(member) and (departure := _departure(member, facts)) is not None:
-        return departure
+        return draining(member, facts, facts.policy.drain_s)
+    if is_leaving(member) and (leaves := departure(member, facts)) is not None:
+        return leaves
     if reading is None:
         return unreached(member, facts)
     return _overdue(member, reading, facts) or (
@@ -109,17 +101,12 @@ def step(member: MemberRow, facts: ClusterFacts) -> OnMember | None:
 
 def _progress(member: MemberRow, reading: Reading, facts: ClusterFacts) -> OnMember | None:
     if reading.slurm_installed is False and not facts.policy.install_slurm:
-        return _fail(member, FailureCode.SLURM_MISSING, NO_SLURM)
+        return failed(member, FailureCode.SLURM_MISSING, NO_SLURM)
     if member.status is MemberStatus.PENDING:
         return _pending(member, reading) or detail_update(member, reading, facts)
     return (
         moved_address(member, reading) or _configured(member, reading, facts) or detail_update(member, reading, facts)
     )
-
-
-def _fail(member: MemberRow, code: FailureCode, why: str) -> MoveMember:
-    detail = own_detail(member) | {"phase": "failed", "failure_code": str(code), "error": why}
-    return MoveMember(member.worker_id, member.status, MemberStatus.FAILED, why, {"adapter_detail": detail})
 
 
 def _pending(member: MemberRow, reading: Reading) -> MoveMember | None:
@@ -232,7 +219,7 @@ def _overdue(member: MemberRow, reading: Reading, facts: ClusterFacts) -> MoveMe
     return (
         None
         if trouble is None
-        else _fail(member, FailureCode.MEMBER_UNUSABLE, f"not ready after {waited_s:.0f} s: {trouble}")
+        else failed(member, FailureCode.MEMBER_UNUSABLE, f"not ready after {waited_s:.0f} s: {trouble}")
     )
 
 
@@ -245,7 +232,7 @@ def _hears_nobody(member: MemberRow, facts: ClusterFacts) -> MoveMember | None:
     silent_s = (facts.now - since).total_seconds()
     if member is not facts.controller or facts.row.status not in SETTLED or silent_s < facts.policy.reconcile_s / 2:
         return None
-    return _fail(member, FailureCode.MEMBER_UNUSABLE, f"slurmctld has heard none of its nodes for {silent_s:.0f} s")
+    return failed(member, FailureCode.MEMBER_UNUSABLE, f"slurmctld has heard none of its nodes for {silent_s:.0f} s")
 
 
 def _unfit(reading: Reading, facts: ClusterFacts) -> str | None:
@@ -254,59 +241,3 @@ def _unfit(reading: Reading, facts: ClusterFacts) -> str | None:
     if (lack := _lack(reading)) is not None:
         return lack
     return "it does not have the configuration" if reading.conf_sha not in (None, facts.conf_sha) else None
-
-
-def _departure(member: MemberRow, facts: ClusterFacts) -> OnMember | None:
-    """Return the drain, or the end, of a member whose worker is to end. None: it goes on as it is, until it can drain.
-
-    Nothing runs on a node before the cluster runs. A node with a job, or one of which Slurm says nothing, is not given
-    up: the worker's own bound ends the wait.
-    """
-    controller, why = facts.controller, "its worker is to end"
-    if controller is None or member is controller or not facts.is_free(member.worker_id):
-        return None
-    if member.status is MemberStatus.READY:
-        is_able = facts.slurmctld is DaemonState.UP and facts.row.status in SETTLED
-        return DrainNode(member.worker_id, controller.worker_id, why) if is_able else None
-    state = facts.state_of(member)
-    if member.status is MemberStatus.PENDING or (state is not None and not is_busy(state)):
-        return MoveMember(member.worker_id, member.status, MemberStatus.REMOVED, why)
-    return None
-
-
-def _draining(member: MemberRow, facts: ClusterFacts, bound_s: float) -> OnMember | None:
-    """Remove a drained member. Its bound ends the wait for its jobs, and another one the wait for its pod.
-
-    A slurmctld without its old state, as on another controller, is told again that the node drains.
-    """
-    name, waited_s = member.worker_id, (facts.now - member.status_since).total_seconds()
-    is_over = waited_s >= bound_s
-    if waited_s >= bound_s + facts.policy.remove_s or (is_over and facts.reading(name) is None):
-        why = f"still draining after {waited_s:.0f} s"
-        return MoveMember(name, MemberStatus.DRAINING, MemberStatus.REMOVED, why)
-    if not facts.is_free(name):
-        return None
-    state = facts.state_of(member)
-    if is_drained(state) and facts.has_registered:
-        return RemoveNode(name, "no job runs on its node")
-    if is_over:
-        why = f"still busy after {waited_s:.0f} s" if bound_s else f"the cluster is {facts.row.status}"
-        return RemoveNode(name, why)
-    if facts.controller is not None and is_up(state) and not is_draining(state):
-        # another slurmctld, with an empty state
-        return DrainNode(name, facts.controller.worker_id, member.reason or "it leaves the cluster")
-    return None
-
-
-def leave(member: MemberRow, facts: ClusterFacts, bound_s: float) -> OnMember | None:
-    """Return the next step of a member whose cluster needs none: `bound_s` is the time for its jobs."""
-    if member.worker_id in facts.view.in_flight:
-        return None
-    lost = facts.lost(member)
-    if lost is not None:
-        return _fail(member, *lost)
-    if member.status is MemberStatus.DRAINING:
-        return _draining(member, facts, bound_s)
-    drains = member.status is MemberStatus.READY or facts.may_work(member)
-    to_status = MemberStatus.DRAINING if drains else MemberStatus.REMOVED
-    return MoveMember(member.worker_id, member.status, to_status, f"the cluster is {facts.row.status}")

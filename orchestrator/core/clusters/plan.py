@@ -31,6 +31,7 @@ from orchestrator.core.clusters.actions import (
     Remark,
 )
 from orchestrator.core.clusters.facts import ClusterFacts, is_leaving
+from orchestrator.core.clusters.leaving import leave
 from orchestrator.core.clusters.members import NO_SLURM
 from orchestrator.core.clusters.readings import DaemonState
 from orchestrator.core.clusters.rows import MemberRow
@@ -118,7 +119,7 @@ def _member_steps(facts: ClusterFacts) -> list[OnMember]:
 
 def _requested(facts: ClusterFacts) -> Step:
     row, policy = facts.row, facts.policy
-    leaving = [one for member in facts.live if (one := members.leave(member, facts, 0)) is not None]
+    leaving = [one for member in facts.live if (one := leave(member, facts, 0)) is not None]
     wanted = max(row.nodes, facts.for_tasks)
     if leaving or facts.live or not wanted or not (row.min_nodes or row.demand.tasks):
         return None, leaving
@@ -236,7 +237,7 @@ def _departures(facts: ClusterFacts) -> list[OnMember]:
         elif stays and slurmctld is None and member.status is MemberStatus.RECONCILING:
             continue
         elif member is not controller or len(facts.live) == 1:
-            steps.append(members.leave(member, facts, 0 if is_late else bound_s))
+            steps.append(leave(member, facts, 0 if is_late else bound_s))
     return [one for one in steps if one is not None]
 
 

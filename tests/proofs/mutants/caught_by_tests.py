@@ -74,7 +74,7 @@ MUTANTS_WITH_TESTS = (
     Mutant("a step of the local clock moves the readings of members", "tests/unit/clusters/test_probing.py::test_a_step_of_the_local_clock_moves_no_reading",
            "orchestrator/clusters/probing.py", "return told + timedelta(seconds=time.monotonic() - at_s)", "return datetime.now(UTC)", "Prober.now"),
     Mutant("a new slurmctld is not told which nodes drain", "tests/unit/core/clusters/test_life.py::test_a_node_that_drains_is_drained_again_by_a_controller_without_the_old_state",
-           "orchestrator/core/clusters/members.py", "is_up(state) and not is_draining(state)", "False", "_draining"),
+           "orchestrator/core/clusters/leaving.py", "is_up(state) and not is_draining(state)", "False", "draining"),
     Mutant("a worker that an operator ends joins", f"{CORE}/clusters/test_plan.py::test_only_ready_workers_join_and_only_as_many_as_are_wanted",
            "orchestrator/core/clusters/members.py", " and w.drain_requested_at is None", "", "joins"),
     Mutant("a cluster that gets no nodes fails without a reason", f"{CORE}/clusters/test_life.py::test_without_every_node_at_the_deadline_the_cluster_fails_and_all_is_released",
