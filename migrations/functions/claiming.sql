@@ -408,10 +408,11 @@ begin
 end
 $$;
 
--- Ends a queued task that no worker can get. Returns false if a user's trigger refuses or suppresses the change.
+-- Ends a queued task that no worker can get. Returns false if a user's trigger refuses or suppresses the change, or waits
+-- for another transaction.
 create or replace function public.internal_end_unclaimed(p_task_id uuid, p_code text, p_message text, p_now timestamptz)
 returns boolean
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = '' set lock_timeout = '500ms' as $$
 #variable_conflict use_variable
 begin
     update public.tasks t
@@ -426,7 +427,7 @@ begin
     end if;
     return true;
 exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
-    if public.internal_is_transient(sqlstate) then
+    if public.internal_is_transient(sqlstate) and sqlstate <> '55P03' then
         raise;
     end if;
     perform public.internal_refused(array[p_task_id], 'claim', p_message);

@@ -187,11 +187,12 @@ end
 $$;
 
 -- The calls of an agent between two short tasks, in one commit: worker_complete_many, then worker_claim without
--- waiting. Both halves can be repeated, together or alone.
+-- waiting. Both halves can be repeated, together or alone. It waits for 3 s for a row that a user's transaction has locked:
+-- the worker's heartbeat waits for this call.
 create or replace function public.worker_complete_and_claim(
     p_worker_id text, p_nonce text, p_results jsonb, p_claim_no bigint, p_batch int, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off
+language plpgsql security definer set search_path = '' set enable_seqscan = off set lock_timeout = '3s'
 set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_variable
 declare
@@ -253,10 +254,11 @@ begin
 end
 $$;
 
+-- It waits for 3 s for a row that a user's transaction has locked: the worker's heartbeat waits for this call.
 create or replace function public.worker_fail(
     p_worker_id text, p_nonce text, p_task_id uuid, p_attempt int, p_failure jsonb, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off set lock_timeout = '3s' as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);

@@ -334,26 +334,40 @@ begin
                 select count(*) filter (where m.run_after is null or m.run_after > v_now)
                   into v_changed from moved m;
             elsif p_change = 'turn' then
-                update public.tasks t set queue_turn = p_turn + (array_position(p_rows, t.ctid) - 1) * c_step
-                 where t.ctid = any (v_rows);
+                with moved as (
+                    update public.tasks t set queue_turn = p_turn + (array_position(p_rows, t.ctid) - 1) * c_step
+                     where t.ctid = any (v_rows) returning t.queue_turn
+                )
+                select count(*) filter (where m.queue_turn between p_turn and p_turn + v_count * c_step) into v_changed from moved m;
             else
-                update public.tasks t
-                   set updated_at = v_now,
-                       queue_gate = case when p_change = 'limit' then 0
-                                         when p_change = 'running' then 3
-                                         when p_change = 'key back' then 1
-                                         when p_change = 'type back' then 2
-                                         when p_change = 'key' and exists (
-                                             select from public.concurrency_limits l where l.scope = 'type'
-                                                 and l.name = t.task_type) then 2
-                                         else 3 end
-                 where t.ctid = any (v_rows);
-            end if;
-            if p_change <> 'due' then
-                get diagnostics v_changed = row_count;
+                with moved as (
+                    update public.tasks t
+                       set updated_at = v_now,
+                           queue_gate = case when p_change = 'limit' then 0
+                                             when p_change = 'running' then 3
+                                             when p_change = 'key back' then 1
+                                             when p_change = 'type back' then 2
+                                             when p_change = 'key' and exists (
+                                                 select from public.concurrency_limits l where l.scope = 'type'
+                                                     and l.name = t.task_type) then 2
+                                             else 3 end
+                      from (select o.ctid as place, o.queue_gate, o.concurrency_key, o.task_type
+                              from public.tasks o where o.ctid = any (v_rows)) b
+                     where t.ctid = b.place
+                    returning t.status, t.queue_gate, t.blocked, t.concurrency_key, t.task_type,
+                              b.queue_gate as gate_before, b.concurrency_key as key_before, b.task_type as type_before
+                )
+                select count(*) filter (
+                           where m.status <> 'Queued' and p_change <> 'running'
+                              or (m.concurrency_key, m.task_type) is distinct from (m.key_before, m.type_before)
+                              or m.queue_gate <> m.gate_before and m.blocked = (m.queue_gate in (1, 2))
+                              or p_change = 'limit' and m.concurrency_key is null
+                                 and not exists (select from public.concurrency_limits l
+                                                  where l.scope = 'type' and l.name = m.task_type))
+                  into v_changed from moved m;
             end if;
             if v_changed <= v_high - v_low then
-                raise exception using errcode = 'OR008';  -- caught below: a trigger suppressed one of them
+                raise exception using errcode = 'OR008';  -- caught below: a trigger suppressed one of them, or took it back
             end if;
             perform public.internal_fire_deferred();
             continue;
@@ -661,48 +675,48 @@ declare
     c_soon_s constant numeric := 5;  -- longer than the rest of the caller's transaction
     v_task record;
     v_ids uuid[] := p_ids;
-    v_taken jsonb := '{}';  -- places that tasks before it get
-    v_names text[];
+    v_taken text[] := '{}';  -- a name for each place that a task before it gets
+    v_then timestamptz;
+    v_is_expired boolean;
     v_fits boolean;
 begin
     for v_task in
-        select t.id, t.concurrency_key, t.task_type, t.lease_expires_at <= p_now as is_expired from public.tasks t
+        select t.id, t.concurrency_key as key, t.lease_expires_at,
+               (select l.name from public.concurrency_limits l where l.scope = 'type' and l.name = t.task_type) as type
+          from public.tasks t
          where t.id = any (p_ids) and t.lease_expires_at <= p_now + least(c_soon_s, p_lease_s / 4) * interval '1 second'
            and t.queue_gate + 0 = 3  -- not by the index of places, which has all ready tasks
          order by t.id
     loop
-        v_fits := true;
-        v_names := '{}';
-        if v_task.concurrency_key is not null then
-            v_fits := public.internal_has_room('key', v_task.concurrency_key, case when v_task.is_expired
-                then coalesce((v_taken->>('key:' || v_task.concurrency_key))::int, 0) end, p_now);
-            v_names := array['key:' || v_task.concurrency_key];
-        end if;
-        if v_fits and exists (select from public.concurrency_limits l where l.scope = 'type' and l.name = v_task.task_type) then
-            v_fits := public.internal_has_room('type', v_task.task_type, case when v_task.is_expired
-                then coalesce((v_taken->>('type:' || v_task.task_type))::int, 0) end, p_now);
-            v_names := v_names || ('type:' || v_task.task_type);
+        v_fits := (v_task.key is null or public.internal_lock_limits('key', array[v_task.key], false) <> '{}')
+              and (v_task.type is null or public.internal_lock_limits('type', array[v_task.type], false) <> '{}');
+        -- Under the locks: another transaction that had them has counted a lease that had expired by then.
+        v_then := p_now + (clock_timestamp() - statement_timestamp());
+        v_is_expired := v_task.lease_expires_at <= v_then;
+        if v_fits and v_is_expired then
+            v_fits := (v_task.key is null or public.internal_has_room('key', v_task.key, v_taken, v_then))
+                  and (v_task.type is null or public.internal_has_room('type', v_task.type, v_taken, v_then));
         end if;
         if not v_fits then
             v_ids := array_remove(v_ids, v_task.id);
-            if not v_task.is_expired then  -- the worker has its task still, and nobody rescues it meanwhile
+            if not v_is_expired then  -- the worker has its task still, and nobody rescues it meanwhile
                 perform public.internal_note_locked(null, array[v_task.id], p_lease_s, p_now);
             end if;
-        elsif v_task.is_expired and v_names <> '{}' then
-            v_taken := v_taken || (select jsonb_object_agg(n, coalesce((v_taken->>n)::int, 0) + 1) from unnest(v_names) n);
+        elsif v_is_expired then
+            v_taken := v_taken || array['key:' || v_task.key, 'type:' || v_task.type];
         end if;
     end loop;
     return v_ids;
 end
 $$;
 
--- Locks a limit; returns whether it is locked and has more than p_taken places left, or any number if that is null.
-create or replace function public.internal_has_room(p_scope text, p_name text, p_taken int, p_now timestamptz) returns boolean
+-- Whether this limit, which the caller has locked, has more places left than its name is in p_taken.
+create or replace function public.internal_has_room(p_scope text, p_name text, p_taken text[], p_now timestamptz) returns boolean
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
 begin
-    return public.internal_lock_limits(p_scope, array[p_name], false) <> '{}'
-       and (p_taken is null or coalesce((select r.room > p_taken from public.internal_rooms(p_scope, array[p_name], p_now) r), false));
+    return coalesce((select r.room > cardinality(array_positions(p_taken, p_scope || ':' || p_name))
+                       from public.internal_rooms(p_scope, array[p_name], p_now) r), false);
 end
 $$;
 

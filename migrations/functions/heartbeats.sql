@@ -113,16 +113,22 @@ $$;
 -- The clock is the database's. The word of an agent about an attempt counts for at most twice the task's timeout_s, so
 -- an agent that does not enforce the timeout cannot keep its pod for longer. It counts during every outage of the object
 -- store: the agent waits with a finished result. A user's trigger that waits for another transaction must not make the
--- worker silent.
+-- worker silent: a transaction waits three times for such triggers.
 create or replace function public.internal_renew(p_ids uuid[], p_tasks jsonb, p_lease_s numeric, p_now timestamptz)
 returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set lock_timeout = '500ms' as $$
+language plpgsql security definer set search_path = '' set enable_seqscan = off set lock_timeout = '200ms' as $$
 #variable_conflict use_variable
 declare
+    c_time constant interval := '2 seconds';
+    c_waits constant int := 3;
+    v_waits int := coalesce(nullif(current_setting('orchestrator.limit_waits', true), '')::int, 0);
     v_id uuid;
     v_is_locked boolean;
-    c_time constant interval := '2 seconds';
+    v_set text;
 begin
+    if v_waits >= c_waits then
+        v_set := set_config('lock_timeout', '1ms', true);
+    end if;
     update public.tasks t
        set lease_expires_at = p_now + p_lease_s * interval '1 second',
            progress = coalesce(nullif(n.value->'progress', 'null'), t.progress),
@@ -141,7 +147,10 @@ exception when others or assert_failure then  -- a user's trigger or constraint 
     v_is_locked := sqlstate = '55P03';
     if public.internal_is_transient(sqlstate) and not v_is_locked then
         raise;
-    elsif cardinality(p_ids) > 1 and clock_timestamp() < statement_timestamp() + c_time then
+    elsif v_is_locked then
+        v_set := set_config('orchestrator.limit_waits', (v_waits + 1)::text, true);
+    end if;
+    if cardinality(p_ids) > 1 and clock_timestamp() < statement_timestamp() + c_time then
         foreach v_id in array p_ids loop
             perform public.internal_renew(array[v_id], p_tasks, p_lease_s, p_now);
         end loop;

@@ -387,7 +387,8 @@ begin
     if v_has_limit then  -- otherwise only tasks that ended have freed places
         select array_agg(distinct coalesce(a.concurrency_key, b.concurrency_key)) filter (where l.asks_key and l.counts),
                array_agg(b.concurrency_key) filter (where l.frees_key and l.counts),
-               array_agg(distinct coalesce(a.task_type, b.task_type)) filter (where l.asks_type or l.frees_type and v_is_gating),
+               array_agg(distinct coalesce(a.task_type, b.task_type)) filter (where l.asks_type or l.frees_type and v_is_gating
+                   and (b.queue_gate = 3 and a.queue_gate = 2 and a.task_type = b.task_type) is not true),  -- it was taken back
                array_agg(b.task_type) filter (where l.frees_type and not v_is_gating)
           into v_new_keys, v_free_keys, v_new_types, v_free_types
           from changed a full join was b on b.id = a.id

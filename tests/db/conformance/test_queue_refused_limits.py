@@ -10,6 +10,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow, dict_row
 
 from orchestrator.adapters.postgres import PostgresDb
+from orchestrator.ports import Unavailable
 from tests.db.conformance.builders import SOON_S, Agent, Ear, Fleet, limit
 from tests.db.conformance.consistency import consistent
 
@@ -90,7 +91,7 @@ async def test_a_trigger_that_waits_for_another_transaction_stops_no_call(
     await consistent(hand)
 
 
-@pytest.mark.parametrize("refusal", ["return null;", "raise exception 'frozen';"])
+@pytest.mark.parametrize("refusal", ["return null;", "return old;", "raise exception 'frozen';"])
 async def test_tasks_that_a_trigger_keeps_from_waiting_stop_no_other_task(
     fleet: Fleet, hand: Hand, trigger: Trigger, refusal: str
 ) -> None:
@@ -114,7 +115,7 @@ async def test_tasks_that_a_trigger_keeps_from_waiting_stop_no_other_task(
     await consistent(hand)
 
 
-@pytest.mark.parametrize("refusal", ["return null;", "raise exception 'frozen';"])
+@pytest.mark.parametrize("refusal", ["return null;", "return old;", "raise exception 'frozen';"])
 async def test_many_refused_tasks_do_not_keep_the_one_behind_them(
     fleet: Fleet, hand: Hand, trigger: Trigger, refusal: str
 ) -> None:
@@ -243,7 +244,7 @@ async def test_due_tasks_whose_trigger_keeps_their_time_hide_no_later_ones(
     await consistent(hand)
 
 
-@pytest.mark.parametrize("refusal", ["return null;", "raise exception 'frozen';"])
+@pytest.mark.parametrize("refusal", ["return null;", "return old;", "raise exception 'frozen';"])
 async def test_tasks_that_get_no_turn_starve_no_other_task_without_a_tenant(
     fleet: Fleet, hand: Hand, trigger: Trigger, refusal: str
 ) -> None:
@@ -325,10 +326,11 @@ async def test_a_place_is_taken_back_from_a_task_that_can_be_changed(
     await consistent(hand)
 
 
+@pytest.mark.parametrize("table", ["workers", "tasks"])
 async def test_a_heartbeat_that_waited_renews_no_lease_beyond_the_limit(
-    direct: PostgresDb, database: str, hand: Hand
+    direct: PostgresDb, database: str, hand: Hand, table: str
 ) -> None:
-    """Its lease ended while it waited for the row of its worker, and another task got the place."""
+    """Its lease ended while it waited for the row of its worker or its task, and another task got the place."""
     fleet = Fleet(direct)
     fleet.term = (await fleet.lead())["term"]
     late = await fleet.agent()
@@ -340,10 +342,11 @@ async def test_a_heartbeat_that_waited_renews_no_lease_beyond_the_limit(
         await psycopg.AsyncConnection.connect(database) as user,
         await psycopg.AsyncConnection.connect(database, autocommit=True, row_factory=dict_row) as beating,
     ):
-        await user.execute("select from workers where id = %s for update", (late.id,))
         pid = beating.info.backend_pid
         cursor = beating.cursor()
         await hand.execute("update tasks set lease_expires_at = clock_timestamp() + interval '0.2 s'")
+        await hand.execute("alter function internal_lock_briefly(uuid[], boolean) set lock_timeout = '30s'")
+        await user.execute(f"select from {table} for update".encode())
         beat = asyncio.create_task(cursor.execute(heartbeat, (late.id, late.nonce, task["id"])))
         blocked = "select from pg_stat_activity where pid = %s and wait_event_type = 'Lock'"
         while not await (await hand.execute(blocked, (pid,))).fetchall():
@@ -354,6 +357,7 @@ async def test_a_heartbeat_that_waited_renews_no_lease_beyond_the_limit(
         await hand.execute("insert into tasks (task_type, concurrency_key) values ('t', 'k')")
         await user.rollback()
         await beat
+        await hand.execute("alter function internal_lock_briefly(uuid[], boolean) set lock_timeout = '100ms'")
     query = """
         select status::text from tasks
          where queue_gate = 3 and (status = 'Queued' or lease_expires_at > clock_timestamp())"""
@@ -395,7 +399,7 @@ async def test_a_trigger_that_changes_the_key_of_a_task_breaks_no_limit(
     await consistent(hand)
 
 
-@pytest.mark.parametrize("refusal", ["return null;", "raise exception 'frozen';"])
+@pytest.mark.parametrize("refusal", ["return null;", "return old;", "raise exception 'frozen';"])
 async def test_due_tasks_that_a_trigger_keeps_hide_no_later_ones(
     fleet: Fleet, hand: Hand, trigger: Trigger, refusal: str
 ) -> None:
@@ -472,3 +476,110 @@ async def test_a_truncated_queue_is_told_to_the_workers_that_ran_its_tasks(direc
         await ear.until(("orchestrator_fleet", agent.id))
     finally:
         await ear.close()
+
+
+@pytest.mark.parametrize("scope", ["key", "type"])
+async def test_a_trigger_that_keeps_the_gate_alone_keeps_no_place_for_ever(
+    fleet: Fleet, hand: Hand, trigger: Trigger, scope: str
+) -> None:
+    """While the place is taken back: the task would be blocked, and count as let in."""
+    name, key = ("k", "k") if scope == "key" else ("t", None)
+    await limit(fleet, name, 2, scope)
+    await fleet.submit(concurrency_key=key)
+    fleet.wait(1)
+    await fleet.submit({"params": {"frozen": True}}, concurrency_key=key)
+    await trigger(f"if {WAITS_ON} then new.queue_gate := old.queue_gate; end if;")
+    await limit(fleet, name, 1, scope)
+    await fleet.snapshots()
+    await trigger("")
+    agent, done = await fleet.agent(), 0
+    for _ in range(4):
+        fleet.wait(700)
+        await fleet.snapshot()
+        for task in await agent.claim(batch=5):
+            await agent.complete(task)
+            done += 1
+    assert done == 2
+    await consistent(hand)
+
+
+async def test_a_lower_limit_of_a_type_counts_again_once(fleet: Fleet, hand: Hand, trigger: Trigger) -> None:
+    """Each task that waits again frees a place that was counted already."""
+    await limit(fleet, "t", 3000, "type")
+    await fleet.submit(count=2000)
+    await fleet.submit(count=20, params={"frozen": True})
+    await trigger(f"if {WAITS_ON} then raise exception 'frozen'; end if;")
+    await limit(fleet, "t", 500, "type")
+    assert (await fleet.snapshot())["demand"][0]["claimable"] == 500
+    assert len(await (await hand.execute("select from concurrency_notes")).fetchall()) <= 1
+    await trigger("")
+    await consistent(hand)
+
+
+async def test_a_heartbeat_waits_for_few_of_its_tasks_triggers(
+    fleet: Fleet, database: str, hand: Hand, trigger: Trigger
+) -> None:
+    """However many tasks the worker holds: it must not seem silent."""
+    await fleet.submit(count=40)
+    agent = await fleet.agent()
+    held = await agent.claim(batch=40)
+    await hand.execute("create table accounts (id int primary key); insert into accounts values (2)")
+    await trigger(
+        "if old.status = new.status and old.status = 'In Progress' then"
+        " perform 1 from public.accounts where id = 2 for update; end if;"
+    )
+    async with await psycopg.AsyncConnection.connect(database) as user:
+        await user.execute("select from accounts for update")
+        await agent.beat(*held)
+        waits = await (await hand.execute("select from task_refusals where what = 'rescue'")).fetchall()
+        assert len(waits) == 40
+    await trigger("")
+
+
+async def test_a_task_that_cannot_fail_holds_up_no_claim(
+    fleet: Fleet, database: str, hand: Hand, trigger: Trigger
+) -> None:
+    """A trigger refuses its claim, and waits for a lock when it is to become Failed for that."""
+    await fleet.submit(params={"frozen": True})
+    fleet.wait(1)
+    (good,) = await fleet.submit()
+    await hand.execute("create table accounts (id int primary key); insert into accounts values (2)")
+    await trigger(
+        "if old.params ? 'frozen' and new.status = 'In Progress' then raise exception 'frozen'; end if;"
+        " if old.params ? 'frozen' and new.status = 'Failed' then"
+        " perform 1 from public.accounts where id = 2 for update; end if;"
+    )
+    agent = await fleet.agent()
+    async with await psycopg.AsyncConnection.connect(database) as user:
+        await user.execute("select from accounts for update")
+        assert good in [one for _ in range(10) for one in await ids(agent)]
+    await trigger("")
+
+
+@pytest.mark.parametrize("call", ["fail", "complete_and_claim"])
+async def test_a_heartbeat_waits_for_no_result_that_waits_for_a_locked_task(
+    fleet: Fleet, database: str, hand: Hand, call: str
+) -> None:
+    """As long as somebody's transaction has it: the worker keeps its task, and says its result again."""
+    await fleet.submit()
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+
+    async def tell() -> Any:
+        if call == "fail":
+            return await agent.fail(task)
+        return await agent.complete_and_claim({"task_id": task["id"], "attempt": 1, "result_data": None})
+
+    async with await psycopg.AsyncConnection.connect(database) as user:
+        await user.execute("select from tasks for update")
+        with pytest.raises(Unavailable):
+            await tell()
+        telling = asyncio.create_task(tell())
+        waits = "select from pg_stat_activity where wait_event_type = 'Lock' and query like %s"
+        while not await (await hand.execute(waits, (f"%worker_{call}%",))).fetchall():
+            await asyncio.sleep(0.01)
+        await agent.beat(task)
+        await user.rollback()
+        await asyncio.gather(telling, return_exceptions=True)
+    await tell()
+    assert (await fleet.task(task["id"]))["status"] in {"Complete", "Queued", "Failed"}
