@@ -295,6 +295,11 @@ declare
     v_low int;
     v_high int;
     v_rows tid[];
+    -- Where these tasks are now.
+    v_gates constant int[] := case p_change when 'key' then array[1] when 'type' then array[2] when 'key back' then array[2, 3]
+                                            when 'type back' then array[3] else array[0] end;
+    v_key text;
+    v_type text;
     v_changed int;
     v_until timestamptz;
     v_waits int;
@@ -324,6 +329,9 @@ begin
             v_set := set_config('orchestrator.gating', pg_trigger_depth()::text, true);
         end if;
         begin
+            if v_low = v_high then  -- its trigger may give it another limit, at the gate of that one
+                select t.concurrency_key, t.task_type into v_key, v_type from public.tasks t where t.ctid = any (v_rows);
+            end if;
             if p_change = 'due' then
                 with moved as (
                     update public.tasks t
@@ -351,16 +359,12 @@ begin
                                                  select from public.concurrency_limits l where l.scope = 'type'
                                                      and l.name = t.task_type) then 2
                                              else 3 end
-                      from (select o.ctid as place, o.queue_gate, o.concurrency_key, o.task_type
-                              from public.tasks o where o.ctid = any (v_rows)) b
-                     where t.ctid = b.place
-                    returning t.status, t.queue_gate, t.blocked, t.concurrency_key, t.task_type,
-                              b.queue_gate as gate_before, b.concurrency_key as key_before, b.task_type as type_before
+                     where t.ctid = any (v_rows) returning t.status, t.queue_gate, t.blocked, t.concurrency_key, t.task_type
                 )
                 select count(*) filter (
-                           where m.status <> 'Queued' and p_change <> 'running'
-                              or (m.concurrency_key, m.task_type) is distinct from (m.key_before, m.type_before)
-                              or m.queue_gate <> m.gate_before and m.blocked = (m.queue_gate in (1, 2))
+                           where m.queue_gate <> all (v_gates) and m.blocked = (m.queue_gate in (1, 2))
+                              or m.status <> 'Queued' and p_change <> 'running'
+                              or v_low = v_high and (m.concurrency_key, m.task_type) is distinct from (v_key, v_type)
                               or p_change = 'limit' and m.concurrency_key is null
                                  and not exists (select from public.concurrency_limits l
                                                   where l.scope = 'type' and l.name = m.task_type))
