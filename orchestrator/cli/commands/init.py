@@ -271,7 +271,9 @@ def _write(output: Output, database: Sequence[Question], *, force: bool) -> None
         return {name: os.environ[name].replace("\n", "\\n") for name in names if os.environ.get(name)}
 
     base = of("RUNPOD_API_BASE_URL") if "RUNPOD_API_BASE_URL" in os.environ else {}
-    mine = of("WORKER_CODE_DIR", "WORKER_HANDLERS") or init_files.handlers(CODE_DIR, FUNCTION)
+    mine = of("WORKER_CODE_DIR", "WORKER_HANDLERS")
+    if "WORKER_HANDLERS" not in mine:
+        mine |= init_files.handlers(Path(mine.get("WORKER_CODE_DIR", CODE_DIR)), FUNCTION)
     sections = {
         "Database": of(*(name for name, _, _ in database if name != "WORKER_JWT_SECRET")),
         "RunPod": of("RUNPOD_API_KEY", "RUNPOD_GPU_TYPE") | base,
@@ -286,8 +288,8 @@ def _write(output: Output, database: Sequence[Question], *, force: bool) -> None
     compose = init_files.compose(COMPOSE_FILE, os.environ.get("PORT", "8080"), mine.get("WORKER_CODE_DIR"))
     init_files.write_new(COMPOSE_FILE, compose, mode=0o644, force=force)
     output.say(f"Wrote {ENV_FILE} (only you can read it) and {COMPOSE_FILE}.", "green")
-    if mine:
-        output.say(f"{ENV_FILE} names your handlers: {mine.get('WORKER_HANDLERS', '')}")
+    if "WORKER_HANDLERS" in mine:
+        output.say(f"{ENV_FILE} names your handlers: {mine['WORKER_HANDLERS']}")
     if not (os.environ.get("WORKER_API_URL") or os.environ.get("SUPABASE_URL")):
         output.say("WORKER_API_URL is empty: without it, pods can reach the orchestrator on Railway only.", "yellow")
     values = {name: value for section in sections.values() for name, value in section.items()}

@@ -89,6 +89,20 @@ async def test_without_a_terminal_it_takes_all_answers_from_the_environment(
     assert (tmp_path / ".env").read_text() == text
 
 
+@pytest.mark.parametrize("folder", ["handlers", "mine"])
+async def test_handlers_are_found_in_the_directory_that_is_set(
+    tmp_path: Path, given: dict[str, str], folder: str
+) -> None:
+    """WORKER_CODE_DIR alone starts no handler."""
+    (tmp_path / folder).mkdir()
+    assert (await program(tmp_path, "handlers", "new", "hello", WORKER_CODE_DIR=folder)).code == 0
+    url = "https://pods.example.com"
+    made = await program(tmp_path, "init", "--no-input", "--worker-api-url", url, **given, WORKER_CODE_DIR=folder)
+    assert made.code == 0, made.err
+    assert f"WORKER_CODE_DIR={folder}\nWORKER_HANDLERS=hello=hello:run\n" in (tmp_path / ".env").read_text()
+    assert ".env names your handlers: hello=hello:run" in made.out + made.err
+
+
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
