@@ -4,15 +4,13 @@ A member whose worker is to end drains, and the worker waits for it. The control
 the task of its agent, then another member becomes the controller.
 """
 
-from orchestrator.core.cluster_states import ClusterStatus, MemberStatus
+from orchestrator.core.cluster_states import WORKING, MemberStatus
 from orchestrator.core.clusters.actions import DrainNode, MoveMember, OnMember, RemoveNode
 from orchestrator.core.clusters.details import own_detail
 from orchestrator.core.clusters.facts import ClusterFacts
 from orchestrator.core.clusters.readings import DaemonState, is_busy, is_drained, is_draining, is_up
 from orchestrator.core.clusters.rows import MemberRow
 from orchestrator.core.failures import FailureCode
-
-SETTLED = frozenset({ClusterStatus.RUNNING, ClusterStatus.DEGRADED})  # jobs may run
 
 
 def failed(member: MemberRow, code: FailureCode, why: str) -> MoveMember:
@@ -31,7 +29,7 @@ def departure(member: MemberRow, facts: ClusterFacts) -> OnMember | None:
     if controller is None or member is controller or not facts.is_free(member.worker_id):
         return None
     if member.status is MemberStatus.READY:
-        is_able = facts.slurmctld is DaemonState.UP and facts.row.status in SETTLED
+        is_able = facts.slurmctld is DaemonState.UP and facts.row.status in WORKING
         return DrainNode(member.worker_id, controller.worker_id, why) if is_able else None
     state = facts.state_of(member)
     if member.status is MemberStatus.PENDING or (state is not None and not is_busy(state)):

@@ -9,7 +9,7 @@ Each member gets at most one action. Nothing follows from an unknown reading, an
 running action. A member that stays reconciling although it is reached is replaced after `reconcile_s`.
 """
 
-from orchestrator.core.cluster_states import ClusterStatus, MemberRole, MemberStatus
+from orchestrator.core.cluster_states import WORKING, ClusterStatus, MemberRole, MemberStatus
 from orchestrator.core.clusters.actions import (
     Configure,
     Join,
@@ -31,7 +31,7 @@ from orchestrator.core.clusters.details import (
     unreached,
 )
 from orchestrator.core.clusters.facts import ClusterFacts, is_leaving
-from orchestrator.core.clusters.leaving import SETTLED, departure, draining, failed
+from orchestrator.core.clusters.leaving import departure, draining, failed
 from orchestrator.core.clusters.readings import (
     NO_CONFIGURATION,
     DaemonState,
@@ -206,7 +206,7 @@ def _overdue(member: MemberRow, reading: Reading, facts: ClusterFacts) -> MoveMe
     """
     if facts.hears_nobody:
         return _hears_nobody(member, facts)
-    waits = facts.row.status in SETTLED and member.status in (MemberStatus.PENDING, MemberStatus.RECONCILING)
+    waits = facts.row.status in WORKING and member.status in (MemberStatus.PENDING, MemberStatus.RECONCILING)
     waited_s = (facts.now - not_ready_since(member)).total_seconds()
     if not waits or waited_s < facts.policy.reconcile_s:
         return None
@@ -230,7 +230,7 @@ def _hears_nobody(member: MemberRow, facts: ClusterFacts) -> MoveMember | None:
     """
     since = max(one.status_since for one in facts.kept if one is not facts.controller)
     silent_s = (facts.now - since).total_seconds()
-    if member is not facts.controller or facts.row.status not in SETTLED or silent_s < facts.policy.reconcile_s / 2:
+    if member is not facts.controller or facts.row.status not in WORKING or silent_s < facts.policy.reconcile_s / 2:
         return None
     return failed(member, FailureCode.MEMBER_UNUSABLE, f"slurmctld has heard none of its nodes for {silent_s:.0f} s")
 
