@@ -76,7 +76,7 @@ class Agent:
     """The main thread of the agent: it registers, claims tasks, runs them, and reports."""
 
     def __init__(self, config: Config, run: RunDir, pyz: str, identity: dict[str, Any], journal: Journal) -> None:
-        self.state = AgentState(config.deadman_s)
+        self.state = AgentState(config.deadman_s, run)
         self._config, self._run_dir, self._pyz, self._identity, self._journal = config, run, pyz, identity, journal
         self._rpc = Rpc(config, self.state)
         self._reports = Reports(self.state, journal, self._rpc)

@@ -18,6 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from .config import RunDir
+
 MIN_FAILURES = 3  # failed calls in a row before the dead-man's switch may act: a pod that was frozen must first try
 
 
@@ -45,7 +47,7 @@ class HeldTask:
 class AgentState:
     """Held tasks, requests to end, and the times of the last contact."""
 
-    def __init__(self, deadman_s: float) -> None:
+    def __init__(self, deadman_s: float, run: RunDir) -> None:
         self.wake_fd, self._wake_end = os.pipe()
         os.set_blocking(self.wake_fd, False)
         os.set_blocking(self._wake_end, False)
@@ -59,11 +61,12 @@ class AgentState:
         self.vram_oom_s: float | None = None  # when an attempt last ended with "CUDA out of memory"
         self._lock = threading.Lock()
         self._held: dict[str, HeldTask] = {}
-        self._deadman_s = deadman_s
+        self._deadman_s, self._run = deadman_s, run
         self._answered_at = time.monotonic()
         self._failures = 0
         self._led_at = time.monotonic()
         self._unled = 0  # answers in a row which say that there is no leader
+        run.record_unanswered(0)  # the file exists before the disk can be full
 
     def hold(self, task: dict[str, Any]) -> HeldTask:
         self.still_s = 0.0
@@ -100,7 +103,11 @@ class AgentState:
         self._failures = 0
 
     def note_no_answer(self) -> None:
-        """Count a call without an answer. After `deadman_s` without any answer the agent ends."""
+        """Count and record a call without an answer. After `deadman_s` without any answer the agent ends.
+
+        The first call counts too: it may have arrived, so the worker may be promoted, and its silence be asked about.
+        """
+        self._run.record_unanswered(time.time())
         self._failures += 1
         silent_s = time.monotonic() - self._answered_at
         if silent_s >= self._deadman_s and self._failures >= MIN_FAILURES:

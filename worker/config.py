@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 
+from . import protocol
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -81,6 +83,18 @@ class RunDir:
 
     def log(self, stream: str) -> str:
         return self.at("logs", f"{stream}.log")
+
+    def record_unanswered(self, now: float) -> None:
+        """Record a call without an answer: the orchestrator may ask over SSH whether this agent gets no answer.
+
+        The file is overwritten in place, which needs no room on the disk.
+        """
+        with contextlib.suppress(OSError):
+            file = os.open(self.at(protocol.UNANSWERED), os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                os.write(file, b"%010d" % now)
+            finally:
+                os.close(file)
 
     def write(self, name: str, content: str) -> None:
         """Write a file atomically with mode 0600."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -39,7 +38,6 @@ class Heartbeat(threading.Thread):
         self._acknowledged: dict[str, Any] | None = None  # the p_health of the last answered heartbeat
         self._counted_at = time.monotonic()
         self._stopped = threading.Event()
-        self._record_unanswered(0)  # the file exists before the disk can be full
 
     def run(self) -> None:
         failures, beaten = 0, time.monotonic()
@@ -78,13 +76,12 @@ class Heartbeat(threading.Thread):
             answer = self._rpc.call(protocol.HEARTBEAT, args, deadline_s=min(CALL_S, max(2.0, self.every_s)))
         except Unreachable as error:
             self._journal.log("heartbeat_unanswered", why=str(error))
-            self._record_unanswered(time.time())
             return False
         except Refused as error:
             self._journal.log("heartbeat_refused", why=str(error))
             if error.final:
                 self._state.end(f"refused by the orchestrator: {error}", unreachable=True)
-            self._record_unanswered(time.time())  # perhaps by a proxy in between
+            self._run.record_unanswered(time.time())  # perhaps by a proxy in between
             return False
         self._acknowledged = health
         self.every_s = float(answer.get("heartbeat_s") or self.every_s)
@@ -101,18 +98,6 @@ class Heartbeat(threading.Thread):
             self._state.wake()
         self._node_tasks.carry_out(answer.get("node_tasks"))
         return True
-
-    def _record_unanswered(self, now: float) -> None:
-        """Record a heartbeat without an answer: the orchestrator may ask over SSH whether this agent gets no answer.
-
-        The file is overwritten in place, which needs no room on the disk.
-        """
-        with contextlib.suppress(OSError):
-            file = os.open(self._run.at(protocol.UNANSWERED), os.O_WRONLY | os.O_CREAT, 0o600)
-            try:
-                os.write(file, b"%010d" % now)
-            finally:
-                os.close(file)
 
     def _has_news(self) -> bool:
         """Return whether p_health has changed; a new finding must not wait for the next regular heartbeat."""

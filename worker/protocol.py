@@ -105,4 +105,4 @@ STREAMS = ("agent", "handler", "system")
 # code/agent-<sha256>.pyz, code/user-<sha256>.zip, run/<nonce>/{config.json,agent.pid,logs,tasks,stopped,unanswered}.
 BASE_DIR = ".orchestrator"
 SLURM_HANDLER = "slurm"  # in WORKER_HANDLERS: one task is one Slurm job (slurm_job.py)
-UNANSWERED = "unanswered"  # in run/<nonce>: when a heartbeat last got no answer, in seconds of the pod's clock
+UNANSWERED = "unanswered"  # in run/<nonce>: when a call last got no answer, in seconds of the pod's clock

@@ -1,7 +1,7 @@
 """Silence: what the planner does if a ready worker sends no heartbeat.
 
 The cause may lie between the pods and the gateway (DNS, TLS, the platform's edge), and the worker may be well. So the
-orchestrator asks the pod over SSH before it ends the worker: an agent records each heartbeat without an answer. A
+orchestrator asks the pod over SSH before it ends the worker: an agent records each call without an answer. A
 worker counts as heard if its last contact is recent.
 
     the agent gets no answer, and most workers are silent    it stays and keeps its tasks; its pod is asked again

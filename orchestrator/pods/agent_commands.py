@@ -19,8 +19,8 @@ from worker.protocol import BASE_DIR, UNANSWERED
 CODE_DIR = f"{BASE_DIR}/code"
 RUNS_DIR = f"{BASE_DIR}/run"
 START_TIME = 19  # index of proc(5) stat field 22 among the fields after the command's closing parenthesis
-# While no heartbeat is answered, an agent sends one every 18 s. An agent of an earlier release sends one later, if each
-# of several addresses or the resolver takes its time.
+# While no call is answered, an agent sends a heartbeat every 18 s. An agent of an earlier release sends one later, if
+# each of several addresses or the resolver takes its time.
 UNANSWERED_S = 60.0
 UNANSWERED_BYTES = 64  # that can matter, at the end of the answer of a pod
 UNANSWERED_TIMES = re.compile(r"(?:^|\n)([0-9]{1,12})\n([0-9]{1,12})\n\Z")  # after what a login script may print
@@ -187,12 +187,12 @@ def alive_command(pid: int) -> str:
 
 
 def unanswered_command(nonce: str) -> str:
-    """Return a command that prints when the agent last got no answer to a heartbeat, and the time now, in seconds."""
+    """Return a command that prints when a call of the agent last got no answer, and the time now, in seconds."""
     return f"head -c 20 {run_dir(nonce)}/{UNANSWERED} 2>/dev/null; echo; date +%s"
 
 
 def is_unanswered(shown: bytes) -> bool:
-    """Whether `unanswered_command` shows a heartbeat within UNANSWERED_S. Both times are of the pod's clock."""
+    """Whether `unanswered_command` shows such a call within UNANSWERED_S. Both times are of the pod's clock."""
     times = UNANSWERED_TIMES.search(shown[-UNANSWERED_BYTES:].decode("utf-8", "replace"))
     return times is not None and abs(int(times[2]) - int(times[1])) <= UNANSWERED_S
 

@@ -78,7 +78,7 @@ async def lives(session: Session, agent: agent_commands.LaunchedAgent, nonce: st
 
 
 async def calls_unanswered(session: Session, nonce: str, *, timeout_s: float) -> bool:
-    """Whether the launch's agent recorded a heartbeat without an answer within UNANSWERED_S."""
+    """Whether the launch's agent recorded a call without an answer within UNANSWERED_S."""
     done = await run(session, agent_commands.unanswered_command(nonce), timeout_s=timeout_s)
     return agent_commands.is_unanswered(done.stdout)
 

@@ -463,7 +463,7 @@ class Pod:
         return self.agent("stop", "--grace-s", str(grace_s))[1]
 
     def calls_unanswered(self) -> bool:
-        """What the orchestrator's question over SSH shows: whether a heartbeat has just got no answer."""
+        """What the orchestrator's question over SSH shows: whether a call has just got no answer."""
         command = agent_commands.unanswered_command(self.nonce)
         shown = subprocess.run(["sh", "-c", command], cwd=self.home, capture_output=True, check=True, timeout=10)
         return agent_commands.is_unanswered(shown.stdout)

@@ -16,6 +16,7 @@ from tests.process.emulator.build import emulated, ssh
 from tests.process.worker.scripted import Orchestrator, Pod, live, wait_for
 from worker import podstop
 from worker.agent_state import AgentState
+from worker.config import RunDir
 from worker.journal import Journal
 
 WORK = """
@@ -177,11 +178,11 @@ def test_without_a_leader_running_tasks_finish_and_the_pod_is_stopped(
     assert len(pod.events("fleet_unled")) == 1
 
 
-def test_a_moment_without_a_leader_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_moment_without_a_leader_is_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nor is a hand-over, nor what an agent hears first when its pod has stood still."""
     now_s = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    state = AgentState(deadman_s=900)
+    state = AgentState(900, RunDir(str(tmp_path)))
     for now_s, is_led in ((880.0, False), (890.0, False), (895.0, True), (1_900.0, False), (1_920.0, False)):  # noqa: B007
         assert not state.note_leader(is_led)
     assert not state.is_leaving()
@@ -191,11 +192,11 @@ def test_a_moment_without_a_leader_is_nothing(monkeypatch: pytest.MonkeyPatch) -
     assert state.ending is None
 
 
-def test_what_waits_for_a_leader_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_waits_for_a_leader_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A result whose output only a leader could look for; a task that runs is not touched, however long it takes."""
     now_s = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    state = AgentState(deadman_s=900)
+    state = AgentState(900, RunDir(str(tmp_path)))
     state.running = state.hold({"id": "long", "attempt": 1})
     for now_s in (899.0, 900.0, 901.0, 5_000.0):  # noqa: B007
         state.note_leader(False)

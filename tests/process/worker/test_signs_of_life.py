@@ -121,7 +121,7 @@ def test_gpu_time_is_a_sign_of_life(orchestrator: Orchestrator, pod: Pod, tmp_pa
 @pytest.mark.parametrize("reports", [True, False])
 def test_a_sign_of_life_during_the_heartbeat_counts(tmp_path: Path, reports: bool) -> None:
     """The answer is about the time before it: a task that has gone on meanwhile is not ended."""
-    state = AgentState(deadman_s=60)
+    state = AgentState(60, RunDir(str(tmp_path)))
     state.running = held = state.hold({"id": "one", "attempt": 1})
     state.still_s = STUCK_S
 

@@ -257,8 +257,6 @@ class Agent:
                 self.end("refused")
                 return
             except PortError:
-                path = f"{agent_commands.run_dir(self.nonce)}/{protocol.UNANSWERED}"
-                self.pod.files[path] = bytearray(f"{self._world.kernel.now:.0f}".encode())
                 if now_s - self.heard_s > self._config["deadman_s"]:
                     self.end("nobody answers")
                 continue
@@ -320,12 +318,24 @@ class Agent:
             pause_s = min(pause_s * 2, 8.0)
 
     async def _call(self, function: str, **args: Any) -> dict[str, Any]:
+        try:
+            return await self._answered(function, **args)
+        except (BadToken, UnknownWorker, BadArgument):
+            raise
+        except PortError:
+            path = f"{agent_commands.run_dir(self.nonce)}/{protocol.UNANSWERED}"
+            self.pod.files[path] = bytearray(f"{self._world.kernel.now:.0f}".encode())
+            raise
+
+    async def _answered(self, function: str, **args: Any) -> dict[str, Any]:
         if self._world.kernel.now < max(self.cut_until_s, self._world.path_cut[1]):
             await asyncio.sleep(1)
             raise Unavailable("the network is away")
         self.spoke |= function in (protocol.REGISTER, protocol.HEARTBEAT)
         said = {"p_worker_id": self.worker_id, "p_nonce": self.nonce, **args}
         answer: dict[str, Any] = await self._world.call_as_agent(self, function, said, self._claims, CALL_S)
+        if self._world.kernel.now < self._world.path_cut[1]:
+            raise Unavailable("the network went away before the answer")
         self.heard_s = self._world.kernel.now
         if function in (protocol.REGISTER, protocol.HEARTBEAT):
             self.beaten_s = self.heard_s

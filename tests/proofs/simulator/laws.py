@@ -13,6 +13,7 @@ from orchestrator.core.budget import PRICE_SEEN_S
 from orchestrator.core.exit_causes import ABRUPT
 from orchestrator.core.images import cuda_of
 from orchestrator.pods import agent_commands
+from tests.proofs.simulator.clock import EPOCH
 from tests.proofs.simulator.machine_laws import LATE_S, OVERDUE_S, RACE_S, MachineLaws, completed_by
 from tests.proofs.simulator.provider import FLEET, WINDOWS, SimPod
 from tests.proofs.simulator.sharing import SharingLaws
@@ -190,8 +191,10 @@ class Laws:
         """Whether a healthy agent is silent only because no agent reaches a gateway now, or until a moment ago."""
         since_s, until_s = self._world.path_cut
         well = agent.lives and not agent.loop.frozen and agent.cut_until_s < since_s
-        answered = agent.beaten_s is not None and agent.beaten_s > since_s - self._world.policy.heartbeat_s - BACK_S
-        return well and answered and since_s <= self._world.kernel.now <= until_s + BACK_S
+        heard_at = self._world.db.workers[agent.worker_id]["last_heartbeat"]  # its agent may not know of this call
+        heard_s = (heard_at - EPOCH).total_seconds() if heard_at else 0.0
+        heard = heard_s > since_s - self._world.policy.heartbeat_s - BACK_S
+        return well and heard and since_s <= self._world.kernel.now <= until_s + BACK_S
 
     def _flushed_early(self, new: Mapping[str, Any]) -> None:
         failed = new["exit_cause"] in ABRUPT or new["stop_requested_at"] is not None

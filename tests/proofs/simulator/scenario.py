@@ -5,6 +5,7 @@ import random
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from orchestrator.core.guards import ALARM_WORKERS
@@ -32,6 +33,7 @@ REPORTS: dict[str, tuple[Any, ...]] = {
     "finding_garbage": (None, 7, {"code": 5}, {"code": "XID_79"}, XID_79 | {"severity": ["C"]}, "XID_79"),
 }
 CUT_OFF = 0.3  # of those without any of these: in these, no agent reaches a gateway for a while
+AT_REGISTRATION, MOMENT_S = 0.5, 0.02  # of these; an answer is on its way for longer
 OFFLINE = 0.4  # of these: in these, the orchestrators reach neither pods nor the provider meanwhile
 SHARED = 0.3  # of the seeds: in these, tasks have tenants, one with a backlog, and limits, which change
 TENANTS = (None, "a", "a", "b", "c")
@@ -389,22 +391,32 @@ class Scenario:
             agent.silent_s = self._kernel.now
         self._hand_in("t", 10, 10)
 
-    def _cut_off_agents(self) -> None:
-        """Once all agents of ready workers are healthy and one is busy, cut all off from the gateways for a while."""
+    def _cut_off_agents(self, at_registration: bool) -> None:
+        """Once all agents of ready workers are healthy and one is busy, cut all off from the gateways for a while.
+
+        At a registration, its agent does not learn that the database has it: the answer is cut off too.
+        """
         world = self._world
         busy = [w["id"] for w in world.db.workers.values() if w["status"] == "active" and world.db.running.get(w["id"])]
-        if not busy or self._faults.over_s > self._kernel.now:
+        if not busy or self._faults.over_s > self._kernel.now or (at_registration and not self._is_registering()):
             if not self._over:
-                self._kernel.after(1.0, self._cut_off_agents)
+                again_s = MOMENT_S if at_registration else 1.0
+                self._kernel.after(again_s, partial(self._cut_off_agents, at_registration))
             return
         lasts_s = self._path.uniform(1.2, 4.0) * world.policy.heartbeat_timeout_s
         self._faults.count["agents_cut_off"] += 1
-        world.say(f"fault: agents_cut_off for {lasts_s:.0f} s")
+        world.say(f"fault: agents_cut_off for {lasts_s:.0f} s" + ", at a registration" * at_registration)
         world.path_cut = (self._kernel.now, self._kernel.now + lasts_s)
         if self._path.random() < OFFLINE:
             self._faults.note("orchestrators_offline", lasts_s)
             world.say("fault: orchestrators_offline")
             world.offline_until_s = world.path_cut[1]
+
+    def _is_registering(self) -> bool:
+        """Whether a first call has arrived, and its answer has not."""
+        agents = [agent for pod in self._world.provider.own() for agent in pod.agents.values() if agent.well]
+        rows = ((agent, self._world.db.workers.get(agent.worker_id)) for agent in agents if agent.beaten_s is None)
+        return any(row is not None and row["last_heartbeat"] is not None for _, row in rows)
 
     def _correct(self) -> None:
         self._world.bad_release_s = None
@@ -464,7 +476,7 @@ class Scenario:
             self._silence_pool()
         elif not flickers and self._path.random() < CUT_OFF:
             self._hand_in("t", 20, 45)
-            self._cut_off_agents()
+            self._cut_off_agents(self._path.random() < AT_REGISTRATION)
         if flickers:
             self._drop_out(self._flicker.uniform(0.3, 0.9) * world.policy.heartbeat_timeout_s)
 

@@ -10,6 +10,7 @@ from orchestrator.core.xids import XidClass, xid_class
 from tests.unit.worker.build import GIB, Pod, disk, gpu, smi
 from worker import protocol
 from worker.agent_state import AgentState
+from worker.config import RunDir
 from worker.disk import crowded_directories
 from worker.finding_list import FindingList
 from worker.findings import CODES, EVIDENCE_CHARS, MAX_FINDINGS, SEVERITIES, Found, many_small_files
@@ -21,7 +22,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def findings(tmp_path: Path) -> FindingList:
-    return FindingList(AgentState(900), Journal(str(tmp_path / "agent.log"), ()), str(tmp_path))
+    return FindingList(AgentState(900, RunDir(str(tmp_path))), Journal(str(tmp_path / "agent.log"), ()), str(tmp_path))
 
 
 def health(findings: FindingList) -> dict[str, Any]:
