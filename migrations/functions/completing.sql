@@ -187,8 +187,8 @@ end
 $$;
 
 -- The calls of an agent between two short tasks, in one commit: worker_complete_many, then worker_claim without
--- waiting. Both halves can be repeated, together or alone. It waits for 3 s for a row that a user's transaction has locked:
--- the worker's heartbeat waits for this call.
+-- waiting. Both halves can be repeated, together or alone. It waits for 3 s for a row that a user's transaction has locked,
+-- because the worker's heartbeat waits for this call; the agent repeats it.
 create or replace function public.worker_complete_and_claim(
     p_worker_id text, p_nonce text, p_results jsonb, p_claim_no bigint, p_batch int, p_now timestamptz default null
 ) returns jsonb
@@ -254,7 +254,8 @@ begin
 end
 $$;
 
--- It waits for 3 s for a row that a user's transaction has locked: the worker's heartbeat waits for this call.
+-- It waits for 3 s for a row that a user's transaction has locked, because the worker's heartbeat waits for this call; the
+-- agent repeats it.
 create or replace function public.worker_fail(
     p_worker_id text, p_nonce text, p_task_id uuid, p_attempt int, p_failure jsonb, p_now timestamptz default null
 ) returns jsonb

@@ -4,9 +4,10 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -21,6 +22,7 @@ from tests.proofs.storm.users import Users, cleared
 
 AGENTS, WRITERS, HOLDERS, BUILDERS, LEADERS = 14, 12, 4, 1, 1  # sessions: 32
 CALL_TIMEOUT_S = 20.0
+TRIES = 5  # of a call that gives up after 3 s behind a user's lock: no user's statement waits for longer than 5 s
 OBSERVED_S = 0.2  # between two snapshots
 RETAINED = 20  # snapshots between two retentions
 AFTERWARDS = timedelta(hours=3)  # longer than every pause, and than the wait for a task that does not exist
@@ -34,6 +36,7 @@ LAST_CLAIMS = 2_000  # each takes up to BATCH; if more are needed, the queue nev
 BATCH = 20
 LATER = 3  # hours with rescue and retention: a rescued task waits; a cycle ends once all other dependencies have ended
 HELD = "an attempt is open exactly while its worker holds the task"
+LOCKED = "55P03"  # the call has waited long enough for a user's lock: an agent repeats it
 
 
 class Now(Fleet):
@@ -53,6 +56,7 @@ class Outcome:
     """The answers to agents, and what is wrong at the end."""
 
     calls: int = 0
+    repeated: Counter[str] = field(default_factory=Counter)  # calls that waited for a user's lock, by function
     refused: Counter[str] = field(default_factory=Counter)  # of agents and the leader, by function and SQLSTATE
     said: dict[str, str] = field(default_factory=dict)
     claimed: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -76,20 +80,29 @@ class Outcome:
         users = self.users
         return (
             f"{self.calls} calls of agents, {sum(self.claimed.values())} claims, {sum(self.completed.values())} "
-            f"completions, refused {dict(self.refused)}; users: {users and users.done} writes, "
-            f"refused {users and dict(users.refused)}"
+            f"completions, repeated {dict(self.repeated)}, refused {dict(self.refused)}; "
+            f"users: {users and users.done} writes, refused {users and dict(users.refused)}"
         )
 
-    async def asked(self, name: str, call: Any) -> Any:
+    async def asked(self, name: str, call: Awaitable[Any]) -> Any:
         """Return the answer of a call, or None for a refusal, which is counted."""
-        self.calls += 1
-        try:
-            return await call
-        except PortError as error:
-            key = f"{name}: {getattr(error.__cause__, 'sqlstate', None) or type(error).__name__}"
-            self.refused[key] += 1
-            self.said.setdefault(key, str(error))
-            return None
+        return await self.until_answered(name, lambda: call, tries=1)
+
+    async def until_answered(self, name: str, ask: Callable[[], Awaitable[Any]], tries: int = TRIES) -> Any:
+        """Return the answer of a call that is repeated while a user's lock delays it. None: it was refused."""
+        for left in reversed(range(tries)):
+            self.calls += 1
+            try:
+                return await ask()
+            except PortError as error:
+                state = getattr(error.__cause__, "sqlstate", None) or type(error).__name__
+                if state == LOCKED and left:
+                    self.repeated[name] += 1
+                    continue
+                self.refused[f"{name}: {state}"] += 1
+                self.said.setdefault(f"{name}: {state}", str(error))
+                break
+        return None
 
 
 async def storm(url: str, *, seed: int, seconds: float) -> Outcome:
@@ -124,16 +137,25 @@ async def _work(outcome: Outcome, agent: Agent, dice: random.Random, until: floa
         tasks = [] if answer is None else answer["tasks"]
         outcome.claims(tasks)
         await outcome.asked("heartbeat", agent.beat(*({"id": t["id"], "attempt": t["attempt"]} for t in tasks)))
-        for task in tasks:
+        while tasks:
+            task = tasks.pop()
             key, way = (task["id"], task["attempt"]), dice.random()
-            if way < 0.4:
+            if way < 0.3:
                 if await outcome.asked("complete", agent.complete(task)) == "ok":
                     outcome.completed[key] += 1
-            elif way < 0.7:
+            elif way < 0.5:
                 if await outcome.asked("complete_many", agent.complete_many(result(task))) == ["ok"]:
                     outcome.completed[key] += 1
+            elif way < 0.7:
+                ask = partial(agent.complete_and_claim, result(task), number=next(agent.numbers))
+                answer = await outcome.until_answered("complete_and_claim", ask)
+                if answer is not None:
+                    outcome.completed[key] += answer["outcomes"] == ["ok"]
+                    outcome.claims(answer["tasks"])
+                    tasks += answer["tasks"]
             elif way < 0.8:
-                await outcome.asked("fail", agent.fail(task, code="X", message="no", retryable=way < 0.75))
+                fail = partial(agent.fail, task, code="X", message="no", retryable=way < 0.75)
+                await outcome.until_answered("fail", fail)
             elif way < 0.9:
                 await outcome.asked("release", agent.release(task))
         await asyncio.sleep(dice.random() * 0.02)
