@@ -182,7 +182,7 @@ class Narrator:
                 if self._tasks <= CHATTY or row["attempt"] > 1 or row["n"] is None:
                     again = f", attempt {row['attempt']}" if row["attempt"] > 1 else ""
                     where = f"{self.worker(row['worker_id'])} in {row['seconds']:.0f} s{again}"
-                    count = f"task {self._done} of {self._tasks}" if self._tasks else f"task {self._done}"
+                    count = f"task {self._done}" + (f" of {self._tasks}" if self._done <= self._tasks else "")
                     self.tell("done", f"{count} done: {name} by {where}")
             else:
                 code = f" ({row['failure_code']})" if row["failure_code"] else ""
