@@ -2,8 +2,7 @@
 
 It ends on request, or after too long without an answer to any call.
 
-The agent sends a finished result until it is acknowledged. It repeats a claim under the same number until the claim is
-answered, so a lost reply loses no task. It drops a fenced task without a report.
+The agent sends a finished result until it is acknowledged. It drops a fenced task without a report.
 """
 
 from __future__ import annotations
@@ -17,15 +16,16 @@ import time
 
 from . import protocol
 from .agent_state import AgentState, HeldTask
+from .claims import Claims
 from .config import DONE_FILE
 from .exits import Outcome, cancelled
 from .finding_list import FindingList
 from .heartbeat import Heartbeat
-from .http1 import Interrupted, Unreachable
+from .http1 import Unreachable
 from .journal import Journal, secret_values
 from .monitor import Monitor
 from .reports import FLUSH_CALL_S, FLUSH_S, Reports
-from .rpc import CALL_S, Refused, Rpc, backoff_s
+from .rpc import Refused, Rpc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,11 +81,10 @@ class Agent:
         self._rpc = Rpc(config, self.state)
         self._reports = Reports(self.state, journal, self._rpc)
         self._heartbeat = Heartbeat(config, run, self.state, journal)
-        # The number also grows over restarts of the agent: a new claim must not look like a repetition of an old one.
-        self._claim_no = int(time.time() * 1000)
         self._runner_made: Runner | None = None
         self._findings = FindingList(self.state, journal, run.path)
         self._monitor = Monitor(config, run, self.state, journal, self._findings, self._hosts)
+        self._claims = Claims(config, self.state, journal, self._rpc, self._reports, self._findings)
 
     def run(self) -> str:
         """Work until there is a reason to end. Return the reason."""
@@ -128,11 +127,6 @@ class Agent:
             return 1
         return self._runner_made.hosts if self._runner_made else 0
 
-    def _may_claim(self) -> bool:
-        """Return whether no finding stops the claims. Reads the disk again for it."""
-        self._findings.update_disk()
-        return self._findings.blocking() is None
-
     def _register(self) -> None:
         about = {
             "protocol": protocol.PROTOCOL,
@@ -157,11 +151,11 @@ class Agent:
         preflight.run(self._config, self._pyz, self._findings, self._journal)
         pause_s = EMPTY_PAUSE_S
         while not self.state.is_leaving():
-            if not self._may_claim():
+            if not self._claims.may_claim():
                 self.state.pause(BLOCKED_PAUSE_S)
                 continue
             asked = time.monotonic()
-            held = self._claim()
+            held = self._claims.claim()
             if held:
                 pause_s = EMPTY_PAUSE_S
             elif time.monotonic() - asked < self._config.claim_wait_s / 2:
@@ -169,67 +163,7 @@ class Agent:
                 pause_s = min(pause_s * 2, EMPTY_PAUSE_MAX_S)
             while held:
                 self._run_all(held)
-                held = self._complete_and_claim()
-
-    def _must_not_wait(self) -> bool:
-        """Return whether a claim must be answered at once, without a wait for a task."""
-        return self.state.is_leaving() or self._findings.blocking() is not None
-
-    def _claim(self) -> list[HeldTask]:
-        """Repeat the claim under its number until it is answered.
-
-        Return [] if there is no task, or if claims must stop.
-        """
-        wait_s, tries = self._config.claim_wait_s, 0
-        while True:
-            is_hurried = self._must_not_wait()
-            args = {
-                "p_claim_no": self._claim_no,
-                "p_batch": self._config.batch,
-                "p_wait_s": 0 if is_hurried else wait_s,
-            }
-            try:
-                answer = self._rpc.call(
-                    protocol.CLAIM, args, deadline_s=FLUSH_CALL_S if is_hurried else wait_s + CALL_S,
-                    unless=None if is_hurried else self._must_not_wait,
-                )  # fmt: skip
-            except Interrupted:
-                continue  # again, without waiting: fetch the tasks that the interrupted call may have claimed
-            except Unreachable as error:
-                self._journal.log("claim_unanswered", why=str(error))
-                if is_hurried:
-                    return []
-                tries += 1
-                self.state.pause(backoff_s(tries))
-                continue
-            except Refused as error:
-                self._reports.refused(protocol.CLAIM, error)
-                return []
-            return self._claimed(answer)
-
-    def _claimed(self, answer: dict[str, Any]) -> list[HeldTask]:
-        self._claim_no += 1
-        self.state.follow_answer(answer)
-        tasks = answer.get("tasks") or []
-        for task in tasks:
-            self._journal.log("task_claimed", task=task["id"], attempt=task["attempt"], type=task["task_type"])
-        return [self.state.hold(task) for task in tasks]
-
-    def _complete_and_claim(self) -> list[HeldTask]:
-        """Report all outcomes and claim in the same call. Return [] if the caller must send a claim of its own."""
-        results = self._reports.results()
-        if not results or self.state.is_leaving() or not self._may_claim():
-            self._reports.flush()
-            return []
-        args = {"p_results": results, "p_claim_no": self._claim_no, "p_batch": self._config.batch}
-        try:
-            answer = self._rpc.call(protocol.COMPLETE_AND_CLAIM, args)
-        except (Unreachable, Refused) as error:
-            self._reports.note_no_answer(error)
-            self._reports.flush()
-            return self._claim()  # the same claim number returns the tasks that the failed call may have claimed
-        self._reports.note_answer(answer)
-        return self._claimed(answer)
+                held = self._claims.complete_and_claim()
 
     def _run_all(self, tasks: list[HeldTask]) -> None:
         """Run the tasks of one claim. A task that could not be released stays held.

@@ -47,7 +47,7 @@ MUTANTS_WITH_TESTS = (
     Mutant("a chain of tasks is always first", f"{DB}/test_queue_fairness.py::test_tasks_that_become_ready_one_after_the_other_delay_no_other_tenant",
            "migrations/functions/fairness.sql", "v_head + case when p_front then 0 else 1 end", "v_head", "internal_next_turn"),
     Mutant("the call that reports and claims reads no disk", f"{PROCESS}/worker/test_small_disk.py::test_a_disk_that_a_task_filled_is_noticed_before_the_next_claim",
-           "worker/agent.py", " or not self._may_claim()", "", "Agent._complete_and_claim"),
+           "worker/claims.py", " or not self.may_claim()", "", "Claims.complete_and_claim"),
     Mutant("a task is stuck despite a sign of life", f"{PROCESS}/worker/test_signs_of_life.py::test_a_sign_of_life_during_the_heartbeat_counts",
            "worker/heartbeat.py", "running.stuck = self._state.still_s >= still_s", "running.stuck = True", "Heartbeat.beat"),
     Mutant("the dead man's switch gives up at a 429", f"{PROCESS}/worker/test_deadman.py::test_the_provider_is_asked_in_its_own_words",
