@@ -123,6 +123,27 @@ begin
 end
 $$;
 
+-- Whether this transaction may wait once more for another one, which a limit or a user's trigger makes it wait for: three
+-- waits may be in vain.
+create or replace function public.internal_may_wait() returns boolean
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+begin
+    return coalesce(nullif(current_setting('orchestrator.vain_waits', true), '')::int, 0) < 3;
+end
+$$;
+
+-- Counts a wait in vain.
+create or replace function public.internal_count_wait() returns void
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_waits int := coalesce(nullif(current_setting('orchestrator.vain_waits', true), '')::int, 0);
+    v_set text := set_config('orchestrator.vain_waits', (v_waits + 1)::text, true);
+begin
+end
+$$;
+
 -- Makes one change to each of these tasks, as far as users' triggers and constraints allow: to all at once, or if that
 -- fails to each half, and so on. The statement that calls it must not fail because of one task. Returns how many rows
 -- 'due' or 'pool' changed.

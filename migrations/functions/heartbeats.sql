@@ -120,13 +120,11 @@ language plpgsql security definer set search_path = '' set enable_seqscan = off 
 #variable_conflict use_variable
 declare
     c_time constant interval := '2 seconds';
-    c_waits constant int := 3;
-    v_waits int := coalesce(nullif(current_setting('orchestrator.limit_waits', true), '')::int, 0);
     v_id uuid;
     v_is_locked boolean;
     v_set text;
 begin
-    if v_waits >= c_waits then
+    if not public.internal_may_wait() then
         v_set := set_config('lock_timeout', '1ms', true);
     end if;
     update public.tasks t
@@ -148,7 +146,7 @@ exception when others or assert_failure then  -- a user's trigger or constraint 
     if public.internal_is_transient(sqlstate) and not v_is_locked then
         raise;
     elsif v_is_locked then
-        v_set := set_config('orchestrator.limit_waits', (v_waits + 1)::text, true);
+        perform public.internal_count_wait();
     end if;
     if cardinality(p_ids) > 1 and clock_timestamp() < statement_timestamp() + c_time then
         foreach v_id in array p_ids loop

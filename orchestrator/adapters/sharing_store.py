@@ -1,4 +1,4 @@
-"""How tasks share the fleet: weights of tenants (functions/fairness.sql), and limits (functions/concurrency.sql)."""
+"""How tasks share the fleet: weights of tenants (functions/fairness.sql), and limits (functions/limits.sql)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""How many tasks of a key or type run at once (functions/concurrency.sql)."""
+"""How many tasks of a key or type run at once (functions/limits.sql, concurrency.sql)."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
