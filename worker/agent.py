@@ -25,7 +25,7 @@ from .http1 import Unreachable
 from .journal import Journal, secret_values
 from .monitor import Monitor
 from .reports import FLUSH_CALL_S, FLUSH_S, Reports
-from .rpc import Refused, Rpc
+from .rpc import HEARTBEAT_S, Refused, Rpc, within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Agent:
         }
         answer = self._reports.until_answered(protocol.REGISTER, {"p_agent": about})
         if answer is not None:
-            self._heartbeat.every_s = float(answer.get("heartbeat_s") or self._heartbeat.every_s)
+            self._heartbeat.every_s = within(answer.get("heartbeat_s"), *HEARTBEAT_S, self._heartbeat.every_s)
             self.state.follow_answer(answer)
             self._journal.log("agent_registered", wanted=answer.get("wanted"))
 
@@ -166,7 +166,7 @@ class Agent:
                 held = self._claims.complete_and_claim()
 
     def _run_all(self, tasks: list[HeldTask]) -> None:
-        """Run the tasks of one claim. A task that could not be released stays held.
+        """Run the tasks of one claim.
 
         A task that has not begun BATCH_S after the claim is released, because another worker may be idle. So is every
         task that has not begun when a finding stops the claims.
@@ -175,7 +175,9 @@ class Agent:
         for held in tasks:
             late = held is not tasks[0] and time.monotonic() > until
             why = self._findings.blocking() or ("not begun soon enough" if late else None)
-            if not self.state.ending and not (why and self._release(held, why)):
+            if why and not self.state.ending:
+                self._give_back(held, why)
+            elif not self.state.ending:
                 self._run_task(held)
 
     def _run_task(self, held: HeldTask) -> None:
@@ -197,13 +199,22 @@ class Agent:
 
     def _release_unserved(self, held: HeldTask, why: str) -> None:
         """Release a task that an outage prevented: the attempt does not count."""
+        self._give_back(held, why)
+        if not self.state.ending:
+            self._journal.log("task_unserved", task=held.id, attempt=held.attempt, why=why)
+            self.state.pause(UNSERVED_PAUSE_S)
+
+    def _give_back(self, held: HeldTask, why: str) -> None:
+        """Release a task, and repeat it until it is answered. At the agent's end the task stays held.
+
+        A call without an answer may have arrived: another worker may have the task, so it must not run here.
+        """
         args = {"p_task_id": held.id, "p_attempt": held.attempt, "p_reason": why[:REASON_CHARS]}
         with contextlib.suppress(Refused):  # the refusal is logged, and the lease expires
             self._reports.until_answered(protocol.RELEASE, args, held)
         if not self.state.ending:
-            self._journal.log("task_unserved", task=held.id, attempt=held.attempt, why=why)
+            self._journal.log("task_released", task=held.id, attempt=held.attempt, why=why)
             self.state.drop(held)
-            self.state.pause(UNSERVED_PAUSE_S)
 
     def _await_stop(self, hung: HeldTask) -> None:
         """Release the other tasks and wait for the orchestrator to end this pod: a stuck process cannot be killed."""

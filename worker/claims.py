@@ -10,7 +10,7 @@ import time
 from . import protocol
 from .http1 import Interrupted, Unreachable
 from .reports import FLUSH_CALL_S
-from .rpc import CALL_S, Refused, backoff_s
+from .rpc import CALL_S, Refused, backoff_s, list_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,7 +95,13 @@ class Claims:
     def _claimed(self, answer: dict[str, Any]) -> list[HeldTask]:
         self._claim_no += 1
         self._state.follow_answer(answer)
-        tasks = answer.get("tasks") or []
+        tasks = [task for task in list_of(dict, answer.get("tasks")) if _is_task(task)]
         for task in tasks:
             self._journal.log("task_claimed", task=task["id"], attempt=task["attempt"], type=task["task_type"])
         return [self._state.hold(task) for task in tasks]
+
+
+def _is_task(task: dict[str, Any]) -> bool:
+    """Whether it has what the agent itself needs. One that has not is named in no heartbeat, and its lease expires."""
+    words = (task.get("id"), task.get("task_type"))
+    return all(isinstance(word, str) for word in words) and isinstance(task.get("attempt"), int)

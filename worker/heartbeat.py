@@ -10,7 +10,7 @@ from . import protocol
 from .http1 import Unreachable
 from .node_tasks import NodeTasks
 from .renewal import Renewal
-from .rpc import CALL_S, Refused, Rpc, backoff_s
+from .rpc import CALL_S, HEARTBEAT_S, Refused, Rpc, backoff_s, list_of, within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,15 +84,15 @@ class Heartbeat(threading.Thread):
             self._run.record_unanswered(time.time())  # perhaps by a proxy in between
             return False
         self._acknowledged = health
-        self.every_s = float(answer.get("heartbeat_s") or self.every_s)
+        self.every_s = within(answer.get("heartbeat_s"), *HEARTBEAT_S, self.every_s)
         self._state.follow_answer(answer)
         if self._state.note_leader(answer.get("led") is not False):  # an older database does not return this key
             self._journal.log("fleet_unled", message="no leader: the agent claims no more tasks, then stops the pod")
-        cancel, fenced = set(answer.get("cancel") or ()), set(answer.get("fenced") or ())
+        cancel, fenced, stuck = (set(list_of(str, answer.get(name))) for name in ("cancel", "fenced", "stuck"))
         for one in held:  # only the reported tasks: a task that was claimed again since then is another attempt
             one.cancelled = one.cancelled or one.id in cancel
             one.fenced = one.fenced or one.id in fenced
-        if running and running.id in (answer.get("stuck") or ()):
+        if running and running.id in stuck:
             running.stuck = self._state.still_s >= still_s  # a smaller number: there has been a sign of life since then
         if cancel or fenced or (running and running.stuck):
             self._state.wake()

@@ -204,8 +204,11 @@ class _Answer:
         return status, self._rest(), False
 
     def _chunks(self) -> bytes:
-        parts = []
+        parts, total = [], 0
         while size := int(self._until(b"\r\n").split(b";")[0], 16):
+            total += size
+            if total > MAX_BODY_BYTES:
+                raise ValueError(f"an answer of more than {MAX_BODY_BYTES} bytes")
             parts.append(self._exactly(size))
             self._until(b"\r\n")
         while self._until(b"\r\n"):

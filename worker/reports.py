@@ -12,7 +12,7 @@ import time
 from . import protocol
 from .exits import cancelled, failed
 from .http1 import Unreachable
-from .rpc import CALL_S, NotYet, Refused, Rpc, StoreUnavailable, UnknownFunction, backoff_s
+from .rpc import CALL_S, NotYet, Refused, Rpc, StoreUnavailable, UnknownFunction, backoff_s, list_of
 from .waits import STORE
 
 TYPE_CHECKING = False
@@ -140,7 +140,7 @@ class Reports:
 
     def note_answer(self, answer: dict[str, Any]) -> None:
         """Take the answer to a call with `results`. Results that it leaves open stay gathered."""
-        outcomes = answer.get("outcomes") or []
+        outcomes: list[Any] = list_of(object, answer.get("outcomes"))[: len(self._gathered)]
         for (held, outcome), acknowledged_as in zip(self._gathered, outcomes):
             self._acknowledged(held, outcome, acknowledged_as)
         del self._gathered[: len(outcomes)]

@@ -14,16 +14,20 @@ from .http1 import HttpConnection, InterruptibleWait, Unreachable
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, TypeVar
 
     from .agent_state import AgentState
     from .config import Config
+
+    T = TypeVar("T")
 
 AGAIN_S = 0.5  # seconds, at most, between two calls while the orchestrator has not answered yet
 REFUSED_S = 8.0  # … while the database refuses a result
 OK, ACCEPTED = 200, 202
 CALL_S = 10.0  # seconds for one call, without a claim's own wait
 REFUSALS = {400, 403, 409, 413, 422}  # statuses about the call; all others are about the server
+FORMAT, SQLSTATE = {"code", "message", "details", "hint"}, 5  # of a refusal: its keys, and the length of its code
+HEARTBEAT_S = (0.05, 3600.0)  # the shortest and the longest time between heartbeats that an agent accepts
 
 
 class Refused(Exception):
@@ -94,7 +98,7 @@ class Rpc:
             return answer
         code = str(answer.get("code") or "")
         final = code in {protocol.UNKNOWN_WORKER, protocol.BAD_TOKEN}
-        if final or (status in REFUSALS and code):
+        if final or (status in REFUSALS and is_refusal(answer)):
             self._state.note_answer()
             raise Refused(code, str(answer.get("message") or ""))
         why = f"HTTP {status} {code}: {answer.get('message')}"
@@ -118,6 +122,28 @@ def _object(status: int, content: bytes) -> dict[str, Any]:
     if status in {OK, ACCEPTED} and not isinstance(answer.get("outcome"), str):  # all of the orchestrator's have one
         raise Unreachable(f"HTTP {status} with an answer that is not the orchestrator's")
     return answer
+
+
+def is_refusal(answer: dict[str, Any]) -> bool:
+    """Whether an answer is in the database's format, with a SQLSTATE or a code of PostgREST. A proxy's own is not."""
+    code = answer.get("code")
+    if not (answer.keys() >= FORMAT and isinstance(code, str) and code.isascii() and code.isalnum()):
+        return False
+    return code.startswith("PGRST") or (len(code) == SQLSTATE and any(map(str.isdigit, code)))
+
+
+def within(value: Any, least: float, most: float, otherwise: float) -> float:
+    """Return a number of an answer, or `otherwise` if it is none within these bounds."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return otherwise
+    return number if least <= number <= most else otherwise
+
+
+def list_of(kind: type[T], value: Any) -> list[T]:
+    """Return the entries of a list that have this type; [] if it is no list."""
+    return [one for one in value if isinstance(one, kind)] if isinstance(value, list) else []
 
 
 def backoff_s(tries: int) -> float:

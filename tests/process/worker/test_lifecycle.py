@@ -14,6 +14,7 @@ import pytest
 from orchestrator.pods import agent_commands
 from tests.process.worker.scripted import PATIENCE_S, TOKEN, Orchestrator, Pod, live, wait_for
 from worker import protocol
+from worker.agent import BATCH_S
 
 WORK = """
 import os, subprocess, time
@@ -346,6 +347,23 @@ def test_a_silent_agents_pod_shows_that_it_gets_no_answer(orchestrator: Orchestr
     orchestrator.up()
 
 
+def test_a_task_whose_release_got_no_answer_does_not_run_here(orchestrator: Orchestrator, pod: Pod, gate: Gate) -> None:
+    """The call may have arrived, and another worker may have the task."""
+    pod.start(HANDLERS, batch=2)
+    with orchestrator.changed:
+        orchestrator.submit("first", "gated", gate.params)
+        orchestrator.submit("second", "quick")
+    gate.begun()
+    late = time.monotonic() + 1.5 * BATCH_S
+    wait_for(lambda: time.monotonic() > late)
+    orchestrator.lose_replies_to.extend([protocol.RELEASE] * 2)  # once more on a new connection
+    gate.open()
+    wait_for(lambda: pod.events("task_released"))
+    assert pod.events("call_unanswered")
+    assert orchestrator.released == {"second": "not begun soon enough"}
+    assert "second" not in orchestrator.completed
+
+
 def test_the_pod_of_an_agent_shows_that_its_registration_gets_no_answer(orchestrator: Orchestrator, pod: Pod) -> None:
     """The first call may have arrived, so its worker may be promoted before the agent has sent a heartbeat."""
     orchestrator.down()
@@ -355,12 +373,15 @@ def test_the_pod_of_an_agent_shows_that_its_registration_gets_no_answer(orchestr
     orchestrator.until(lambda: orchestrator.count(protocol.HEARTBEAT))
 
 
-def test_an_answer_of_something_else_is_no_answer(orchestrator: Orchestrator, pod: Pod, gate: Gate) -> None:
+@pytest.mark.parametrize("refusal", [(200, "SIGN_IN"), (403, 403), (403, "Forbidden"), (409, "ERROR")])
+def test_an_answer_of_something_else_is_no_answer(
+    orchestrator: Orchestrator, pod: Pod, gate: Gate, refusal: tuple[int, Any]
+) -> None:
     """A proxy's or a captive portal's JSON neither acknowledges a result nor counts as the orchestrator's voice."""
     pod.start(HANDLERS)
     orchestrator.submit("kept", "gated", gate.params)
     gate.begun()
-    orchestrator.tell(refusal=(200, "SIGN_IN"))
+    orchestrator.tell(refusal=refusal)
     wait_for(pod.calls_unanswered)
     gate.open()
     wait_for(lambda: pod.events("call_unanswered"))
