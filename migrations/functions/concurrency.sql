@@ -200,7 +200,7 @@ end
 $$;
 
 -- Makes one change to each of these locked tasks, as far as users' triggers and constraints allow: to slices of them, or if
--- that fails to each half, and so on. Returns the places in p_rows of the refused ones, and whether all were tried in
+-- that fails to each of 16 parts, and so on. Returns the places in p_rows of the refused ones, and whether all were tried in
 -- time. A transaction waits only three times for locks that users' triggers ask for.
 -- p_change: 'key' or 'type' (through this gate), 'key back' or 'type back' (behind it again), 'limit' (the trigger finds the
 -- gate), 'running' (they have their places), 'due' (they need not wait for their time) or 'turn' (turns from p_turn on).
@@ -212,6 +212,7 @@ language plpgsql security definer set search_path = '' set enable_seqscan = off 
 declare
     c_slice constant int := 2000;
     c_time constant interval := '1 second';  -- after the first refusal
+    c_parts constant int := 16;  -- of what failed: few are tried again and again, and a slow trigger leaves time for some
     c_step constant bigint := 1000000;  -- between two turns
     v_now timestamptz := public.internal_now();
     v_before text := coalesce(current_setting('orchestrator.gating', true), '');
@@ -220,6 +221,7 @@ declare
     v_lasts int[] := array[v_count];
     v_low int;
     v_high int;
+    v_step int;
     v_rows tid[];
     -- Where these tasks are now.
     v_gates constant int[] := case p_change when 'key' then array[1] when 'type' then array[2] when 'key back' then array[2, 3]
@@ -319,8 +321,10 @@ begin
             v_is_locked := false;
         end if;
         if v_low < v_high then
-            v_firsts := v_firsts || array[(v_low + v_high) / 2 + 1, v_low];
-            v_lasts := v_lasts || array[v_high, (v_low + v_high) / 2];
+            v_step := (v_high - v_low + c_parts) / c_parts;
+            v_firsts := v_firsts || array(select n from generate_series(v_low, v_high, v_step) n order by n desc);
+            v_lasts := v_lasts || array(
+                select least(n + v_step - 1, v_high) from generate_series(v_low, v_high, v_step) n order by n desc);
             continue;
         end if;
         refused := refused || v_low;
@@ -503,6 +507,10 @@ begin
     for v_first in 1..cardinality(v_rows) by c_slice loop
         perform public.internal_begin_waiting(v_rows[v_first:v_first + c_slice - 1]);
     end loop;
+    perform public.internal_change_gates('key', array(  -- a user's trigger has removed their keys
+        select t.ctid from public.tasks t
+         where t.status = 'Queued' and t.queue_gate = 1 and t.concurrency_key is null
+         limit c_most for no key update skip locked));
     insert into public.concurrency_notes (scope, name)
     select 'key', t.concurrency_key from public.tasks t
      where t.status = 'Queued' and t.queue_gate = 1 and t.concurrency_key is not null group by 2

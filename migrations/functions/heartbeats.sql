@@ -159,7 +159,8 @@ end
 $$;
 
 -- Renews the leases of a worker's running tasks. The worker sends no heartbeat, but SSH has shown that its agent calls
--- and gets no answer. A task of a program of the user's own has no lease. Returns the number of tasks.
+-- and gets no answer. A task of a program of the user's own has no lease. Returns the number of tasks; those that another
+-- transaction has locked are not rescued meanwhile, as after a heartbeat.
 create or replace function public.fleet_keep_tasks(
     p_fleet text, p_term bigint, p_worker_id text, p_now timestamptz default null
 ) returns jsonb
@@ -170,6 +171,7 @@ declare
     v_lease_s numeric;
     v_ids uuid[];
     v_tasks jsonb;
+    v_locked uuid[];
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_keep_tasks');
     select w.lease_s into v_lease_s from public.workers w
@@ -179,6 +181,11 @@ begin
           from (select t.id, t.attempts from public.tasks t
                  where t.worker_id = p_worker_id and t.status = 'In Progress' and t.lease_expires_at < 'infinity'
                  order by t.id for no key update skip locked) l;
+        v_locked := array(
+            select t.id from public.tasks t
+             where t.worker_id = p_worker_id and t.status = 'In Progress' and t.lease_expires_at < 'infinity'
+               and t.id <> all (coalesce(v_ids, '{}')));
+        perform public.internal_note_locked(v_ids, v_locked, v_lease_s, v_now);
     end if;
     if v_ids is not null then
         perform public.internal_renew(public.internal_renewable(v_ids, v_lease_s, v_now), v_tasks, v_lease_s, v_now);

@@ -2,7 +2,8 @@
 -- says about the task. Every snapshot tries those that are due (settling.sql).
 
 -- Records a refusal. The next try comes after 30 s, and each further one after twice the time, up to ten minutes. The
--- worker of a refused result waits for it, so the pause is at most 30 s then.
+-- worker of a refused result waits for it, so the pause is at most 30 s then. If another transaction is recording one and
+-- the caller does not wait for it any longer, nothing is recorded: the caller must not fail for that.
 create or replace function public.internal_refused(p_ids uuid[], p_what text, p_reason text) returns void
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
@@ -20,6 +21,8 @@ begin
            times = case when r.what = excluded.what then least(r.times, 1000) + 1 else 1 end,
            retry_at = v_now + interval '1 second' * least(v_most_s,
                v_first_s * 2 ^ case when r.what = excluded.what then least(r.times, 10) else 0 end);
+exception when lock_not_available or deadlock_detected then
+    null;
 end
 $$;
 

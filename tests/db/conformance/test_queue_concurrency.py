@@ -618,6 +618,40 @@ async def test_a_silent_worker_that_may_be_well_keeps_the_place_of_its_task(flee
     assert [task["id"] for task in await heard.claim(batch=1)] == [second]
 
 
+async def test_a_locked_task_of_a_worker_that_may_be_well_is_not_rescued(
+    fleet: Fleet, hand: AsyncConnection[DictRow], database: str
+) -> None:
+    """A forgotten transaction in a SQL editor, during an outage of the gateways: no other worker gets the task."""
+    agent = await fleet.agent()
+    await fleet.submit()
+    (held,) = await agent.claim(batch=1)
+    async with await _connect(database) as other, other.transaction(force_rollback=True):
+        await other.execute("select from tasks for update")
+        for _ in range(10):
+            fleet.wait(10)
+            assert await fleet.fleet("keep_tasks", p_worker_id=agent.id) == {"tasks": 0}
+    assert (await fleet.fleet("rescue_overdue", p_over_s=0))["tasks"] == []
+    assert await agent.complete(held) == "ok"
+
+
+async def test_a_task_whose_key_a_trigger_removes_is_let_in_within_an_hour(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """The trigger runs after the one that has chosen the gate: the task waited for a key that it does not have."""
+    await hand.execute("""
+        create function nobodys() returns trigger language plpgsql as $$
+        begin new.concurrency_key := nullif(new.concurrency_key, 'none'); return new; end $$;
+        create trigger zz_users_own before insert or update on tasks for each row execute function nobodys()""")
+    try:
+        [task] = await fleet.submit(concurrency_key="none")
+        agent = await fleet.agent()
+        await fleet.fleet("retention")
+        await fleet.snapshots()
+        assert [one["id"] for one in await agent.claim(batch=1)] == [task]
+    finally:
+        await hand.execute("drop function nobodys() cascade")
+
+
 async def test_the_lease_of_an_ended_or_unknown_worker_is_not_renewed(fleet: Fleet) -> None:
     agent = await fleet.agent()
     await fleet.submit()

@@ -586,3 +586,37 @@ async def test_a_heartbeat_waits_for_no_result_that_waits_for_a_locked_task(
         await asyncio.gather(telling, return_exceptions=True)
     await tell()
     assert (await fleet.task(task["id"]))["status"] == ("Queued" if call == "fail" else "Complete")
+
+
+async def test_a_refusal_that_a_users_transaction_records_stops_no_snapshot(
+    fleet: Fleet, hand: Hand, trigger: Trigger, database: str
+) -> None:
+    """The user's open transaction has changed a dependency of a refused task, and has recorded its refusal again."""
+    needed = await fleet.submit(count=2)
+    await fleet.submit({"depends_on": needed, "params": {"frozen": True}})
+    await trigger("if old.params ? 'frozen' then raise exception 'frozen'; end if;")
+    await hand.execute("update tasks set status = 'Cancelled' where id = %s", (needed[0],))
+    await hand.execute("update task_refusals set retry_at = '2000-01-01'")
+    async with await psycopg.AsyncConnection.connect(database) as user:
+        await user.execute("update tasks set status = 'Cancelled' where id = %s", (needed[1],))
+        await fleet.snapshot()
+        await user.rollback()
+
+
+@pytest.mark.full
+async def test_a_limit_takes_effect_while_a_trigger_is_slow_and_suppresses_some_changes(
+    fleet: Fleet, hand: Hand, trigger: Trigger
+) -> None:
+    """Each snapshot has time for a part of the tasks; what it has done is not done again."""
+    await limit(fleet, "y", 0, "type")
+    tasks = [{"params": {"frozen": True} if n % 250 == 7 else {}} for n in range(500)]
+    await fleet.submit(*tasks, task_type="y")
+    await trigger("perform pg_sleep(0.004); if old.params ? 'frozen' then return null; end if;")
+    await limit(fleet, "y", 10_000, "type")
+    ready = "select count(*) as n from tasks where queue_gate = 3"
+    for _ in range(20):
+        await fleet.snapshot()
+        [row] = await (await hand.execute(ready)).fetchall()
+        if row["n"] == 498:
+            break
+    assert row["n"] == 498
