@@ -210,10 +210,12 @@ class Agent:
         A call without an answer may have arrived: another worker may have the task, so it must not run here.
         """
         args = {"p_task_id": held.id, "p_attempt": held.attempt, "p_reason": why[:REASON_CHARS]}
+        answer = None
         with contextlib.suppress(Refused):  # the refusal is logged, and the lease expires
-            self._reports.until_answered(protocol.RELEASE, args, held)
+            answer = self._reports.until_answered(protocol.RELEASE, args, held)
+        if answer is not None:  # otherwise it was refused or fenced, or the agent ends
+            self._journal.log("task_released", task=held.id, attempt=held.attempt, outcome=answer.get("outcome"))
         if not self.state.ending:
-            self._journal.log("task_released", task=held.id, attempt=held.attempt, why=why)
             self.state.drop(held)
 
     def _await_stop(self, hung: HeldTask) -> None:

@@ -23,9 +23,9 @@ NO_BUCKET = "OUTPUT_UNKNOWN"  # our own code: PostgREST has no bucket
 UNDEFINED_FUNCTION = "42883"
 # SQLSTATE (or its class, two characters) -> HTTP status; anything else is 400. An agent repeats a call after 404 and
 # 5xx: a lock, a deadlock or a table that is missing says nothing about the result that it reports.
-CLASSES = ("09", "25", "26", "2D", "38", "39", "3B", "40", "54", "55", "58", "F0", "HV", "XX")
+SERVER_CLASSES = ("09", "25", "26", "2D", "38", "39", "3B", "40", "54", "55", "58", "F0", "HV", "XX")
 STATUS = {"42501": 403, "42P01": 404, "57014": 500, "08": 503, "53": 503, "57": 503, "23": 409} | dict.fromkeys(
-    CLASSES, 500
+    SERVER_CLASSES, 500
 )
 
 
