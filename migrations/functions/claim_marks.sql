@@ -91,7 +91,7 @@ begin
     v_seen := pg_current_snapshot();
     select m.no, pg_snapshot_xmin(m.seen) as xmin into v_last
       from public.task_marks m where m.pool = p_pool and m.seen is not null order by m.no desc limit 1;
-    select m.place, m.queue_turn, m.created_at, m.id into v_from from public.internal_claim_start(p_pool, p_now) m;
+    v_from := public.internal_claim_start(p_pool, p_now);
     if p_anew then
         v_from.place := -2147483648;
         v_from.queue_turn := 0;

@@ -160,7 +160,7 @@ declare
     c_looks constant int := 20;  -- rounds, if a claim finds only tasks that must fail; the next claim continues
     c_time constant interval := '2 seconds';  -- of rounds, if users' triggers wait for other transactions
 begin
-    select m.place, m.queue_turn, m.created_at, m.id, m.lowered into v_from from public.internal_claim_start(p_worker.pool, p_now) m;
+    v_from := public.internal_claim_start(p_worker.pool, p_now);
     for v_look in 1..c_looks loop
         select array_agg(l.ctid), bool_or(l.limited), bool_or(l.heavy), coalesce(max(l.shared), v_shared)
           into v_rows, v_limited, v_heavy, v_shared from (

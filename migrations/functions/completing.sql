@@ -109,32 +109,30 @@ begin
 end
 $$;
 
--- Completes those of these tasks whose attempts the worker holds, and returns their ids; null for none. A trigger may
--- have suppressed the change of others. p_output_location and p_object are those of a single task. The key `upload` of
--- p_object belongs to the attempt, the rest to the task's output_object.
+-- Completes those of these tasks, each named once, whose attempts the worker holds, and returns their ids; null for none. A
+-- trigger may have suppressed the change of others. p_output_location and p_object are those of a single task. The key
+-- `upload` of p_object belongs to the attempt, the rest to the task's output_object.
 create or replace function public.internal_finish(
     p_worker public.workers, p_ids uuid[], p_attempts int[], p_data jsonb[], p_output_location text, p_object jsonb,
     p_now timestamptz
 ) returns uuid[]
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = '' set enable_seqscan = off as $$
 #variable_conflict use_variable
 declare
     v_log_last bigint := (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint;
     v_held uuid[];
 begin
     with done as (
-        -- Locked in the same order as in a heartbeat. The CASE keeps the planner from the index of expiring leases,
-        -- which is full of ended ones. The ids are named twice: a plan from an empty queue would read all tasks to join
-        -- them.
+        -- There is no join: no plan of one is good for an empty queue, for one task and for a hundred. The CASE keeps the
+        -- planner from the index of running tasks.
         update public.tasks t
-           set status = 'Complete', output_location = p_output_location, result_data = r.result_data,
+           set status = 'Complete', output_location = p_output_location, result_data = p_data[array_position(p_ids, t.id)],
                output_object = nullif(p_object - 'upload', '{}') || jsonb_build_object('location', p_output_location),
                generation_processed_at = p_now, lease_expires_at = null, error_message = null, failure_code = null,
                progress = null, updated_at = p_now
-          from (select * from unnest(p_ids, p_attempts, p_data) u (id, attempt, result_data) order by 1) r
-         where t.id = r.id and t.attempts = r.attempt and t.id = any (p_ids)
+         where t.id = any (p_ids) and t.attempts = p_attempts[array_position(p_ids, t.id)]
            and case when t.status = 'In Progress' then t.worker_id end = p_worker.id
-        returning t.id, t.attempts
+        returning t.id
     ), ended as (
         update public.task_attempts a
            set ended_at = p_now, outcome = 'complete', log_last = v_log_last,
@@ -142,7 +140,7 @@ begin
                    public.internal_upload_at(p_object->'upload', 'started_s', a.started_at, p_now) end,
                upload_ended_at = case when p_object ? 'upload' then
                    public.internal_upload_at(p_object->'upload', 'ended_s', a.started_at, p_now) end
-          from done d where a.task_id = d.id and a.attempt = d.attempts and a.task_id = any (p_ids)
+         where a.task_id = any (array(select d.id from done d)) and a.attempt = p_attempts[array_position(p_ids, a.task_id)]
     )
     select array_agg(d.id) into v_held from done d;
     return v_held;
@@ -173,22 +171,23 @@ end
 $$;
 
 -- Ends many attempts of one worker in one commit, and returns for each what worker_complete would return. It accepts
--- only results; an output goes through worker_complete, which checks the object first.
+-- only results; an output goes through worker_complete, which checks the object first. The worker's row is locked before
+-- its tasks, as in a heartbeat. The call waits for 3 s for a row that a user's transaction has locked, because the
+-- heartbeat waits for it; the agent repeats it.
 create or replace function public.worker_complete_many(
     p_worker_id text, p_nonce text, p_results jsonb, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off
+language plpgsql security definer set search_path = '' set enable_seqscan = off set lock_timeout = '3s'
 set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_variable
 begin
-    return public.internal_complete_many(public.internal_caller(p_worker_id, false), p_nonce, p_results,
+    return public.internal_complete_many(public.internal_caller(p_worker_id, true), p_nonce, p_results,
         public.internal_clock(p_now));
 end
 $$;
 
 -- The calls of an agent between two short tasks, in one commit: worker_complete_many, then worker_claim without
--- waiting. Both halves can be repeated, together or alone. It waits for 3 s for a row that a user's transaction has locked,
--- because the worker's heartbeat waits for this call; the agent repeats it.
+-- waiting. Both halves can be repeated, together or alone. It waits for locked rows as worker_complete_many does.
 create or replace function public.worker_complete_and_claim(
     p_worker_id text, p_nonce text, p_results jsonb, p_claim_no bigint, p_batch int, p_now timestamptz default null
 ) returns jsonb
@@ -197,7 +196,6 @@ set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
-    -- Locked before any task, in the same order as in a heartbeat.
     v_worker public.workers := public.internal_caller(p_worker_id, true);
     v_ended jsonb := public.internal_complete_many(v_worker, p_nonce, p_results, v_now);
 begin
@@ -234,9 +232,16 @@ begin
         return jsonb_build_object('outcome', 'fenced',
             'outcomes', (select jsonb_agg('fenced'::text) from jsonb_array_elements(p_results)));
     end if;
+    if cardinality(v_ids) > 1 and cardinality(v_ids) > (select count(distinct n.id) from unnest(v_ids) n (id)) then
+        select array_agg(u.id), array_agg(u.attempt), array_agg(u.result_data) into v_ids, v_attempts, v_data from (
+            select distinct on (n.id) n.id, n.attempt, n.result_data
+              from unnest(v_ids, v_attempts, v_data) with ordinality n (id, attempt, result_data, place)
+             where n.attempt = (select t.attempts from public.tasks t where t.id = n.id)
+             order by n.id, n.place) u;
+    end if;
     v_held := public.internal_finish(p_worker, v_ids, v_attempts, v_data, null, null, p_now);
-    if cardinality(v_held) = cardinality(v_ids) then
-        return jsonb_build_object('outcome', 'ok', 'outcomes', array_fill('ok'::text, array[cardinality(v_ids)]));
+    if cardinality(v_held) = jsonb_array_length(p_results) then
+        return jsonb_build_object('outcome', 'ok', 'outcomes', array_fill('ok'::text, array[cardinality(v_held)]));
     end if;
     if exists (select from unnest(v_ids, v_attempts) u (id, attempt) join public.tasks t on t.id = u.id and t.attempts = u.attempt
                 where t.status = 'In Progress' and t.worker_id = p_worker.id) then  -- then one by one
@@ -481,6 +486,10 @@ create or replace function public.internal_close_attempts(p_ids uuid[], p_gone b
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 begin
+    if not exists (select from public.task_attempts a  -- not by its index, which has many pages without a summary
+                    where a.task_id = any (p_ids) and coalesce(a.ended_at, 'infinity') = 'infinity') then
+        return;
+    end if;
     update public.task_attempts a
        set ended_at = greatest(public.internal_now(), a.started_at),
            outcome = case t.status when 'Complete' then 'complete' when 'Failed' then 'failed'
@@ -490,7 +499,7 @@ begin
       from unnest(p_ids) n (id)
       left join (select d.* from public.tasks d where d.id = any (p_ids) offset 0) t on t.id = n.id
      where a.task_id = n.id and a.task_id = any (p_ids)
-       and coalesce(a.ended_at, 'infinity') = 'infinity'  -- not by its index, which has many pages without a summary
+       and coalesce(a.ended_at, 'infinity') = 'infinity'
        and (t.status = 'In Progress' and t.attempts = a.attempt and t.worker_id = a.worker_id) is not true;
 end
 $$;

@@ -19,10 +19,12 @@
 -- without triggers. A task whose change a user's trigger refuses has a row in task_refusals. A lock is one of 4096, for
 -- which the server's table of locks has room: two limits may share one.
 
--- Locks the next waiting tasks of a limit that no other transaction has locked, in the order of claims. Those that a
--- user's trigger did not let in are passed over for a while.
-create or replace function public.internal_waiting(p_scope text, p_names text[], p_rooms int[])
-returns table (name text, place tid)
+-- Locks the next waiting tasks of each limit that no other transaction has locked, as many as it has room for, in the order
+-- of claims: their places, and the name of the limit of each. Those that a user's trigger did not let in are passed over for
+-- a while.
+create or replace function public.internal_next_waiting(
+    p_scope text, p_names text[], p_rooms int[], out names text[], out places tid[]
+)
 language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
 set enable_bitmapscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
@@ -30,7 +32,8 @@ declare
     v_now timestamptz := public.internal_now();
 begin
     if p_scope = 'key' then
-        return query select k.name, g.ctid from unnest(p_names, p_rooms) k (name, room) cross join lateral (
+        select array_agg(k.name), array_agg(g.ctid) into names, places
+          from unnest(p_names, p_rooms) k (name, room) cross join lateral (
             select t.ctid from public.tasks t
              where t.concurrency_key = k.name and t.status = 'Queued' and t.queue_gate = 1 and t.run_after is null
                and (select r.retry_at from public.task_refusals r
@@ -38,7 +41,8 @@ begin
              order by t.concurrency_key, ~t.priority, t.queue_turn, t.created_at, t.id
              limit k.room for no key update skip locked) g;
     else
-        return query select k.name, g.ctid from unnest(p_names, p_rooms) k (name, room) cross join lateral (
+        select array_agg(k.name), array_agg(g.ctid) into names, places
+          from unnest(p_names, p_rooms) k (name, room) cross join lateral (
             select t.ctid from public.tasks t
              where t.task_type = k.name and t.status = 'Queued' and t.queue_gate = 2 and t.run_after is null
                and (select r.retry_at from public.task_refusals r
@@ -86,17 +90,19 @@ declare
     v_until timestamptz := clock_timestamp() + c_time;
     v_names text[];
     v_rooms int[];
+    v_wanted int;
     v_over text[];
     v_overs int[];
-    v_found text[];
-    v_rows tid[];
+    v_next record;
     v_refused int[] := '{}';
     v_is_whole boolean := true;
     v_is_late boolean;
+    v_change record;
 begin
     select array_agg(r.name) filter (where r.room > 0), array_agg(r.room) filter (where r.room > 0),
+           sum(r.room) filter (where r.room > 0),
            array_agg(r.name) filter (where r.room < 0), array_agg(-r.room) filter (where r.room < 0)
-      into v_names, v_rooms, v_over, v_overs
+      into v_names, v_rooms, v_wanted, v_over, v_overs
       from (select m.name, least(m.room, f.freed, c_most) as room
               from public.internal_rooms(p_scope, p_names, p_now) m
               left join unnest(p_names, p_freed) f (name, freed) on f.name = m.name) r;
@@ -111,25 +117,25 @@ begin
                     then public.internal_has_waiting(p_scope, n.name) end;
     end if;
     while v_names is not null loop
-        select array_agg(w.name), array_agg(w.place) into v_found, v_rows
-          from public.internal_waiting(p_scope, v_names, v_rooms) w;
-        if v_rows is not null then
-            select c.refused, c.is_whole into v_refused, v_is_whole from public.internal_change_gates(p_scope, v_rows) c;
+        v_next := public.internal_next_waiting(p_scope, v_names, v_rooms);
+        if v_next.places is not null then
+            v_change := public.internal_change_gates(p_scope, v_next.places);
+            v_refused := v_change.refused;
+            v_is_whole := v_change.is_whole;
         end if;
         v_is_late := not v_is_whole or v_refused <> '{}' and clock_timestamp() > v_until;
-        if v_is_late or c_most = any (v_rooms)
-           or coalesce(cardinality(v_found), 0) < (select sum(r.room) from unnest(v_rooms) r (room)) then
+        if v_is_late or c_most = any (v_rooms) or coalesce(cardinality(v_next.names), 0) < v_wanted then
             insert into public.concurrency_notes (scope, name)
             select p_scope, n.name
               from (select r.name, r.room, 0 as found from unnest(v_names, v_rooms) r (name, room)
-                    union all select f.name, 0, 1 from unnest(v_found) f (name)) n
+                    union all select f.name, 0, 1 from unnest(v_next.names) f (name)) n
              group by n.name
             having case when v_is_late or sum(n.found) < sum(n.room) or max(n.room) = c_most  -- the CASE looks only then
                         then public.internal_has_waiting(p_scope, n.name) end;
         end if;
-        exit when v_rows is null or v_refused = '{}' or not v_is_whole or clock_timestamp() > v_until;
-        select array_agg(g.name), array_agg(g.n) into v_names, v_rooms
-          from (select v_found[r.place] as name, count(*)::int as n from unnest(v_refused) r (place) group by 1) g;
+        exit when v_next.places is null or v_refused = '{}' or not v_is_whole or clock_timestamp() > v_until;
+        select array_agg(g.name), array_agg(g.n), sum(g.n) into v_names, v_rooms, v_wanted
+          from (select v_next.names[r.place] as name, count(*)::int as n from unnest(v_refused) r (place) group by 1) g;
     end loop;
 end
 $$;
@@ -424,17 +430,22 @@ begin
     end if;
     v_limited := array(select l.name from public.concurrency_limits l
                         where l.scope = 'type' and l.name = any (p_new_types || p_free_types));
-    -- Tasks may wait for a limit that was removed: those that were postponed then, and those that the removal did not reach.
-    p_new_types := array(select distinct n.name from unnest(p_new_types) n (name)
-                          where (n.name in (select unnest(v_limited))) is true or public.internal_has_waiting('type', n.name));
-    if p_new_types <> '{}' then
-        perform public.internal_let_in('type', p_new_types, v_now);
+    if p_new_types is not null then
+        -- Tasks may wait for a limit that was removed: those that were postponed then, and those that the removal did not
+        -- reach.
+        p_new_types := array(select distinct n.name from unnest(p_new_types) n (name)
+                              where (n.name in (select unnest(v_limited))) is true or public.internal_has_waiting('type', n.name));
+        if p_new_types <> '{}' then
+            perform public.internal_let_in('type', p_new_types, v_now);
+        end if;
     end if;
-    p_free_types := array(select f.name from unnest(p_free_types) f (name)
-                           where (f.name in (select unnest(v_limited))) is true
-                             and (f.name in (select unnest(p_new_types))) is not true);
-    if p_free_types <> '{}' then
-        perform public.internal_pass_on('type', p_free_types, v_now);
+    if v_limited <> '{}' then
+        p_free_types := array(select f.name from unnest(p_free_types) f (name)
+                               where (f.name in (select unnest(v_limited))) is true
+                                 and (f.name in (select unnest(p_new_types))) is not true);
+        if p_free_types <> '{}' then
+            perform public.internal_pass_on('type', p_free_types, v_now);
+        end if;
     end if;
 end
 $$;

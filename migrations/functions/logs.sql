@@ -13,7 +13,7 @@ declare
     v_piece public.log_objects;
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_log_begin');
-    perform from public.workers w where w.id = p_worker_id and w.fleet = p_fleet for update;
+    perform from public.workers w where w.id = p_worker_id and w.fleet = p_fleet for no key update;
     if not found then
         perform public.internal_refuse('OR005', format('no worker %s in fleet %s', p_worker_id, p_fleet));
     end if;
@@ -78,7 +78,7 @@ declare
     v_piece public.log_objects;
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_log_lost');
-    perform from public.workers w where w.id = p_worker_id and w.fleet = p_fleet for update;
+    perform from public.workers w where w.id = p_worker_id and w.fleet = p_fleet for no key update;
     if not found then
         perform public.internal_refuse('OR005', format('no worker %s in fleet %s', p_worker_id, p_fleet));
     end if;

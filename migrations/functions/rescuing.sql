@@ -250,8 +250,10 @@ end
 $$;
 
 create or replace function public.internal_is_store_away(p_fleet text, p_now timestamptz) returns boolean
-language sql stable security definer set search_path = '' as $$
-    select exists (select from public.fleet_settings s
-                    where s.fleet = internal_is_store_away.p_fleet and s.name = 'store_away'
-                        and s.expires_at > internal_is_store_away.p_now)
+language plpgsql stable security definer set search_path = '' as $$
+#variable_conflict use_variable
+begin
+    return exists (select from public.fleet_settings s
+                    where s.fleet = p_fleet and s.name = 'store_away' and s.expires_at > p_now);
+end
 $$;

@@ -508,13 +508,23 @@ $$;
 
 -- Queued tasks that depend on one of these.
 create or replace function public.internal_dependants(p_ids uuid[]) returns uuid[]
-language sql stable security definer set search_path = '' set enable_seqscan = off set enable_indexscan = off
+language plpgsql stable security definer set search_path = '' set enable_seqscan = off set enable_indexscan = off
 set jit = off as $$
-    select array_agg(distinct w.id)
-      from (select array_agg(e.id) as ids from unnest(internal_dependants.p_ids) with ordinality e (id, n)
-             group by (e.n - 1) / 1000) s
-     cross join lateral (
-           select t.id from public.tasks t where t.blocked and t.status = 'Queued' and t.depends_on && s.ids offset 0) w
+#variable_conflict use_variable
+declare
+    c_slice constant int := 1000;
+    v_ids uuid[] := '{}';
+begin
+    for v_first in 1..coalesce(cardinality(p_ids), 0) by c_slice loop
+        v_ids := v_ids || array(
+            select t.id from public.tasks t
+             where t.blocked and t.status = 'Queued' and t.depends_on && p_ids[v_first:v_first + c_slice - 1]);
+    end loop;
+    if cardinality(p_ids) > c_slice then
+        v_ids := array(select distinct n.id from unnest(v_ids) n (id));
+    end if;
+    return nullif(v_ids, '{}');
+end
 $$;
 
 -- Tasks that depend on one of these and have not started: ready or waiting.

@@ -329,6 +329,7 @@ language plpgsql security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
 declare
     v_ended uuid[];
+    v_behind uuid[];
     v_taken_back uuid[];
     v_waiting uuid[];
     v_pools text[];
@@ -413,11 +414,14 @@ begin
     if v_left is not null then
         perform public.internal_close_attempts(v_left, false);
     end if;
-    if v_ended is not null and (v_has_url or exists (select from public.webhooks)) then
-        perform public.internal_webhooks_write(v_ended, public.internal_now());
-    end if;
-    if v_ended is not null and not v_is_settling then
-        perform public.internal_settle(public.internal_dependants(v_ended), '{}');
+    if v_ended is not null then
+        if v_has_url or exists (select from public.webhooks) then
+            perform public.internal_webhooks_write(v_ended, public.internal_now());
+        end if;
+        v_behind := case when not v_is_settling then public.internal_dependants(v_ended) end;
+        if v_behind is not null then
+            perform public.internal_settle(v_behind, '{}');
+        end if;
     end if;
     if v_taken_back is not null then
         perform public.internal_settle(public.internal_needing(v_taken_back), '{}');
@@ -440,7 +444,8 @@ begin
     end if;
     if v_finished is not null then
         perform pg_notify('orchestrator_fleet', w.id) from public.workers w  -- not for each result of a running worker
-          where w.id = any (array(select distinct n.id from unnest(v_finished) n (id))) and public.internal_wanted(w.*) <> 'run';
+          where w.id = any (v_finished)
+            and (w.status = 'terminating' or w.drain_requested_at is not null or w.stop_requested_at is not null);
     end if;
     if v_was_queued or v_is_queued then
         insert into public.task_counts (pool, kind, n)

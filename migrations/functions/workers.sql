@@ -45,7 +45,7 @@ begin
         end if;
     end if;
     if p_lock then
-        select * into v_worker from public.workers w where w.id = p_worker_id for update;
+        select * into v_worker from public.workers w where w.id = p_worker_id for no key update;
     else
         select * into v_worker from public.workers w where w.id = p_worker_id;
     end if;
@@ -145,7 +145,7 @@ begin
         perform public.internal_refuse('OR007', 'a move needs a reason');
     end if;
     perform public.internal_check_term(p_fleet, p_term, 'fleet_move');
-    select * into v_old from public.workers w where w.id = p_worker_id and w.fleet = p_fleet for update;
+    select * into v_old from public.workers w where w.id = p_worker_id and w.fleet = p_fleet for no key update;
     if not found then
         perform public.internal_refuse('OR005', format('no worker %s in fleet %s', p_worker_id, p_fleet));
     elsif v_old.status <> all (p_from) then
@@ -203,7 +203,7 @@ declare
     v_drain timestamptz;
     v_stop timestamptz;
 begin
-    select * into v_worker from public.workers w where w.id = p_worker_id and w.fleet = p_fleet for update;
+    select * into v_worker from public.workers w where w.id = p_worker_id and w.fleet = p_fleet for no key update;
     if not found then
         return jsonb_build_object('outcome', 'not_found');
     end if;

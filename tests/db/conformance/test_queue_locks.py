@@ -440,3 +440,18 @@ async def test_a_locked_task_keeps_no_other_one_from_moving_to_another_pool(
     assert answer == {"declared": 1, "rerouted": 63}
     await other.rollback()
     assert [(await fleet.task(one))["pool"] for one in ids] == ["large"] * 20 + ["default"] + ["large"] * 43
+
+
+async def test_a_users_row_that_names_a_worker_holds_up_no_call_of_it(
+    fleet: Fleet, hand: AsyncConnection[DictRow], other: AsyncConnection[DictRow]
+) -> None:
+    """A foreign key of an open transaction locks the worker's key, which no call changes."""
+    agent = await fleet.agent()
+    await fleet.submit()
+    await hand.execute("create table counted (worker_id text references workers (id))")
+    await other.execute("insert into counted values (%s)", (agent.id,))
+    async with asyncio.timeout(PATIENCE_S):
+        (task,) = await agent.claim()
+        await agent.beat(task)
+        assert await agent.complete(task) == "ok"
+        await fleet.move(agent.id, State.ACTIVE, metadata={"a": "b"})

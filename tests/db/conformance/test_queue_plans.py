@@ -177,6 +177,21 @@ async def test_an_attempt_under_a_limit_that_nobody_waits_for_does_not_count_its
     await hand.execute("truncate tasks, task_attempts")
 
 
+async def test_an_end_reads_as_many_rows_as_it_ends_tasks(direct: PostgresDb, hand: AsyncConnection[DictRow]) -> None:
+    """Not all of the call's attempts for each of its tasks."""
+    fleet = Fleet(direct)
+    fleet.term = (await fleet.lead())["term"]
+    agent = await fleet.agent()
+    counted = Counted(hand)
+    fleet.db = counted  # type: ignore[assignment]
+    await hand.execute("insert into tasks (task_type) select 't' from generate_series(1, %s)", (SOME,))
+    await hand.execute("vacuum analyze tasks, task_attempts")
+    for count in (1, 1, 100, 100):
+        await agent.complete_many(*map(result, await agent.claim(batch=count)))
+    assert counted.most["worker_complete_many"] <= 10 * 100
+    await hand.execute("truncate tasks, task_attempts")
+
+
 # As statements without triggers leave them: so many rows take a short time. "i" is the number of a task.
 TASKS = """
     insert into tasks (task_type, max_attempts, queue_turn, pool, status, blocked, queue_gate, depends_on, run_after,

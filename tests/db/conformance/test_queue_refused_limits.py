@@ -559,7 +559,7 @@ async def test_a_task_that_cannot_fail_holds_up_no_claim(
     await trigger("")
 
 
-@pytest.mark.parametrize("call", ["fail", "complete_and_claim"])
+@pytest.mark.parametrize("call", ["fail", "complete_many", "complete_and_claim"])
 async def test_a_heartbeat_waits_for_no_result_that_waits_for_a_locked_task(
     fleet: Fleet, database: str, hand: Hand, call: str
 ) -> None:
@@ -571,7 +571,7 @@ async def test_a_heartbeat_waits_for_no_result_that_waits_for_a_locked_task(
     async def tell() -> Any:
         if call == "fail":
             return await agent.fail(task)
-        return await agent.complete_and_claim({"task_id": task["id"], "attempt": 1, "result_data": None})
+        return await getattr(agent, call)({"task_id": task["id"], "attempt": 1, "result_data": None})
 
     async with await psycopg.AsyncConnection.connect(database) as user:
         await user.execute("select from tasks for update")
