@@ -312,7 +312,7 @@ begin
         exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
             if sqlstate in ('55P03', '40P01') then  -- a trigger waits for another transaction
                 v_is_locked := true;
-            elsif public.internal_is_transient(sqlstate) and left(sqlstate, 2) <> '40' and sqlstate <> '55006' then
+            elsif public.internal_is_transient(sqlstate) and sqlstate <> '40001' then
                 raise;
             end if;
             v_message := case sqlstate when 'OR008' then 'A trigger of the database suppressed the change'

@@ -90,20 +90,24 @@ begin
 end
 $$;
 
--- Whether an error is about the present state of this server (deadlock, read-only, resources, cancellation, shutdown,
--- locks, input or output) and not about the task. A lost connection is of another server, which a user's trigger calls:
--- nobody catches the loss of our own.
+-- Whether an error is about the present state of this server (deadlock, resources, cancellation, shutdown, locks, input or
+-- output) and not about the task. A lost connection is of another server, which a user's trigger calls: nobody catches the
+-- loss of our own. So is a conflict between transactions that are READ COMMITTED, and a refused write in one that writes.
 create or replace function public.internal_is_transient(p_sqlstate text) returns boolean
-language sql immutable security definer set search_path = '' as $$
-    select left(internal_is_transient.p_sqlstate, 2) in ('40', '53', '57')
-        or internal_is_transient.p_sqlstate in ('25006', '55006', '55P03', '58030')
+language plpgsql stable security definer set search_path = '' as $$
+#variable_conflict use_variable
+begin
+    return left(p_sqlstate, 2) in ('53', '57') or p_sqlstate in ('40P01', '55P03', '58030')
+        or p_sqlstate = '40001' and current_setting('transaction_isolation') <> 'read committed'
+        or p_sqlstate = '25006' and current_setting('transaction_read_only')::boolean;
+end
 $$;
 
 -- Whether an error is about the schema, or about a state that a user's trigger needs, and not about one task: an
--- unsupported rule, a text longer than its column, a missing column or function, a lack of rights, a foreign server, a
--- sequence or a file that is not ready.
+-- unsupported rule, a text longer than its column, a missing column or function, a lack of rights, a foreign server (also a
+-- conflict there), a sequence or a file that is not ready.
 create or replace function public.internal_is_of_schema(p_sqlstate text) returns boolean
 language sql immutable security definer set search_path = '' as $$
-    select left(internal_is_of_schema.p_sqlstate, 2) in ('08', '0A', '25', '42', '55', '58', 'HV')
+    select left(internal_is_of_schema.p_sqlstate, 2) in ('08', '0A', '25', '40', '42', '55', '58', 'HV')
         or internal_is_of_schema.p_sqlstate = '22001'
 $$;

@@ -26,6 +26,10 @@ ASSERTS = "assert not coalesce({}, false), 'this task stays as it is'; return ne
 # A foreign server that does not answer, and currval() before nextval(): no state of this server, which would pass.
 CONNECTS = RAISES.replace("23514", "08001")
 CURRVAL = RAISES.replace("23514", "55000")
+# As a foreign server refuses what the trigger writes there. Between READ COMMITTED transactions there are no conflicts.
+CONFLICTS = RAISES.replace("23514", "40001")
+READ_ONLY = RAISES.replace("23514", "25006")
+IN_USE = RAISES.replace("23514", "55006")
 # How a user's trigger keeps a row from changing: its body and when it runs.
 WAYS = {
     "raises": (RAISES, IMMEDIATE),
@@ -35,7 +39,9 @@ WAYS = {
     "asserts at commit": (ASSERTS, DEFERRED),
     "connects": (CONNECTS, IMMEDIATE),
     "has no value": (CURRVAL, IMMEDIATE),
+    "conflicts": (CONFLICTS, IMMEDIATE),
 }
+MORE_WAYS = WAYS | {"is read-only": (READ_ONLY, IMMEDIATE), "is in use": (IN_USE, IMMEDIATE)}
 BAD = {"task_type": "bad", "priority": 9}
 
 
@@ -48,7 +54,7 @@ async def owner(hand: AsyncConnection[DictRow]) -> AsyncIterator[AsyncConnection
 
 async def refuse(owner: AsyncConnection[DictRow], way: str, when: str = "new.task_type = 'bad'") -> None:
     """Make the user's trigger."""
-    body, trigger = WAYS[way]
+    body, trigger = MORE_WAYS[way]
     await owner.execute(
         f"create function users_own() returns trigger language plpgsql as $$ begin {body.format(when)} end $$".encode()
     )
@@ -77,7 +83,7 @@ async def demand(fleet: Fleet) -> Row:
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MORE_WAYS)
 async def test_a_task_whose_claim_is_refused_stops_no_claim(
     fleet: Fleet, owner: AsyncConnection[DictRow], way: str, batch: int
 ) -> None:
