@@ -348,7 +348,7 @@ $$;
 
 -- Gives the rows to the worker one by one, after an error with all of them: only the tasks that cannot be given are
 -- ended. Those that the schema refuses, or whose triggers wait for another transaction, are added to p_passed and stay
--- queued.
+-- queued. So do those that are not tried, because the call has waited often enough.
 create or replace function public.internal_hand_over_singly(
     p_worker public.workers, p_claim_no bigint, p_rows tid[], p_now timestamptz, inout p_passed uuid[], out tasks jsonb
 )
@@ -359,16 +359,15 @@ declare
     v_message text;
     v_constraint text;
     v_one jsonb;
-    v_waits int := 0;
-    c_waits constant int := 3;  -- for locks; then the rest is not tried
 begin
     for v_task in select t.ctid as place, t.id from public.tasks t
                    where t.ctid = any (p_rows) and case t.status when 'Queued' then true end
                    order by ~t.priority, t.queue_turn, t.created_at, t.id loop
+        if not public.internal_may_wait() then
+            p_passed := p_passed || v_task.id;
+            continue;
+        end if;
         begin
-            if v_waits = c_waits then
-                raise lock_not_available using message = 'not tried, because other tasks wait for another transaction';
-            end if;
             v_one := public.internal_hand_over(p_worker, p_claim_no, array[v_task.place], p_now);
             perform public.internal_fire_deferred();
             if v_one is not null then
@@ -379,7 +378,7 @@ begin
             v_message := 'A trigger of the database suppressed its claim';
         exception when others or assert_failure then  -- a user's row, trigger or constraint may raise anything
             if sqlstate = '55P03' then
-                v_waits := least(v_waits + 1, c_waits);
+                perform public.internal_count_wait();
             elsif public.internal_is_transient(sqlstate) then
                 raise;
             end if;
@@ -427,7 +426,9 @@ begin
     end if;
     return true;
 exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
-    if public.internal_is_transient(sqlstate) and sqlstate <> '55P03' then
+    if sqlstate = '55P03' then
+        perform public.internal_count_wait();
+    elsif public.internal_is_transient(sqlstate) then
         raise;
     end if;
     perform public.internal_refused(array[p_task_id], 'claim', p_message);

@@ -35,7 +35,7 @@ async def trigger(hand: Hand) -> AsyncIterator[Trigger]:
 
     yield create
     await hand.execute("drop trigger if exists zz_users_own on tasks")
-    await hand.execute("drop table if exists accounts")
+    await hand.execute("drop table if exists accounts; drop sequence if exists tries")
 
 
 async def ids(agent: Agent, batch: int = 1) -> list[str]:
@@ -261,6 +261,30 @@ async def test_tasks_that_get_no_turn_starve_no_other_task_without_a_tenant(
     assert good in found
     await trigger("")
     await consistent(hand)
+
+
+async def test_tasks_whose_claim_waits_starve_no_task_that_may_be_let_in(
+    fleet: Fleet, database: str, hand: Hand, trigger: Trigger
+) -> None:
+    """A snapshot tries a claim for a tenth of a second, and two of them."""
+    agent = await fleet.agent()
+    await hand.execute("create table accounts (id int primary key); insert into accounts values (2)")
+    await fleet.submit(count=5, params={"stuck": True})
+    waits = (
+        "if old.params ? 'stuck' and new.status = 'In Progress' then"
+        " perform 1 from public.accounts where id = 2 for update; end if;"
+    )
+    await trigger(f"{waits} if {LET_IN} then return null; end if;")
+    async with await psycopg.AsyncConnection.connect(database) as user:
+        await user.execute("select from accounts for update")
+        for _ in range(2):
+            assert await ids(agent, 5) == []
+        (frozen,) = await fleet.submit(concurrency_key="k", params={"frozen": True})
+        fleet.wait(700)
+        await trigger(waits)
+        await fleet.snapshot()
+        assert not (await fleet.task(frozen))["blocked"]
+    await trigger("")
 
 
 async def test_notes_of_limits_with_refused_tasks_do_not_pile_up(fleet: Fleet, hand: Hand, trigger: Trigger) -> None:
@@ -556,6 +580,46 @@ async def test_a_task_that_cannot_fail_holds_up_no_claim(
     async with await psycopg.AsyncConnection.connect(database) as user:
         await user.execute("select from accounts for update")
         assert good in [one for _ in range(10) for one in await ids(agent)]
+    await trigger("")
+
+
+async def test_a_claim_waits_a_few_times_for_tasks_that_cannot_fail(
+    fleet: Fleet, database: str, hand: Hand, trigger: Trigger
+) -> None:
+    """As many as a call may wait for others' locks, not once for each of its twenty tasks."""
+    await fleet.submit(count=20, params={"frozen": True})
+    await hand.execute("create table accounts (id int primary key); insert into accounts values (2)")
+    await hand.execute("create sequence tries")
+    await trigger(
+        "if new.status = 'In Progress' then raise exception 'frozen'; end if; if new.status = 'Failed' then"
+        " perform nextval('public.tries'); perform 1 from public.accounts where id = 2 for update; end if;"
+    )
+    agent = await fleet.agent()
+    async with await psycopg.AsyncConnection.connect(database) as user:
+        await user.execute("select from accounts for update")
+        assert await ids(agent, 20) == []
+    (row,) = await (await hand.execute("select last_value from tries")).fetchall()
+    assert row["last_value"] <= 4
+    await trigger("")
+
+
+async def test_tasks_that_a_claim_did_not_try_are_not_refused(
+    fleet: Fleet, database: str, hand: Hand, trigger: Trigger
+) -> None:
+    """They share its batch with tasks whose trigger waits, and the next claims take them at once."""
+    await fleet.submit(count=5, params={"frozen": True})
+    fleet.wait(1)
+    good = await fleet.submit(count=5)
+    await hand.execute("create table accounts (id int primary key); insert into accounts values (2)")
+    await trigger(
+        "if old.params ? 'frozen' and new.status = 'In Progress' then"
+        " perform 1 from public.accounts where id = 2 for update; end if;"
+    )
+    agent = await fleet.agent()
+    async with await psycopg.AsyncConnection.connect(database) as user:
+        await user.execute("select from accounts for update")
+        found = [one for _ in range(3) for one in await ids(agent, 10)]
+    assert sorted(found) == sorted(good)
     await trigger("")
 
 
