@@ -135,7 +135,7 @@ class Limits(Turns):
         return bool(task["status"] == "Queued" or self._is_valid(task))
 
     def _waiting(self, scope: str, name: str) -> list[Row]:
-        """internal_waiting: in the order of claims."""
+        """internal_next_waiting: in the order of claims."""
         found = [
             t
             for t in self.tasks.values()
