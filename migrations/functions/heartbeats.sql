@@ -209,7 +209,7 @@ begin
           from jsonb_to_recordset(p_beats) b (worker_id text, nonce text, jti text, health jsonb, logs jsonb)
           join public.workers w on w.id = b.worker_id and w.nonce = b.nonce and w.token_jti = b.jti
          where w.status <> 'terminated'
-           for update of w skip locked loop
+           for no key update of w skip locked loop
         v_answers := v_answers || jsonb_build_object(
             v_beat.id, public.worker_heartbeat(v_beat.id, v_beat.nonce, '[]', v_beat.health, v_beat.logs, p_now));
     end loop;

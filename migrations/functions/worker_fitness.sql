@@ -59,7 +59,7 @@ begin
      where w.id = p_worker.id;
     for v_task in
         select t.id from public.tasks t where t.worker_id = p_worker.id and t.status = 'In Progress'
-         order by t.id for update skip locked loop
+         order by t.id for no key update skip locked loop
         perform public.internal_rescue_one(v_task, 'released', jsonb_build_object('code', 'RELEASED', 'message',
             format('Worker %s claims no more: its last %s tasks failed', p_worker.id, v_failures)), false, p_now);
     end loop;
@@ -104,7 +104,7 @@ begin
     ), locked as (
         select t.id, f.attempt from failed f join public.tasks t on t.id = f.task_id
          where t.status in ('Queued', 'In Progress', 'Failed') and t.uncounted < t.attempts
-         order by t.id for update of t skip locked
+         order by t.id for no key update of t skip locked
     )
     select jsonb_object_agg(l.id, l.attempt), array_agg(l.id) into v_attempts, v_ids from locked l;
     perform public.internal_change_each('back', v_ids, v_attempts);

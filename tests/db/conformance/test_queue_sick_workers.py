@@ -2,6 +2,10 @@
 
 from typing import Any
 
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.states import Stage, State
@@ -191,3 +195,21 @@ async def test_of_two_tasks_with_one_key_one_gets_its_attempt_back(fleet: Fleet)
     await sick(fleet, agent)
     other = await fleet.agent()
     assert len(await other.claim(batch=9)) == 1
+
+
+async def test_a_users_row_that_names_the_tasks_keeps_none_of_their_attempts(
+    fleet: Fleet, database: str, hand: AsyncConnection[DictRow]
+) -> None:
+    """A foreign key of an open transaction locks a task's key, which no call changes."""
+    await hand.execute("create table named (task_id uuid references tasks (id))")
+    agent = await fleet.agent()
+    ids = await fleet.submit(count=6, max_attempts=3)
+    async with await psycopg.AsyncConnection.connect(database) as user:
+        await user.execute("insert into named select id from tasks")
+        *failing, running = await agent.claim(batch=6)
+        for task in failing:
+            assert await agent.fail(task, **FAILURE) == "requeued"
+        assert (await fleet.task(running["id"]))["status"] == "Queued", "its worker claims no more, and has released it"
+        await sick(fleet, agent)
+    assert [(await fleet.task(task_id))["uncounted"] for task_id in ids] == [1] * 6
+    await hand.execute("drop table named")
