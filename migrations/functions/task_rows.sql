@@ -338,6 +338,11 @@ declare
     v_left uuid[];
     v_was_queued boolean;
     v_is_queued boolean;
+    v_was_running boolean;
+    v_was_complete boolean;
+    v_is_ended boolean;
+    v_is_gated boolean;
+    v_limited text[];
     v_has_limit boolean;
     v_new_keys text[];
     v_free_keys text[];
@@ -350,41 +355,64 @@ declare
     -- Whether internal_settle_locked itself runs the statement, and not a trigger within it.
     v_is_settling boolean := current_setting('orchestrator.settling', true) is not distinct from (pg_trigger_depth() - 1)::text;
 begin
-    -- A full join is hashed or merged: no plan of it is quadratic, whatever number of rows the planner expects.
-    select array_agg(a.id) filter (where a.status in ('Complete', 'Failed', 'Cancelled') and a.status is distinct from b.status),
-           array_agg(a.id) filter (where a.status = 'Queued'
-                                     and (a.depends_on is distinct from b.depends_on
-                                          or b.status <> 'Queued' and a.depends_on <> '{}'
-                                          or b.blocked and b.queue_gate = 0 and (not a.blocked or a.queue_gate > 0)
-                                              and not v_is_settling)),
-           array_agg(a.pool) filter (where a.status = 'Queued' and not a.blocked
-                                       and (b.status is distinct from 'Queued' or b.blocked or b.pool <> a.pool
-                                            or b.run_after > coalesce(a.run_after, '-infinity'))),
-           array_agg(b.worker_id) filter (where b.status = 'In Progress' and b.worker_id is not null
-                                            and (a.status = 'In Progress' and a.attempts = b.attempts
-                                                 and a.worker_id = b.worker_id or a.status = 'Complete') is not true),
-           array_agg(b.worker_id) filter (where b.status = 'In Progress' and a.status = 'Complete'),
-           array_agg(b.id) filter (where b.status = 'In Progress'
-                                     and (a.status = 'In Progress' and a.attempts = b.attempts
-                                          and a.worker_id = b.worker_id) is not true),
-           bool_or(b.status = 'Queued'), bool_or(a.status = 'Queued'),
-           array_agg(b.id) filter (where b.status = 'Complete' and a.status is distinct from 'Complete'),
-           bool_or(a.webhook_url is not null), bool_or(
-               case when b.queue_gate = 3 and b.status = 'Queued' and a.status = 'In Progress'  -- a claim
-                    then (a.concurrency_key, a.task_type) is distinct from (b.concurrency_key, b.task_type)
-                    when b.queue_gate = 3 and b.status = 'In Progress' and a.status in ('Complete', 'Failed', 'Cancelled')
-                    then b.lease_expires_at <= v_now  -- if it is valid, it frees its places, and nothing else
-                    when v_is_gating and a.queue_gate in (1, 3) and b.queue_gate in (1, 3)
-                    then (a.status, a.concurrency_key, a.task_type, a.run_after)
-                             is distinct from (b.status, b.concurrency_key, b.task_type, b.run_after)
-                         or exists (select from public.concurrency_limits l where l.scope = 'type' and l.name = a.task_type)
-                    else a.queue_gate > 0 or b.queue_gate > 0 end),
-           array_agg(b.concurrency_key) filter (where b.queue_gate = 3 and b.status = 'In Progress'
-                                                  and b.concurrency_key is not null),
-           array_agg(b.task_type) filter (where b.queue_gate = 3 and b.status = 'In Progress')
-      into v_ended, v_waiting, v_pools, v_workers, v_finished, v_left, v_was_queued, v_is_queued, v_taken_back, v_has_url,
-           v_has_limit, v_free_keys, v_free_types
-      from changed a full join was b on b.id = a.id;
+    -- To start a query costs more than to read a few rows, so only what may have happened is looked for.
+    select bool_or(r.status = 'Queued') filter (where not r.is_new), bool_or(r.status = 'Queued') filter (where r.is_new),
+           bool_or(r.status = 'In Progress') filter (where not r.is_new),
+           bool_or(r.status = 'Complete') filter (where not r.is_new),
+           bool_or(r.status in ('Complete', 'Failed', 'Cancelled')) filter (where r.is_new), bool_or(r.queue_gate > 0)
+      into v_was_queued, v_is_queued, v_was_running, v_was_complete, v_is_ended, v_is_gated
+      from (select true as is_new, a.status, a.queue_gate from changed a
+            union all select false, b.status, b.queue_gate from was b) r;
+    -- A full join is hashed or merged: no plan of it is quadratic, whatever number of rows the planner expects. With a
+    -- condition on one side (in WHERE, not in FILTER) it would be no full join.
+    if v_was_running or v_is_ended then
+        select array_agg(a.id) filter (where a.status in ('Complete', 'Failed', 'Cancelled') and a.status is distinct from b.status),
+               bool_or(a.webhook_url is not null),
+               array_agg(b.id) filter (where b.status = 'In Progress'
+                                         and (a.status = 'In Progress' and a.attempts = b.attempts
+                                              and a.worker_id = b.worker_id) is not true),
+               array_agg(b.worker_id) filter (where b.status = 'In Progress' and b.worker_id is not null
+                                                and (a.status = 'In Progress' and a.attempts = b.attempts
+                                                     and a.worker_id = b.worker_id or a.status = 'Complete') is not true),
+               array_agg(b.worker_id) filter (where b.status = 'In Progress' and a.status = 'Complete')
+          into v_ended, v_has_url, v_left, v_workers, v_finished
+          from changed a full join was b on b.id = a.id;
+    end if;
+    if v_is_queued then
+        select array_agg(a.id) filter (where a.status = 'Queued'
+                                         and (a.depends_on is distinct from b.depends_on
+                                              or b.status <> 'Queued' and a.depends_on <> '{}'
+                                              or b.blocked and b.queue_gate = 0 and (not a.blocked or a.queue_gate > 0)
+                                                  and not v_is_settling)),
+               array_agg(a.pool) filter (where a.status = 'Queued' and not a.blocked
+                                           and (b.status is distinct from 'Queued' or b.blocked or b.pool <> a.pool
+                                                or b.run_after > coalesce(a.run_after, '-infinity')))
+          into v_waiting, v_pools
+          from changed a full join was b on b.id = a.id;
+    end if;
+    if v_was_complete then
+        select array_agg(b.id) filter (where b.status = 'Complete' and a.status is distinct from 'Complete')
+          into v_taken_back
+          from changed a full join was b on b.id = a.id;
+    end if;
+    if v_is_gated then
+        v_limited := case when v_is_gating then array(select l.name from public.concurrency_limits l where l.scope = 'type') end;
+        select bool_or(
+                   case when b.queue_gate = 3 and b.status = 'Queued' and a.status = 'In Progress'  -- a claim
+                        then (a.concurrency_key, a.task_type) is distinct from (b.concurrency_key, b.task_type)
+                        when b.queue_gate = 3 and b.status = 'In Progress' and a.status in ('Complete', 'Failed', 'Cancelled')
+                        then b.lease_expires_at <= v_now  -- if it is valid, it frees its places, and nothing else
+                        when v_is_gating and a.queue_gate in (1, 3) and b.queue_gate in (1, 3)
+                        then (a.status, a.concurrency_key, a.task_type, a.run_after)
+                                 is distinct from (b.status, b.concurrency_key, b.task_type, b.run_after)
+                             or a.task_type = any (v_limited)
+                        else a.queue_gate > 0 or b.queue_gate > 0 end),
+               array_agg(b.concurrency_key) filter (where b.queue_gate = 3 and b.status = 'In Progress'
+                                                      and b.concurrency_key is not null),
+               array_agg(b.task_type) filter (where b.queue_gate = 3 and b.status = 'In Progress')
+          into v_has_limit, v_free_keys, v_free_types
+          from changed a full join was b on b.id = a.id;
+    end if;
     if v_has_limit then  -- otherwise only tasks that ended have freed places
         select array_agg(distinct coalesce(a.concurrency_key, b.concurrency_key)) filter (where l.asks_key and l.counts),
                array_agg(b.concurrency_key) filter (where l.frees_key and l.counts),
