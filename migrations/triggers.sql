@@ -91,7 +91,8 @@ create or replace trigger node_tasks_changed after update on public.node_tasks
 -- A constraint trigger cannot be replaced in place.
 drop trigger if exists tasks_unsettled_at_commit on public.tasks_unsettled;
 create constraint trigger tasks_unsettled_at_commit after insert on public.tasks_unsettled
-    deferrable initially deferred for each row execute function public.internal_settle_at_commit();
+    deferrable initially deferred for each row when (new.tried_at = '-infinity')
+    execute function public.internal_settle_at_commit();
 
 -- A project may have a table `tasks` with another type of a column, such as json. With the triggers, each of its inserts
 -- would fail.

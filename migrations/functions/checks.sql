@@ -144,6 +144,16 @@ begin
 end
 $$;
 
+-- From now on, this transaction does not wait for locks of users' triggers.
+create or replace function public.internal_wait_no_more() returns void
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_set text := set_config('orchestrator.vain_waits', '3', true);
+begin
+end
+$$;
+
 -- Makes one change to each of these tasks, as far as users' triggers and constraints allow: to all at once, or if that
 -- fails to each half, and so on. The statement that calls it must not fail because of one task. Returns how many rows
 -- 'due' or 'pool' changed.

@@ -59,8 +59,9 @@ begin
     if v_wanted <> 'run' or p_worker.status not in ('spawning', 'active', 'idle') then
         v_tasks := public.internal_claimed(p_worker.id, p_nonce, p_claim_no);
     elsif p_claim_no < v_claim_no
-       or p_claim_no <= (select max(a.claim_no) from public.task_attempts a
-                          where a.worker_id = p_worker.id and a.nonce = p_nonce) then
+       or p_claim_no <= (select a.claim_no from public.task_attempts a
+                          where a.worker_id = p_worker.id and a.nonce = p_nonce
+                          order by a.worker_id desc, a.nonce desc, a.claim_no desc limit 1) then
         v_tasks := public.internal_claimed(p_worker.id, p_nonce, p_claim_no);
         v_spent := v_tasks = '[]';
     else
@@ -141,6 +142,7 @@ language plpgsql security definer set search_path = '' set enable_seqscan = off 
 declare
     v_from record;
     v_rows tid[];
+    v_ids uuid[];  -- of the tasks in v_rows
     v_heavy boolean;
     v_limited boolean;  -- a task was written without triggers, or before the limit of its type
     v_has_limits boolean := exists (select from public.concurrency_limits l where l.scope = 'type');
@@ -162,9 +164,9 @@ declare
 begin
     v_from := public.internal_claim_start(p_worker.pool, p_now);
     for v_look in 1..c_looks loop
-        select array_agg(l.ctid), bool_or(l.limited), bool_or(l.heavy), coalesce(max(l.shared), v_shared)
-          into v_rows, v_limited, v_heavy, v_shared from (
-            select q.ctid, q.queue_gate = 0 and (q.concurrency_key is not null or v_has_limits and exists (
+        select array_agg(l.ctid), array_agg(l.id), bool_or(l.limited), bool_or(l.heavy), coalesce(max(l.shared), v_shared)
+          into v_rows, v_ids, v_limited, v_heavy, v_shared from (
+            select q.ctid, q.id, q.queue_gate = 0 and (q.concurrency_key is not null or v_has_limits and exists (
                        select from public.concurrency_limits c where c.scope = 'type' and c.name = q.task_type)) as limited,
                    case when q.tenant is not null or q.queue_turn < c_no_turn then ~q.priority end as shared,
                    case when q.depends_on <> '{}' or pg_column_size(q.params) > c_light_bytes then true
@@ -192,11 +194,13 @@ begin
             select s.p_passed, s.fit into v_passed, v_rows
               from public.internal_cluster_fit(p_worker.cluster, v_rows, p_now, v_passed) s;
             continue when v_rows is null;
+            v_ids := array(select t.id from public.tasks t where t.ctid = any (v_rows));
         end if;
         if v_heavy then
             select s.p_passed, s.fit into v_passed, v_rows
               from public.internal_limit_answer(v_rows, c_bytes, p_now, v_passed) s;
             continue when v_rows is null;
+            v_ids := array(select t.id from public.tasks t where t.ctid = any (v_rows));
         elsif v_rows is null then
             -- No row was found although the counts show tasks: other claims take them now, or a mark is wrong. So that
             -- no task waits forever, the whole index is read before the claim returns nothing.
@@ -222,16 +226,18 @@ begin
             v_tasks := public.internal_hand_over(p_worker, p_claim_no, v_rows, p_now);
             perform public.internal_fire_deferred();
         exception when others or assert_failure then  -- one of them is the cause; the single claims find out which
-            if public.internal_is_transient(sqlstate) and sqlstate <> '55P03' then
+            if sqlstate = '55P03' then
+                perform public.internal_count_wait();
+            elsif public.internal_is_transient(sqlstate) then
                 raise;
             end if;
             v_tasks := null;
         end;
         if v_tasks is null or jsonb_array_length(v_tasks) < cardinality(v_rows) then
-            -- A row that was handed over has moved to another place. The other rows are suppressed by a user's trigger.
+            -- The others are suppressed by a user's trigger, or it has put the old row in the place of the new one.
             v_rest := v_tasks;
             select s.p_passed, s.tasks into v_passed, v_tasks
-              from public.internal_hand_over_singly(p_worker, p_claim_no, v_rows, p_now, v_passed) s;
+              from public.internal_hand_over_singly(p_worker, p_claim_no, v_ids, p_now, v_passed) s;
             v_tasks := coalesce(v_rest || v_tasks, v_rest, v_tasks);
         end if;
         exit when v_tasks is not null or clock_timestamp() > statement_timestamp() + c_time;
@@ -306,7 +312,7 @@ end
 $$;
 
 -- Gives these locked, claimable rows to the worker: either all of them or, after an error, none. A user's trigger must
--- not make the claim wait for another transaction.
+-- not make the claim wait for another transaction, except three times for half a second.
 create or replace function public.internal_hand_over(
     p_worker public.workers, p_claim_no bigint, p_rows tid[], p_now timestamptz
 ) returns jsonb
@@ -316,7 +322,11 @@ set lock_timeout = '500ms' as $$
 declare
     v_tasks jsonb;
     v_log_first bigint := (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint;
+    v_set text;
 begin
+    if not public.internal_may_wait() then
+        v_set := set_config('lock_timeout', '1ms', true);
+    end if;
     with taken as (
         update public.tasks t
            set status = 'In Progress', worker_id = p_worker.id, updated_at = p_now,
@@ -346,35 +356,33 @@ begin
 end
 $$;
 
--- Gives the rows to the worker one by one, after an error with all of them: only the tasks that cannot be given are
--- ended. Those that the schema refuses, or whose triggers wait for another transaction, are added to p_passed and stay
--- queued. So do those that are not tried, because the call has waited often enough.
+-- Gives those of these tasks that are queued to the worker, one by one, after an error with all of them: only the tasks
+-- that cannot be given are ended. Those that the schema refuses, or whose triggers wait for another transaction, are added to p_passed and stay
+-- queued. A trigger may have moved other rows, so each is found again by its id.
 create or replace function public.internal_hand_over_singly(
-    p_worker public.workers, p_claim_no bigint, p_rows tid[], p_now timestamptz, inout p_passed uuid[], out tasks jsonb
+    p_worker public.workers, p_claim_no bigint, p_ids uuid[], p_now timestamptz, inout p_passed uuid[], out tasks jsonb
 )
 language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off as $$
 #variable_conflict use_variable
 declare
-    v_task record;
+    v_id uuid;
+    v_row tid;
     v_message text;
     v_constraint text;
     v_one jsonb;
 begin
-    for v_task in select t.ctid as place, t.id from public.tasks t
-                   where t.ctid = any (p_rows) and case t.status when 'Queued' then true end
-                   order by ~t.priority, t.queue_turn, t.created_at, t.id loop
-        if not public.internal_may_wait() then
-            p_passed := p_passed || v_task.id;
-            continue;
-        end if;
+    foreach v_id in array array(select t.id from public.tasks t
+                                 where t.id = any (p_ids) and case t.status when 'Queued' then true end
+                                 order by ~t.priority, t.queue_turn, t.created_at, t.id) loop
         begin
-            v_one := public.internal_hand_over(p_worker, p_claim_no, array[v_task.place], p_now);
+            select t.ctid into v_row from public.tasks t where t.id = v_id for no key update;
+            v_one := public.internal_hand_over(p_worker, p_claim_no, array[v_row], p_now);
             perform public.internal_fire_deferred();
             if v_one is not null then
                 tasks := coalesce(tasks, '[]') || v_one;
                 continue;
             end if;
-            continue when not exists (select from public.tasks t where t.id = v_task.id and t.status = 'Queued' and not t.blocked);
+            continue when not exists (select from public.tasks t where t.id = v_id and t.status = 'Queued' and not t.blocked);
             v_message := 'A trigger of the database suppressed its claim';
         exception when others or assert_failure then  -- a user's row, trigger or constraint may raise anything
             if sqlstate = '55P03' then
@@ -385,13 +393,13 @@ begin
             v_message := format('The database refused to hand it to a worker: %s (%s)', sqlerrm, sqlstate);
             get stacked diagnostics v_constraint = constraint_name;
             if v_constraint <> '' or public.internal_is_of_schema(sqlstate) then
-                perform public.internal_refused(array[v_task.id], 'claim', v_message);
-                p_passed := p_passed || v_task.id;
+                perform public.internal_refused(array[v_id], 'claim', v_message, sqlstate);
+                p_passed := p_passed || v_id;
                 continue;
             end if;
         end;
-        if not public.internal_end_unclaimed(v_task.id, 'TASK_UNCLAIMABLE', v_message, p_now) then
-            p_passed := p_passed || v_task.id;
+        if not public.internal_end_unclaimed(v_id, 'TASK_UNCLAIMABLE', v_message, p_now) then
+            p_passed := p_passed || v_id;
         end if;
     end loop;
 end
@@ -413,7 +421,12 @@ create or replace function public.internal_end_unclaimed(p_task_id uuid, p_code 
 returns boolean
 language plpgsql security definer set search_path = '' set lock_timeout = '500ms' as $$
 #variable_conflict use_variable
+declare
+    v_set text;
 begin
+    if not public.internal_may_wait() then
+        v_set := set_config('lock_timeout', '1ms', true);
+    end if;
     update public.tasks t
        set status = 'Failed', run_after = null, generation_processed_at = p_now, failed_at_point = 'Claiming',
            failure_code = p_code, error_message = public.internal_message(p_message)
@@ -431,7 +444,7 @@ exception when others or assert_failure then  -- a user's trigger or constraint 
     elsif public.internal_is_transient(sqlstate) then
         raise;
     end if;
-    perform public.internal_refused(array[p_task_id], 'claim', p_message);
+    perform public.internal_refused(array[p_task_id], 'claim', p_message, sqlstate);
     return false;
 end
 $$;

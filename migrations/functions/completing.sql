@@ -110,7 +110,7 @@ end
 $$;
 
 -- Completes those of these tasks, each named once, whose attempts the worker holds, and returns their ids; null for none. A
--- trigger may have suppressed the change of others. p_output_location and p_object are those of a single task. The key
+-- trigger may have suppressed the change of others, or put the old row in the place of the new one. p_output_location and p_object are those of a single task. The key
 -- `upload` of p_object belongs to the attempt, the rest to the task's output_object.
 create or replace function public.internal_finish(
     p_worker public.workers, p_ids uuid[], p_attempts int[], p_data jsonb[], p_output_location text, p_object jsonb,
@@ -132,7 +132,7 @@ begin
                progress = null, updated_at = p_now
          where t.id = any (p_ids) and t.attempts = p_attempts[array_position(p_ids, t.id)]
            and case when t.status = 'In Progress' then t.worker_id end = p_worker.id
-        returning t.id
+        returning t.id, t.status
     ), ended as (
         update public.task_attempts a
            set ended_at = p_now, outcome = 'complete', log_last = v_log_last,
@@ -140,9 +140,10 @@ begin
                    public.internal_upload_at(p_object->'upload', 'started_s', a.started_at, p_now) end,
                upload_ended_at = case when p_object ? 'upload' then
                    public.internal_upload_at(p_object->'upload', 'ended_s', a.started_at, p_now) end
-         where a.task_id = any (array(select d.id from done d)) and a.attempt = p_attempts[array_position(p_ids, a.task_id)]
+         where a.task_id = any (array(select d.id from done d where d.status <> 'In Progress'))
+           and a.attempt = p_attempts[array_position(p_ids, a.task_id)]
     )
-    select array_agg(d.id) into v_held from done d;
+    select array_agg(d.id) into v_held from done d where d.status <> 'In Progress';
     return v_held;
 end
 $$;
@@ -187,7 +188,8 @@ end
 $$;
 
 -- The calls of an agent between two short tasks, in one commit: worker_complete_many, then worker_claim without
--- waiting. Both halves can be repeated, together or alone. It waits for locked rows as worker_complete_many does.
+-- waiting. Both halves can be repeated, together or alone. It waits for locked rows as worker_complete_many does. The claim
+-- does not wait for rows that users' triggers lock: the triggers of the completions may hold rows that others wait for.
 create or replace function public.worker_complete_and_claim(
     p_worker_id text, p_nonce text, p_results jsonb, p_claim_no bigint, p_batch int, p_now timestamptz default null
 ) returns jsonb
@@ -195,10 +197,11 @@ language plpgsql security definer set search_path = '' set enable_seqscan = off 
 set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_variable
 declare
-    v_now timestamptz := public.internal_clock(p_now);
     v_worker public.workers := public.internal_caller(p_worker_id, true);
+    v_now timestamptz := public.internal_clock(p_now);  -- after the lock, for which it may have waited
     v_ended jsonb := public.internal_complete_many(v_worker, p_nonce, p_results, v_now);
 begin
+    perform public.internal_wait_no_more();
     return v_ended || public.internal_claim(v_worker, p_nonce, p_claim_no, p_batch, 0, v_now);
 end
 $$;
@@ -243,19 +246,20 @@ begin
     if cardinality(v_held) = jsonb_array_length(p_results) then
         return jsonb_build_object('outcome', 'ok', 'outcomes', array_fill('ok'::text, array[cardinality(v_held)]));
     end if;
-    if exists (select from unnest(v_ids, v_attempts) u (id, attempt) join public.tasks t on t.id = u.id and t.attempts = u.attempt
-                where t.status = 'In Progress' and t.worker_id = p_worker.id) then  -- then one by one
+    -- From here on, each row is found by its key: a join, or another index, could read all tasks or attempts.
+    if exists (select from unnest(v_ids, v_attempts) u (id, attempt)
+                where (select t.attempts = u.attempt and t.status = 'In Progress' and t.worker_id = p_worker.id
+                         from public.tasks t where t.id = u.id)) then  -- then one by one
         perform public.internal_refuse('OR007', 'a trigger of the database suppressed a completion');
     end if;
     return jsonb_build_object('outcome', 'ok', 'outcomes', (
         select jsonb_agg(case
-                   when (e.r->>'task_id')::uuid = any (v_held) and t.attempts = (e.r->>'attempt')::int then 'ok'
-                   when exists (select from public.task_attempts a
-                                 where a.task_id = (e.r->>'task_id')::uuid and a.attempt = (e.r->>'attempt')::int
-                                   and a.worker_id = p_worker.id and a.outcome = 'complete') then 'already'
+                   when e.id = any (v_held) and (select t.attempts from public.tasks t where t.id = e.id) = e.attempt then 'ok'
+                   when (select a.worker_id = p_worker.id and a.outcome = 'complete' from public.task_attempts a
+                          where a.task_id = e.id and a.attempt = e.attempt) then 'already'
                    else 'fenced' end order by e.n)
-          from jsonb_array_elements(p_results) with ordinality e (r, n)
-          left join public.tasks t on t.id = (e.r->>'task_id')::uuid));
+          from (select (j.r->>'task_id')::uuid as id, (j.r->>'attempt')::int as attempt, j.n
+                  from jsonb_array_elements(p_results) with ordinality j (r, n)) e));
 end
 $$;
 
@@ -377,9 +381,8 @@ begin
       from public.tasks t where t.id = p_task_id for no key update;
     if v_held then
         return 'held';
-    elsif exists (select from public.task_attempts a
-                   where a.task_id = p_task_id and a.attempt = p_attempt and a.worker_id = p_worker.id
-                     and a.outcome = any (p_outcomes)) then
+    elsif (select a.worker_id = p_worker.id and a.outcome = any (p_outcomes) from public.task_attempts a
+            where a.task_id = p_task_id and a.attempt = p_attempt) then
         return 'already';
     end if;
     return 'fenced';
@@ -409,6 +412,7 @@ declare
     v_planned text;  -- why its worker ends, if the task is not to blame: the end was planned, or there was an outage
     v_fault text;
     v_backoff boolean := p_backoff;
+    v_is_held boolean;
     c_faults constant int := 3;  -- attempts of a task that faults of one kind may end without counting
 begin
     select * into v_task from public.tasks t where t.id = p_task_id;
@@ -473,8 +477,8 @@ begin
            error_message = public.internal_message(p_failure->>'message'), failure_code = left(p_failure->>'code', 100),
            failed_at_point = case when p_failure->>'point' in ('Claiming', 'Processing', 'Completion')
                                   then p_failure->>'point' end
-     where t.id = p_task_id;
-    if not found then
+     where t.id = p_task_id returning t.status = 'In Progress' into v_is_held;
+    if v_is_held is not false then
         raise exception 'a trigger of the database suppressed the end of attempt % at task %', v_task.attempts, p_task_id;
     end if;
     return v_outcome;

@@ -238,6 +238,7 @@ declare
     v_until timestamptz;
     v_is_locked boolean := false;
     v_message text;
+    v_sqlstate text;
     v_set text;
 begin
     refused := '{}';
@@ -315,6 +316,7 @@ begin
             elsif public.internal_is_transient(sqlstate) and sqlstate <> '40001' then
                 raise;
             end if;
+            v_sqlstate := sqlstate;
             v_message := case sqlstate when 'OR008' then 'A trigger of the database suppressed the change'
                 else format('The database refused to let it in: %s (%s)', sqlerrm, sqlstate) end;
         end;
@@ -337,7 +339,7 @@ begin
         if p_change in ('key', 'type', 'limit', 'due') then
             perform public.internal_refused(array(
                 select t.id from public.tasks t where t.ctid = any (v_rows) and (t.queue_gate > 0 or p_change = 'limit')),
-                'let_in', v_message);
+                'let_in', v_message, v_sqlstate);
         end if;
         if p_change = 'type' then
             perform public.internal_leave_key(v_rows[1]);

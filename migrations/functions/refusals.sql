@@ -1,15 +1,18 @@
 -- Changes of a task that the database refuses, mostly a trigger or a constraint of a user: what follows, and what an error
 -- says about the task. Every snapshot tries those that are due (settling.sql).
 
--- Records a refusal. The next try comes after 30 s, and each further one after twice the time, up to ten minutes. The
--- worker of a refused result waits for it, so the pause is at most 30 s then. If another transaction is recording one and
+-- Records a refusal. The next try comes after 30 s, or after 1 s if another transaction held a lock, and each further one
+-- after twice the time, up to ten minutes. The worker of a refused result waits for it, so the pause is 1 to 30 s then. If
+-- another transaction is recording one and
 -- the caller does not wait for it any longer, nothing is recorded: the caller must not fail for that.
-create or replace function public.internal_refused(p_ids uuid[], p_what text, p_reason text) returns void
+create or replace function public.internal_refused(
+    p_ids uuid[], p_what text, p_reason text, p_sqlstate text default null
+) returns void
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_now();
-    v_first_s numeric := case when p_what = 'complete' then 1 else 30 end;
+    v_first_s numeric := case when p_what = 'complete' or p_sqlstate in ('55P03', '40P01') then 1 else 30 end;
     v_most_s numeric := case when p_what = 'complete' then 30 else 600 end;
 begin
     insert into public.task_refusals as r (task_id, what, reason, refused_at, retry_at, since)
@@ -33,12 +36,13 @@ language plpgsql security definer set search_path = '' as $$
 declare
     v_now timestamptz := public.internal_now();
     v_message text;
+    v_sqlstate text;
     v_is_ready boolean;
 begin
     select t.status = 'Queued' and not t.blocked into v_is_ready
       from public.tasks t where t.id = p_task_id for no key update skip locked;
     if v_is_ready is null and exists (select from public.tasks t where t.id = p_task_id) then
-        perform public.internal_refused(array[p_task_id], 'claim', 'Another transaction was changing it');
+        perform public.internal_refused(array[p_task_id], 'claim', 'Another transaction was changing it', '55P03');
         return;
     elsif v_is_ready is not true then  -- if it cannot be claimed then either, the next claim finds out
         delete from public.task_refusals r where r.task_id = p_task_id and r.what = 'claim';
@@ -57,12 +61,14 @@ begin
         raise exception using errcode = 'OR008';  -- caught below: it undoes the claim
     exception
         when sqlstate 'OR008' then null;
-        when others or assert_failure then v_message := format('The database refused to hand it to a worker: %s (%s)', sqlerrm, sqlstate);
+        when others or assert_failure then
+            v_message := format('The database refused to hand it to a worker: %s (%s)', sqlerrm, sqlstate);
+            v_sqlstate := sqlstate;
     end;
     if v_message is null then
         delete from public.task_refusals r where r.task_id = p_task_id and r.what = 'claim';
     else
-        perform public.internal_refused(array[p_task_id], 'claim', v_message);
+        perform public.internal_refused(array[p_task_id], 'claim', v_message, v_sqlstate);
     end if;
 end
 $$;

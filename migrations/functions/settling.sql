@@ -7,6 +7,7 @@
 --     because a dependency may end in a transaction that does not see the new task. The row is examined again when its
 --     transaction commits, by every snapshot and by the hourly retention, until no other transaction changes the task
 --     or its dependencies.
+--   * What is left to a later call while a transaction commits is examined by the next snapshot.
 --   * Rows of tasks_unsettled are bounded. A snapshot examines first those that have waited longest, for a tenth of a
 --     second. A transaction waits at most three times for locks of others, and not at all while an older row shows that
 --     some transaction stays open.
@@ -59,7 +60,7 @@ $$;
 -- Fails the dependants of these tasks that no other transaction has locked, at most so many, and returns them. Returns
 -- null and changes nothing if a user's trigger refused one of them.
 create or replace function public.internal_fail_dependants(p_ended uuid[], p_most int) returns uuid[]
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off set lock_timeout = '100ms' as $$
 #variable_conflict use_variable
 declare
     v_before text := coalesce(current_setting('orchestrator.settling', true), '');
@@ -76,6 +77,9 @@ declare
     v_whys text[] := '{}';  -- why it ended
     v_roots boolean[] := '{}';  -- whether that is the reason of the first task in the chain
 begin
+    if not public.internal_may_wait() then
+        v_set := set_config('lock_timeout', '1ms', true);
+    end if;
     select array_agg(l.id) into v_locked from (
         select t.id from public.tasks t where t.id = any (v_all) and t.status = 'Queued' and t.blocked
          order by t.id for no key update skip locked) l;
@@ -123,7 +127,9 @@ begin
         v_set := set_config('orchestrator.settling', v_before, true);
         perform public.internal_fire_deferred();
     exception when others or assert_failure then  -- OR008, or a user's trigger
-        if public.internal_is_transient(sqlstate) then
+        if sqlstate = '55P03' then
+            perform public.internal_count_wait();
+        elsif public.internal_is_transient(sqlstate) then
             raise;
         end if;
         return null;
@@ -133,9 +139,10 @@ end
 $$;
 
 -- Settles these tasks, or ends them as a cycle, as far as users' triggers allow: all at once, or if that fails each
--- half, and so on. Returns the ended ones. Tasks that cannot be tried in time are left to a later call.
+-- half, and so on. Returns the ended ones. Tasks that cannot be tried in time are left to a later call. A transaction waits
+-- only three times for locks that users' triggers ask for.
 create or replace function public.internal_settle_each(p_is_cycle boolean, p_ids uuid[], p_gone uuid[]) returns uuid[]
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '100ms' as $$
 #variable_conflict use_variable
 declare
     c_time constant interval := '200 milliseconds';  -- for tasks that fail
@@ -147,8 +154,13 @@ declare
     v_some uuid[];
     v_ended uuid[] := '{}';
     v_message text;
+    v_sqlstate text;
+    v_set text;
 begin
     while cardinality(v_first) > 0 loop
+        if not public.internal_may_wait() then
+            v_set := set_config('lock_timeout', '1ms', true);
+        end if;
         v_low := v_first[cardinality(v_first)];
         v_high := v_last[cardinality(v_last)];
         v_first := trim_array(v_first, 1);
@@ -163,14 +175,17 @@ begin
             v_ended := v_ended || v_some;
             continue;
         exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
-            if public.internal_is_transient(sqlstate) then
+            if sqlstate = '55P03' then
+                perform public.internal_count_wait();
+            elsif public.internal_is_transient(sqlstate) then
                 raise;
             end if;
             v_message := format('The database refused to settle it: %s (%s)', sqlerrm, sqlstate);
+            v_sqlstate := sqlstate;
         end;
         v_until := coalesce(v_until, clock_timestamp() + c_time);
         if v_low = v_high then
-            perform public.internal_refused(p_ids[v_low:v_low], 'settle', v_message);
+            perform public.internal_refused(p_ids[v_low:v_low], 'settle', v_message, v_sqlstate);
         elsif clock_timestamp() > v_until then
             perform public.internal_settle_later(p_ids[v_low:v_high]);
         else
@@ -228,20 +243,23 @@ declare
     v_before text := coalesce(current_setting('orchestrator.settling', true), '');
     v_set text;
     v_gone jsonb := (select jsonb_object_agg(g.id, true) from unnest(p_gone) g (id) where g.id is not null);
-    v_flips uuid[];
+    v_begin uuid[];  -- tasks that begin to wait …
+    v_end uuid[];  -- … and that wait no more
+    v_waiting uuid[];
+    v_ready uuid[];
     v_failed jsonb;  -- of each task that fails: the dependency that failed before it …
     v_lost jsonb;  -- … or does not exist
     v_some uuid[];
-    v_done uuid[] := '{}';
-    v_kept uuid[];
+    v_done uuid[];
+    v_kept uuid[] := '{}';
 begin
     -- Only at this depth of triggers does the loop in internal_settle follow a cascade.
     v_set := set_config('orchestrator.settling', pg_trigger_depth()::text, true);
-    select coalesce(array_agg(l.id) filter (where l.failed is null and not l.is_lost
-               and l.blocked is distinct from l.waits), '{}'),
+    select array_agg(l.id) filter (where l.failed is null and not l.is_lost and not l.blocked and l.waits),
+           array_agg(l.id) filter (where l.failed is null and not l.is_lost and l.blocked and not l.waits),
            coalesce(jsonb_object_agg(l.id, l.failed) filter (where l.failed is not null), '{}'),
            coalesce(jsonb_object_agg(l.id, l.lost) filter (where l.failed is null and l.is_lost), '{}')
-      into v_flips, v_failed, v_lost
+      into v_begin, v_end, v_failed, v_lost
       from (select t.id, t.blocked and t.queue_gate = 0 as blocked, n.waits, n.failed, n.lost, n.is_lost
               from public.tasks t
              cross join lateral (
@@ -255,12 +273,16 @@ begin
                                            case when n.id is null or v_gone ? n.id::text then 'gone' else 'absent' end) as status
                              from unnest(t.depends_on) n (id) offset 0) s) n
              where t.id = any (p_ids) and t.status = 'Queued') l;
-    if v_flips <> '{}' then
+    if v_begin is not null or v_end is not null then
         with done as (
             update public.tasks t set blocked = not (t.blocked and t.queue_gate = 0), queue_gate = 0
-             where t.id = any (v_flips) and t.status = 'Queued' returning t.id
+             where t.id = any (v_begin || v_end) and t.status = 'Queued'
+            returning t.id, t.status = 'Queued' and t.blocked and t.queue_gate = 0 as waits
         )
-        select v_done || array_agg(d.id) into v_done from done d;
+        select array_agg(d.id) filter (where d.waits), array_agg(d.id) filter (where not d.waits) into v_waiting, v_ready
+          from done d;
+        v_kept := array((select unnest(v_begin) except select unnest(v_waiting))
+                        union all (select unnest(v_end) except select unnest(v_ready)));
     end if;
     if v_failed <> '{}' then
         v_some := array(select k::uuid from jsonb_object_keys(v_failed) k);
@@ -276,10 +298,10 @@ begin
                                                            '^.*(Dependency [0-9a-f-]{36} \([^)]*\) ended as )', '\1')
                                        else d.error_message end))
                          from public.tasks d where d.id = (v_failed->>t.id::text)::uuid)
-             where t.id = any (v_some) and t.status = 'Queued' returning t.id
+             where t.id = any (v_some) and t.status = 'Queued' returning t.id, t.status
         )
-        select v_done || array_agg(d.id) into v_done from done d;
-        v_flips := v_flips || v_some;
+        select array_agg(d.id) into v_done from done d where d.status <> 'Queued';
+        v_kept := v_kept || array(select unnest(v_some) except select unnest(v_done));
     end if;
     if v_lost <> '{}' then
         v_some := array(select k::uuid from jsonb_object_keys(v_lost) k);
@@ -290,14 +312,13 @@ begin
                        when v_lost->t.id::text = 'null' then 'depends_on contains NULL'
                        else public.internal_message(format(
                            'Dependency %s does not exist: it was deleted before it was complete', v_lost->>t.id::text)) end
-             where t.id = any (v_some) and t.status = 'Queued' returning t.id
+             where t.id = any (v_some) and t.status = 'Queued' returning t.id, t.status
         )
-        select v_done || array_agg(d.id) into v_done from done d;
-        v_flips := v_flips || v_some;
+        select array_agg(d.id) into v_done from done d where d.status <> 'Queued';
+        v_kept := v_kept || array(select unnest(v_some) except select unnest(v_done));
     end if;
     v_set := set_config('orchestrator.settling', v_before, true);
-    if cardinality(v_done) < cardinality(v_flips) then
-        v_kept := array(select unnest(v_flips) except select unnest(v_done));
+    if v_kept <> '{}' then
         perform public.internal_refused(v_kept, 'settle', 'A trigger of the database suppressed the change');
     end if;
     return array(select t.id from public.tasks t
@@ -361,17 +382,23 @@ $$;
 create or replace function public.internal_settle_at_commit() returns trigger
 language plpgsql security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
+declare
+    v_set text;
 begin
+    v_set := set_config('orchestrator.commits', 'true', true);
     perform public.internal_settle_again(array[new.no], true);
+    v_set := set_config('orchestrator.commits', '', true);
     return null;
 end
 $$;
 
--- Leaves these tasks to a later call.
+-- Leaves these tasks to a later call: at the commit, or, in a commit, to the next snapshot.
 create or replace function public.internal_settle_later(p_ids uuid[]) returns void
 language sql security definer set search_path = '' as $$
-    insert into public.tasks_unsettled (task_ids)
-    select array_agg(n.id) from unnest(internal_settle_later.p_ids) with ordinality n (id, place) group by (n.place - 1) / 500
+    insert into public.tasks_unsettled (task_ids, tried_at)
+    select array_agg(n.id),
+           case when current_setting('orchestrator.commits', true) = 'true' then clock_timestamp() else '-infinity' end
+      from unnest(internal_settle_later.p_ids) with ordinality n (id, place) group by (n.place - 1) / 500
 $$;
 
 -- At each snapshot, for about a tenth of a second: settles the tasks that were left to a later call, and those that a

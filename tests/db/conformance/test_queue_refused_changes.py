@@ -21,6 +21,7 @@ DEFERRED = """create constraint trigger a_users after update on tasks deferrable
               for each row execute function users_own()"""
 RAISES = "if {} then raise exception 'this task stays as it is' using errcode = '23514'; end if; return new;"
 SUPPRESSES = "if {} then return null; end if; return new;"
+KEEPS = "if {} then return old; end if; return new;"
 # EXCEPTION WHEN OTHERS does not catch it.
 ASSERTS = "assert not coalesce({}, false), 'this task stays as it is'; return new;"
 # A foreign server that does not answer, and currval() before nextval(): no state of this server, which would pass.
@@ -35,6 +36,7 @@ WAYS = {
     "raises": (RAISES, IMMEDIATE),
     "raises at commit": (RAISES, DEFERRED),
     "suppresses": (SUPPRESSES, IMMEDIATE),
+    "keeps the old row": (KEEPS, IMMEDIATE),
     "asserts": (ASSERTS, IMMEDIATE),
     "asserts at commit": (ASSERTS, DEFERRED),
     "connects": (CONNECTS, IMMEDIATE),
@@ -300,7 +302,7 @@ async def test_a_refused_result_is_kept_by_its_worker_and_completed_once_it_is_a
     assert found["refusal"]["what"] == "complete"
     (row,) = (await fleet.call("fleet_report", p_fleet=FLEET))["refused_tasks"]
     assert (row["what"], row["n"], row["task_id"]) == ("complete", 1, task["id"])
-    assert ("suppressed" if way == "suppresses" else "this task stays as it is (") in row["reason"]
+    assert ("suppressed" if way in {"suppresses", "keeps the old row"} else "this task stays as it is (") in row["reason"]
     assert await broken(owner) == {}
     await allow(owner)
     fleet.wait(30)

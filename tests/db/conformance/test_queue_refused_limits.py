@@ -586,30 +586,27 @@ async def test_a_task_that_cannot_fail_holds_up_no_claim(
 async def test_a_claim_waits_a_few_times_for_tasks_that_cannot_fail(
     fleet: Fleet, database: str, hand: Hand, trigger: Trigger
 ) -> None:
-    """As many as a call may wait for others' locks, not once for each of its twenty tasks."""
-    await fleet.submit(count=20, params={"frozen": True})
+    """Not half a second for each of its hundred tasks: then it would be cancelled for the time that it takes."""
+    await fleet.submit(count=100, params={"frozen": True})
     await hand.execute("create table accounts (id int primary key); insert into accounts values (2)")
-    await hand.execute("create sequence tries")
     await trigger(
         "if new.status = 'In Progress' then raise exception 'frozen'; end if; if new.status = 'Failed' then"
-        " perform nextval('public.tries'); perform 1 from public.accounts where id = 2 for update; end if;"
+        " perform 1 from public.accounts where id = 2 for update; end if;"
     )
     agent = await fleet.agent()
     async with await psycopg.AsyncConnection.connect(database) as user:
         await user.execute("select from accounts for update")
-        assert await ids(agent, 20) == []
-    (row,) = await (await hand.execute("select last_value from tries")).fetchall()
-    assert row["last_value"] <= 4
+        assert await ids(agent, 100) == []
     await trigger("")
 
 
-async def test_tasks_that_a_claim_did_not_try_are_not_refused(
+async def test_a_claim_finds_tasks_behind_many_whose_triggers_wait(
     fleet: Fleet, database: str, hand: Hand, trigger: Trigger
 ) -> None:
-    """They share its batch with tasks whose trigger waits, and the next claims take them at once."""
-    await fleet.submit(count=5, params={"frozen": True})
+    """Behind sixty of them, in batches of ten; some share a batch with them."""
+    await fleet.submit(count=65, params={"frozen": True})
     fleet.wait(1)
-    good = await fleet.submit(count=5)
+    good = await fleet.submit(count=3)
     await hand.execute("create table accounts (id int primary key); insert into accounts values (2)")
     await trigger(
         "if old.params ? 'frozen' and new.status = 'In Progress' then"
@@ -618,9 +615,78 @@ async def test_tasks_that_a_claim_did_not_try_are_not_refused(
     agent = await fleet.agent()
     async with await psycopg.AsyncConnection.connect(database) as user:
         await user.execute("select from accounts for update")
-        found = [one for _ in range(3) for one in await ids(agent, 10)]
-    assert sorted(found) == sorted(good)
+        assert sorted(await ids(agent, 10)) == sorted(good)
     await trigger("")
+
+
+async def test_a_lock_of_a_moment_leaves_no_place_unused_for_half_a_minute(
+    fleet: Fleet, database: str, hand: Hand, trigger: Trigger
+) -> None:
+    """The next tasks of a key, or a claim, meet a row that a user's transaction holds when the place is free."""
+    agent = await fleet.agent()
+    await fleet.submit(count=3, concurrency_key="k")
+    await fleet.submit(count=3, task_type="other", priority=-1)
+    (first,) = await agent.claim()
+    await hand.execute("create table accounts (id int primary key); insert into accounts values (2)")
+    await trigger("perform 1 from public.accounts where id = 2 for update;")
+    await hand.execute("create or replace trigger zz_users_own before update on tasks for each row"
+                       " when (new.status in ('Queued', 'In Progress')) execute function users_own()")  # fmt: skip
+    async with await psycopg.AsyncConnection.connect(database) as user:
+        await user.execute("select from accounts for update")
+        assert await agent.complete(first) == "ok"
+        assert await ids(agent, 3) == []
+    fleet.wait(3)
+    await fleet.snapshots()
+    fleet.wait(3)
+    await fleet.snapshots()
+    assert len(await ids(agent, 10)) == 4
+
+
+@pytest.mark.parametrize("how", ["complete", "complete_many", "complete_and_claim", "fail"])
+async def test_a_dependant_whose_trigger_waits_holds_up_no_end_of_what_it_needs(
+    fleet: Fleet, database: str, hand: Hand, trigger: Trigger, how: str
+) -> None:
+    """It is settled when the lock is gone."""
+    agent = await fleet.agent()
+    first, other = await fleet.submit(count=2)
+    (second,) = await fleet.submit({"depends_on": [first], "params": {"frozen": True}})
+    tasks = await agent.claim(batch=2)
+    needed = next(task for task in tasks if task["id"] == first)
+    await hand.execute("create table accounts (id int primary key); insert into accounts values (2)")
+    await trigger("if old.params ? 'frozen' then perform 1 from public.accounts where id = 2 for update; end if;")
+    async with await psycopg.AsyncConnection.connect(database) as user:
+        await user.execute("select from accounts for update")
+        if how == "complete":
+            assert await agent.complete(needed) == "ok"
+        elif how == "fail":
+            assert await agent.fail(needed, retryable=False) == "failed"
+        else:
+            await getattr(agent, how)(*({"task_id": one["id"], "attempt": 1} for one in tasks))
+            assert (await fleet.task(other))["status"] == "Complete"
+        assert (await fleet.task(second))["status"] == "Queued"
+    fleet.wait(3)
+    await fleet.snapshots()
+    row = await fleet.task(second)
+    assert (row["status"], row["blocked"]) == (("Failed", False) if how == "fail" else ("Queued", False))
+
+
+async def test_dependants_that_refuse_slowly_take_a_moment_of_the_end_of_what_they_need(
+    fleet: Fleet, hand: Hand, trigger: Trigger
+) -> None:
+    """The others are left to the snapshots."""
+    agent = await fleet.agent()
+    (first,) = await fleet.submit()
+    await fleet.submit(*[{"depends_on": [first], "params": {"frozen": True}}] * 100)
+    (task,) = await agent.claim()
+    await trigger(f"if {WAITS_ON} then perform pg_sleep(0.02); raise exception 'frozen'; end if;")
+    assert await agent.complete(task) == "ok"
+    tried = await (await hand.execute("select from task_refusals where what = 'settle'")).fetchall()
+    assert 0 < len(tried) < 50
+    await trigger("")
+    for _ in range(20):
+        fleet.wait(700)
+        await fleet.snapshots()
+    assert len(await ids(agent, 100)) == 100
 
 
 @pytest.mark.parametrize("call", ["fail", "complete_many", "complete_and_claim"])

@@ -166,3 +166,26 @@ async def test_a_call_leaves_no_clock_behind_for_the_users_next_statement(
     query = "select updated_at >= now() - interval '1 hour' as is_recent from tasks where id = %s"
     (row,) = await (await hand.execute(query, (second,))).fetchall()
     assert row["is_recent"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_trigger_that_writes_other_tasks_at_a_claim_ends_none_of_them(
+    fleet: Fleet, hand: AsyncConnection[DictRow], when: str
+) -> None:
+    """Such as their places in a queue: they are other rows then, and one of the batch is refused."""
+    good = await fleet.submit(count=4)
+    await fleet.submit(task_type="bad")
+    body = """if new.status = 'In Progress' and old.status = 'Queued' then
+                  if new.task_type = 'bad' then raise exception 'no'; end if;
+                  update public.tasks set labels = '{"moved": "1"}' where status = 'Queued' and id <> new.id;
+              end if; return new;"""
+    await hand.execute(
+        f"create function users_own() returns trigger language plpgsql as $$ begin {body} end $$".encode()
+    )
+    await hand.execute(
+        f"create trigger a_users {when} update on tasks for each row execute function users_own()".encode()
+    )
+    agent = await fleet.agent()
+    claimed = [task["id"] for _ in range(3) for task in await agent.claim(batch=5)]
+    await hand.execute("drop function users_own() cascade")
+    assert sorted(claimed) == sorted(good)
