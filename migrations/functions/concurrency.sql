@@ -271,7 +271,7 @@ begin
                 with moved as (
                     update public.tasks t
                        set run_after = null, queue_turn = case when t.tenant is null then t.queue_turn
-                               else public.internal_next_turn(t.pool, ~t.priority, t.tenant, t.attempts > 0) end
+                               else public.internal_next_turn(t.pool, ~t.priority, t.tenant, false) end
                      where t.ctid = any (v_rows) returning t.run_after
                 )
                 select count(*) filter (where m.run_after is null or m.run_after > v_now)

@@ -13,7 +13,7 @@
 -- that meets tasks of a tenant deals turns to the oldest tasks without a tenant, some of them ahead.
 --
 -- A task that waits for a dependency or for its time takes no turn. A task that comes back from a worker goes to the
--- head of the queue.
+-- head of the queue, unless it waits for its next attempt: tasks that fail again and again must not pass everybody else.
 
 -- The turn of a task that becomes ready; p_front: at the head of the queue. Null for a task without a tenant at the head
 -- of a queue without turns.

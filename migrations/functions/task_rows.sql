@@ -264,10 +264,10 @@ begin
     if new.status = 'Queued' and not new.blocked
        and (new.tenant is not null or old.tenant is not null or old.queue_turn < c_no_turn) then
         if new.run_after is not null and (old.status <> 'Queued' or old.run_after is null) then
-            new.queue_turn := case when new.attempts > 0 then 0 else c_no_turn end;  -- once it is due
+            new.queue_turn := c_no_turn;  -- until it is due
         elsif new.run_after is not null then
             null;
-        elsif old.status = 'In Progress' or old.status = 'Queued' and old.run_after is not null and new.attempts > 0 then
+        elsif old.status = 'In Progress' then
             new.queue_turn := coalesce(
                 public.internal_next_turn(new.pool, ~new.priority, new.tenant, true), c_no_turn);  -- it comes back
         elsif old.status <> 'Queued' or old.blocked or old.run_after is not null

@@ -2,7 +2,8 @@
 --
 -- Such a worker claims no more (held_back) until the planner knows whether the worker is sick or its release is bad.
 -- Another worker's result counts only if its task began after these tasks had begun to fail. Failures that the handler
--- calls permanent hold a worker back only if another worker completes such tasks. Tasks that a sick worker failed get
+-- calls permanent hold a worker back only if another worker completes such tasks. A task of a type for which the declared
+-- release has no handler says nothing about the worker. Tasks that a sick worker failed get
 -- one attempt back, once. The controller of a cluster is not held back: its jobs run on other nodes too, no other worker
 -- of the pool could give a second opinion, and its end would end all of Slurm's jobs.
 
@@ -38,7 +39,10 @@ begin
            (array_agg(distinct f.failure_code))[1:c_named],
            min(f.ended_at), bool_and(coalesce(f.permanent, false))
       into v_failures, v_types, v_codes, v_first, v_permanent
-      from failed f left join public.tasks t on t.id = f.task_id;
+      from failed f left join public.tasks t on t.id = f.task_id
+     where not (f.failure_code is not distinct from 'NO_HANDLER' and t.task_type is not null and coalesce(
+               (select s.value->'task_types' <> '[]' and not s.value->'task_types' ? t.task_type from public.fleet_settings s
+                 where s.fleet = p_worker.fleet and s.name = 'release'), false));
     if v_failures < v_limit then
         return;
     end if;

@@ -386,3 +386,15 @@ async def test_tasks_that_go_to_another_pool_keep_their_order(
     await fleet.fleet("declare_pools", p_pools=[{"task_type": "t", "pool": "big"}])
     rows = await (await hand.execute("select id::text from tasks order by queue_turn, created_at, id")).fetchall()
     assert [row["id"] for row in rows] == ids
+
+
+async def test_tasks_that_fail_again_and_again_pass_nobody(fleet: Fleet) -> None:
+    """They wait for their next attempt, and take a turn of their tenant then."""
+    agent = await fleet.agent(metadata={"max_failures": 1000})
+    await fleet.submit(count=10, tenant="failing")
+    for task in await agent.claim(batch=10):
+        assert await agent.fail(task, code="BAD", message="no") == "requeued"
+    (other,) = await fleet.submit(tenant="other")
+    fleet.wait(60)
+    await fleet.snapshot()
+    assert other in [task["id"] for task in await agent.claim(batch=2)]

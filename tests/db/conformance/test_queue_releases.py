@@ -165,3 +165,16 @@ async def test_a_declaration_needs_the_lead_and_a_shape(fleet: Fleet, db: Any) -
         await store.declare_release(fleet.term + 1, {"default": NEW}, [])
     with pytest.raises(BadArgument):
         await fleet.fleet("declare_release", p_releases=[], p_task_types=["sing"])
+
+
+@pytest.mark.parametrize(("task_type", "is_held_back"), [("drwa", False), ("draw", True)])
+async def test_a_type_that_no_release_has_says_nothing_about_its_worker(
+    declared: Fleet, task_type: str, is_held_back: bool
+) -> None:
+    """A submitter's misspelt type would end all workers. A worker without a handler that its release has is unfit."""
+    fleet = declared
+    await fleet.submit(count=6, task_type=task_type)
+    agent = await fleet.agent(release=NEW)
+    for task in await agent.claim(batch=6):
+        await agent.fail(task, **UNABLE)
+    assert bool((await row(fleet, agent))["held_back"]) is is_held_back

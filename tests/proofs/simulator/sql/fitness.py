@@ -21,7 +21,7 @@ class Fitness(Limits):
         """The tasks that are given back, once the worker is held back."""
         if worker["held_back"] is not None or worker["own_program"] or worker["status"] not in ("active", "idle"):
             return []
-        failed = self._failed_since_success(worker["id"])
+        failed = [a for a in self._failed_since_success(worker["id"]) if not self._is_of_unknown_type(worker, a)]
         ids = {a["task_id"] for a in failed}
         if len(ids) < max(1, worker["metadata"].get("max_failures", 5)):
             return []
@@ -37,6 +37,13 @@ class Fitness(Limits):
         self.update_worker(worker, {"held_back": held, **waits})
         self.notify("orchestrator_fleet", worker["id"])
         return sorted(self.running.get(worker["id"], {}))
+
+    def _is_of_unknown_type(self, worker: Row, attempt: Row) -> bool:
+        """Whether the declared release has no handler for it either."""
+        task, said = self.tasks.get(attempt["task_id"]), self.declared.get(worker["fleet"])
+        if attempt["failure_code"] != "NO_HANDLER" or task is None or said is None or not said["task_types"]:
+            return False
+        return task["task_type"] not in said["task_types"]
 
     def done_elsewhere(self, worker: Row) -> str | None:
         """When another worker last completed a task of the types that this one failed."""

@@ -205,7 +205,7 @@ class Limits(Turns):
         self.let_in_pending()
 
     def _turn_of_due(self, task: Row) -> dict[str, Any]:
-        return {} if task["tenant"] is None else {"queue_turn": self.next_turn(task, front=task["attempts"] > 0)}
+        return {} if task["tenant"] is None else {"queue_turn": self.next_turn(task)}
 
     def renewable(self, tasks: Iterable[Row]) -> list[Row]:
         """internal_renewable."""

@@ -48,10 +48,10 @@ class Turns(Tables):
             return
         if task["run_after"] is not None:
             if old["status"] != "Queued" or old["run_after"] is None:
-                task["queue_turn"] = 0 if task["attempts"] > 0 else NONE
+                task["queue_turn"] = NONE
             return
         waited = old["status"] == "Queued" and old["run_after"] is not None
-        if old["status"] == "In Progress" or (waited and task["attempts"] > 0):
+        if old["status"] == "In Progress":
             task["queue_turn"] = self.next_turn(task, front=True)
         elif old["status"] != "Queued" or old["blocked"] or waited or old["pool"] != task["pool"]:
             task["queue_turn"] = NONE if task["tenant"] is None else self.next_turn(task)
@@ -67,7 +67,7 @@ class Turns(Tables):
         every = (t for t in self.tasks.values() if t["pool"] == pool and t["status"] == "Queued" and not t["blocked"])
         due = sorted((t for t in every if t["run_after"] and t["run_after"] <= self.now), key=lambda t: t["run_after"])
         for task in [*(t for t in first if t["tenant"] is not None), *due[:batch]]:
-            turn = task["queue_turn"] if task["tenant"] is None else self.next_turn(task, front=task["attempts"] > 0)
+            turn = task["queue_turn"] if task["tenant"] is None else self.next_turn(task)
             self.update_tasks([(task, {"run_after": None, "queue_turn": turn})])
         turns = [t for t in first if t["tenant"] is None]
         if turns:
