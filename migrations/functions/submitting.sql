@@ -130,7 +130,8 @@ begin
                                  and v_value #>> '{}' ~ '^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$'
                 when 'priority' then jsonb_typeof(v_value) = 'number' and (v_value #>> '{}')::int is not null
                 when 'max_attempts' then jsonb_typeof(v_value) = 'number' and (v_value #>> '{}')::int between 1 and 100
-                when 'run_after' then jsonb_typeof(v_value) = 'string' and isfinite((v_value #>> '{}')::timestamptz)
+                when 'run_after' then jsonb_typeof(v_value) = 'string'
+                                      and (v_value #>> '{}')::timestamptz between '1900-01-01Z' and '9000-01-01Z'
                 when 'depends_on' then jsonb_typeof(v_value) = 'array' and jsonb_array_length(v_value) <= 10000
                 when 'dedupe_key' then jsonb_typeof(v_value) = 'string' and length(v_value #>> '{}') between 1 and 500
                 when 'timeout_s' then jsonb_typeof(v_value) = 'number'
@@ -159,7 +160,7 @@ begin
                     when 'pool' then 'letters, digits, _ and -, at most 63'
                     when 'priority' then 'a whole number; higher goes first'
                     when 'max_attempts' then 'a whole number from 1 to 100'
-                    when 'run_after' then 'a time in ISO 8601, with its offset'
+                    when 'run_after' then 'a time in ISO 8601, with its offset, in the years 1900 to 8999'
                     when 'depends_on' then 'a list of at most 10000 task ids, or "#0" for the first task of the batch'
                     when 'dedupe_key' then 'text of at most 500 characters'
                     when 'tenant' then 'text of 1 to 200 characters'

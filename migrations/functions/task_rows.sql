@@ -19,6 +19,8 @@ begin
         new.timeout_s := coalesce(new.timeout_s, v_type.timeout_s);
     end if;
     new.lease_expires_at := public.internal_lease(new.lease_expires_at);
+    new.run_after := public.internal_readable_time(new.run_after);
+    new.created_at := public.internal_readable_time(new.created_at);
     new.blocked := new.status = 'Queued' and new.depends_on <> '{}';
     new.queue_gate := 0;
     if not new.blocked and new.status in ('Queued', 'In Progress') then
@@ -187,6 +189,16 @@ begin
 end
 $$;
 
+-- A time of a user's as it is stored. Infinite ones, years of five digits and those before Christ are not read by Python
+-- and JavaScript: one of them would end every list of tasks.
+create or replace function public.internal_readable_time(p_at timestamptz) returns timestamptz
+language plpgsql immutable security definer set search_path = '' as $$
+#variable_conflict use_variable
+begin
+    return case when p_at is not null then least(greatest(p_at, '1900-01-01 00:00:00Z'), '9000-01-01 00:00:00Z') end;
+end
+$$;
+
 -- pool and max_attempts are nullable for generated clients. NULL in a write means "by task type".
 create or replace function public.internal_task_changing() returns trigger
 language plpgsql security definer set search_path = '' set jit = off as $$
@@ -212,6 +224,10 @@ begin
     end if;
     if new.lease_expires_at is not null and new.lease_expires_at is distinct from old.lease_expires_at then
         new.lease_expires_at := public.internal_lease(new.lease_expires_at);
+    end if;
+    if new.run_after is distinct from old.run_after or new.created_at is distinct from old.created_at then
+        new.run_after := public.internal_readable_time(new.run_after);
+        new.created_at := public.internal_readable_time(new.created_at);
     end if;
     new.queue_turn := least(greatest(new.queue_turn, 0), c_no_turn);  -- turns are counted on from it
     if new.attempts < new.uncounted then  -- a user resets them

@@ -15,7 +15,7 @@ from orchestrator.cli.session import utcnow
 from orchestrator.cli.worker_rows import is_live
 from orchestrator.errors import LOG_OBJECT_BAD, LOG_OBJECT_GONE, NO_BUCKET, Failure
 from orchestrator.ports import NotFound, PortError
-from orchestrator.worker_logs.attempt_log import AttemptLines
+from orchestrator.worker_logs.attempt_log import AFTER_BYTES, AttemptLines
 from orchestrator.worker_logs.generations import launch_of
 
 if TYPE_CHECKING:
@@ -53,30 +53,39 @@ class Reader:
         return [self._fresh(stream, whole=not more) for stream in self.streams], more
 
     async def cut(self, attempt: Piece, task_id: str, show: Callable[[LogLine], None]) -> str:
-        """Show the output of an attempt, found by the offsets in heartbeats. Return a text about missing bytes."""
+        """Show the output of an attempt, found by the offsets in heartbeats and its own marks.
+
+        Returns a text about missing bytes.
+        """
         stream, half, there = self.streams[0], b"", 0
         own = AttemptLines(f"task {task_id} attempt {attempt['attempt']}")
         first, last, at = attempt["log_first"] or 0, attempt["log_last"], moment(attempt["started_at"])
         self._pieces = await self._ledger()
         for piece in self._pieces:
             mine = launch_of(piece["boot_id"]) == attempt["nonce"] and piece["stream"] == stream
-            begin, end = max(first, piece["first"]), min(last or sys.maxsize, piece["last"] or sys.maxsize)
-            if not mine or begin >= end or own.over:
+            begin, end = max(first, piece["first"]), piece["last"] or sys.maxsize
+            near = end if own.begun or last is None else min(last + AFTER_BYTES, end)  # up to where it may begin
+            if not mine or begin >= near or own.over:
                 continue
             at = moment(piece["begun_at"])
             if piece["declared_lost"]:
                 show(self._loss(piece))
             if piece["shipped_at"]:
                 content = await self._read(piece)
-                *lines, half = (half + content[begin - piece["first"] : end - piece["first"]]).split(b"\n")
-                for line in self._split(stream, b"".join(own.of(line) for line in lines), at):
-                    show(line)
-                there += end - begin
+                middle = near if last is None else min(max(begin, last), near)
+                for since, until in ((begin, middle), (middle, near), (near, end)):
+                    if since == near and not own.begun:
+                        break
+                    own.keeps_before = last is None or since < last
+                    *lines, half = (half + content[since - piece["first"] : until - piece["first"]]).split(b"\n")
+                    for line in self._split(stream, b"".join(own.of(line) for line in lines), at):
+                        show(line)
+                    there += until - since
         for line in self._split(stream, (own.of(half) if half else b"") + own.rest(), at):
             show(line)
         if own.over:
             return ""
-        if last is None:
+        if last is None or (own.begun and attempt["outcome"] not in (None, "lost")):
             return "its end is not there" if attempt["outcome"] else "it has not ended: later lines may follow"
         return f"{octets(last - first - there)} of {octets(last - first)} are missing" if there < last - first else ""
 

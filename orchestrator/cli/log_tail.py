@@ -1,7 +1,6 @@
 """The end of a failed attempt's log, for `explain <task>`: a bounded part, within a bounded time."""
 
 import asyncio
-import sys
 import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from orchestrator.ports import Blobs
 
 TAIL_BYTES = 64 * 1024
-PIECES = 2  # objects that are read at most
+PIECES = 8  # objects that are read at most
 TIMEOUT_S = 5.0
 STREAM = "handler"  # whose offsets attempts keep
 UNPACKED_BYTES = 8 * 1024 * 1024  # of one object; the shipper's are half as large
@@ -30,22 +29,22 @@ async def tail(store: "SqlStore", blobs: "Blobs", attempt: Mapping[str, Any]) ->
 
 
 async def _read(store: "SqlStore", blobs: "Blobs", attempt: Mapping[str, Any]) -> str:
-    # Offsets come with heartbeats, so the attempt's last lines may stand after `log_last`; its marks limit them.
+    # Offsets come with heartbeats, so the attempt's last lines may stand after `log_last`: up to its mark.
     first, last = attempt["log_first"] or 0, attempt["log_last"]
-    until = sys.maxsize if last is None else last + TAIL_BYTES
     mine = [
         piece
         for piece in await store.log_pieces(attempt["worker_id"])
         if piece["stream"] == STREAM and launch_of(piece["boot_id"]) == attempt["nonce"] and piece["shipped_at"]
-        if piece["first"] < until and piece["last"] > first
+        if piece["last"] > first
     ]
-    content = b""
-    for piece in mine[-PIECES:]:
+    before = [piece for piece in mine if last is not None and piece["last"] <= last]
+    name = f"--- task {attempt['task_id']} attempt {attempt['attempt']}"
+    text = ""
+    for piece in [*before[-1:], *mine[len(before) :]][:PIECES]:
         unpacked = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(await blobs.get(piece["key"]), UNPACKED_BYTES)
-        content += unpacked[max(0, first - piece["first"]) : until - piece["first"]]
-    return _own(content.decode("utf-8", "replace"), f"--- task {attempt['task_id']} attempt {attempt['attempt']}")
-
-
-def _own(text: str, name: str) -> str:
-    """Return the last part of what stands between the attempt's marks."""
-    return text.rpartition(f"{name} begins")[2].partition(f"{name} ends")[0][-TAIL_BYTES:]
+        text += unpacked[max(0, first - piece["first"]) :].decode("utf-8", "replace")
+        text, end, _ = text.rpartition(f"{name} begins")[2].partition(f"{name} ends")
+        text = text[-TAIL_BYTES:]
+        if end:
+            break
+    return text

@@ -1,14 +1,16 @@
 """The log of one attempt at a task: its part of the worker's handler stream, read from the object store.
 
-Heartbeats name the offsets of an attempt. Several short tasks can run between two heartbeats, so the lines of an
-attempt are those between its own marks.
+Heartbeats name the offsets of an attempt. Several short tasks can run between two heartbeats, and a task can write much
+after its last one. So the lines of an attempt are those between its own marks, wherever its end is.
 """
 
 import asyncio
 import hashlib
+import re
 import sys
 import zlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from orchestrator.ports import Blobs, Unavailable
@@ -17,7 +19,9 @@ from orchestrator.worker_logs.generations import launch_of
 STREAM = "handler"  # whose offsets attempts keep
 LINE_BYTES = 64 << 10  # of a line that has no end yet; what is longer is taken in parts
 PIECE_BYTES = 8 << 20  # of one unpacked piece; the shipper's are half as large
-AFTER_BYTES = 64 << 10  # behind the last offset: an attempt's last lines may be written after its last heartbeat
+AFTER_BYTES = 64 << 10  # behind the last offset: a short attempt may begin after the last heartbeat
+SETTLED_S = 120.0  # after the end of an attempt, its last lines are stored, or its worker could not write its end
+BEGINS = re.compile(rb"--- task [0-9a-f-]{36} attempt [0-9]+ begins")
 Row = Mapping[str, Any]
 
 
@@ -28,24 +32,29 @@ class LogPieces(Protocol):
 
 
 class AttemptLines:
-    """Finds the lines of one attempt. If the line of its begin is missing, all lines count."""
+    """Finds the lines of one attempt: up to its end, or to the begin of the worker's next one.
+
+    If the line of its begin is missing, all lines count.
+    """
 
     def __init__(self, attempt: str, *, keeps_before: bool = True) -> None:
-        """`keeps_before`: whether `rest` is called."""
+        """`keeps_before`: whether the lines that follow are kept for `rest`."""
         self._begin = f"--- {attempt} begins".encode()
         self._ends = tuple(f"--- {attempt} {word}".encode() for word in ("ends", "cancelled"))
-        self._begun, self._keeps_before = False, keeps_before
+        self.begun, self.keeps_before = False, keeps_before
         self._before: list[bytes] = []  # the lines before the begin
         self.over = False
 
     def of(self, line: bytes, end: bytes = b"\n") -> bytes:
         """Return the line, with its end, if it certainly belongs to the attempt."""
-        if not self._begun and line.startswith(self._begin):
-            self._begun = True
+        if not self.begun and line.startswith(self._begin):
+            self.begun = True
             self._before.clear()
-        if not self._begun and self._keeps_before:
+        elif self.begun and BEGINS.match(line):
+            self.over = True
+        if not self.begun and self.keeps_before:
             self._before.append(line + end)
-        if not self._begun or self.over:
+        if not self.begun or self.over:
             return b""
         self.over = line.startswith(self._ends)
         return line + end
@@ -87,7 +96,10 @@ class AttemptLog:
     @property
     def complete(self) -> bool:
         """Whether nothing more can follow."""
-        return self._lines.over or (self._reached and self._attempt["ended_at"] is not None)
+        ended_at = self._attempt["ended_at"]
+        if self._lines.over or ended_at is None or not self._reached:
+            return self._lines.over
+        return (datetime.now(UTC) - datetime.fromisoformat(ended_at)).total_seconds() > SETTLED_S
 
     def of(self, attempt: Row) -> None:
         """Take the attempt's row as it is now."""
@@ -96,10 +108,10 @@ class AttemptLog:
     async def more(self) -> AsyncGenerator[bytes]:
         """Yield the attempt's lines, piece by piece, as far as they are stored now. Raises PortError."""
         first, last = self._attempt["log_first"] or 0, self._attempt["log_last"]
-        until = sys.maxsize if last is None else last + AFTER_BYTES
         for piece in await self._rows.log_pieces(self._attempt["worker_id"]):
             name, end = (piece["boot_id"], piece["seq"]), piece["last"] or sys.maxsize
             mine = launch_of(piece["boot_id"]) == self._attempt["nonce"] and piece["stream"] == STREAM
+            until = sys.maxsize if last is None or self._lines.begun else last + AFTER_BYTES
             if not mine or name in self._seen or end <= first or piece["first"] >= until or self._lines.over:
                 continue
             if piece["declared_lost"]:
@@ -108,12 +120,15 @@ class AttemptLog:
                 return
             else:
                 content = await self._read(piece)
-                content = content[max(0, first - piece["first"]) : until - piece["first"]]
-                own = await asyncio.to_thread(self._own.of, content)
+                content = content[max(0, first - piece["first"]) :]
+                near = max(0, until - max(first, piece["first"]))  # bytes in which it may begin
+                own = await asyncio.to_thread(self._own.of, content[:near])
+                if self._lines.begun:
+                    own += await asyncio.to_thread(self._own.of, content[near:])
                 if own:
                     yield own
             self._seen.add(name)
-            self._reached = last is not None and end >= last
+            self._reached = self._reached or (last is not None and end >= last)
 
     async def _read(self, piece: Row) -> bytes:
         packed = await self._blobs.get(piece["key"])

@@ -1,6 +1,7 @@
 """The log of a task's attempt: a part of it, or a stream of all of it while it is written."""
 
 import asyncio
+import codecs
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ LOOK_S = 2.0  # between two looks for more; bytes arrive a few seconds after the
 LAST_S = 60.0  # after the end of an attempt whose last lines never come
 MAX_SCAN_BYTES = 32 << 20  # of a log, for a part of it
 MAX_EVENT_BYTES = 64 << 10
+LONGEST_CHARACTER = 4  # bytes of UTF-8; …
+CONTINUES = range(0x80, 0xC0)  # … all but the first are in this range
 SO_FAR = ": that is all so far\n\n"
 
 Row = Mapping[str, Any]
@@ -34,13 +37,14 @@ async def read(api: Api, call: ApiCall) -> Response:
     content, position = b"", 0
     async with api.log_readers:
         async for part in log.more():
-            content += part[max(0, query.offset - position) :][: query.limit - len(content)]
+            content += part[max(0, query.offset - position) :][: query.limit + LONGEST_CHARACTER - len(content)]
             position += len(part)
-            if position >= query.offset + query.limit:
+            if position >= query.offset + query.limit + LONGEST_CHARACTER:
                 break
             if position > MAX_SCAN_BYTES:
                 why = f"a part begins within the first {MAX_SCAN_BYTES} bytes of a log"
                 raise Problem(422, NO_LOG, why, fix=f"python -m orchestrator logs --task {attempt['task_id']}")
+    content = _whole_characters(content, query.limit)
     following = query.offset + len(content)
     return shown(
         LogShown(
@@ -54,10 +58,17 @@ async def read(api: Api, call: ApiCall) -> Response:
     )
 
 
+def _whole_characters(content: bytes, limit: int) -> bytes:
+    """The first `limit` bytes, and the rest of a character that begins in them."""
+    end = next((at for at in range(limit, len(content)) if content[at] not in CONTINUES), len(content))
+    return content[:end]
+
+
 async def _events(api: Api, call: ApiCall, log: AttemptLog, attempt: Row) -> AsyncGenerator[str]:
     """Events `lines` with the text, whose ids are offsets; then `ended`. Each look for more ends with a comment."""
     now = asyncio.get_running_loop().time
     until, position, skip, read_at = now() + STREAM_S, 0, _last_offset(call), now()
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may stand in two pieces
     while now() < until and not api.watch.closed:
         try:
             async for part in log.more():
@@ -65,7 +76,7 @@ async def _events(api: Api, call: ApiCall, log: AttemptLog, attempt: Row) -> Asy
                     piece = part[begin : begin + MAX_EVENT_BYTES]
                     position += len(piece)
                     if position > skip:
-                        text = piece[max(0, len(piece) - (position - skip)) :].decode("utf-8", "replace")
+                        text = decoder.decode(piece[max(0, len(piece) - (position - skip)) :])
                         yield event("lines", str(position), {"text": text})
                         read_at = now()
         except PortError:

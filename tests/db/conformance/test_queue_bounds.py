@@ -1,6 +1,7 @@
 """What no worker could read: refused where it enters, and alone in its failure where it entered another way."""
 
 import json
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -199,3 +200,17 @@ async def test_an_enormous_result_from_before_the_bound_stops_no_claim_of_its_ta
     await hand.execute("alter table tasks enable trigger tasks_sized")
     (task,) = await agent.claim()
     assert await agent.fail(task) == "requeued"
+
+
+@pytest.mark.parametrize("at", ["infinity", "-infinity", "20000-01-01", "0044-03-15 BC"])
+@pytest.mark.parametrize("column", ["run_after", "created_at"])
+async def test_a_time_that_python_cannot_read_is_brought_into_range(
+    hand: AsyncConnection[DictRow], column: str, at: str
+) -> None:
+    """One of them would end every list of tasks."""
+    await hand.execute("insert into tasks (task_type) values ('t')")
+    await hand.execute(f"insert into tasks (task_type, {column}) values ('t', %s)".encode(), (at,))
+    await hand.execute(f"update tasks set {column} = %s".encode(), (at,))
+    rows = await (await hand.execute(f"select to_json({column}) as at from tasks".encode())).fetchall()
+    assert {datetime.fromisoformat(row["at"]).year for row in rows} <= {1900, 9000}
+    assert len(rows) == 2

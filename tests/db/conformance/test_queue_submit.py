@@ -92,6 +92,8 @@ async def test_submissions_of_one_key_at_the_same_moment_make_one_task(fleet: Fl
         ({"task_type": "t", "max_attempts": 0}, "max_attempts is not valid.*from 1 to 100"),
         ({"task_type": "t", "run_after": "tomorrow-ish"}, "run_after is not valid"),
         ({"task_type": "t", "run_after": "infinity"}, "run_after is not valid"),
+        ({"task_type": "t", "run_after": "9999-12-31T23:59:59-14:00"}, "run_after is not valid"),
+        ({"task_type": "t", "run_after": "0001-01-01T00:00:00+14:00"}, "run_after is not valid"),
         ({"task_type": "t", "timeout_s": -1}, "timeout_s is not valid"),
         ({"task_type": "t", "id": "seven"}, "id is not valid"),
         ({"task_type": "t", "dedupe_key": ""}, "dedupe_key is not valid"),
