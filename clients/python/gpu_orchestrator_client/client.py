@@ -77,14 +77,23 @@ class Client:
             if cursor is None:
                 return
 
-    def send(self, call: Call) -> httpx.Response:
-        """Send a request of the API, repeatedly if need be. Raises ApiError or ServiceUnavailable."""
+    def send(self, call: Call, until: float | None = None) -> httpx.Response:
+        """Send a request of the API, repeatedly if need be. Raises ApiError or ServiceUnavailable.
+
+        `until`: the time.monotonic() after which it raises WaitTimeout in place of another try.
+        """
         pauses = protocol.pauses(self._retries)
         while True:
             response, why = None, ""
+            left_s = None if until is None else until - time.monotonic()
             try:
                 response = self._http.request(
-                    call.method, call.path, params=call.params, json=call.body, headers=dict(call.headers)
+                    call.method,
+                    call.path,
+                    params=call.params,
+                    json=call.body,
+                    headers=dict(call.headers),
+                    timeout=protocol.answer_s(left_s),
                 )
             except httpx.TransportError as error:
                 why = f"{type(error).__name__}: {error}"
@@ -95,7 +104,10 @@ class Client:
                 if response is None:
                     raise ServiceUnavailable(why)
                 raise ApiError.of(response)
-            time.sleep(protocol.pause_of(response, pause_s))
+            pause_s = protocol.pause_of(response, pause_s)
+            if until is not None and time.monotonic() + pause_s > until:
+                raise WaitTimeout(f"no answer in time: {response.status_code if response else why}")
+            time.sleep(pause_s)
 
     def stream(self, call: Call, last_id: str) -> Any:
         """A stream of server-sent events, as a context manager."""
@@ -128,7 +140,7 @@ class Task:
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = protocol.WAIT_S if until is None else max(0.0, min(protocol.WAIT_S, until - time.monotonic()))
-            answer = self._client.send(protocol.of_task(self.id, "/wait", timeout_s=left_s)).json()
+            answer = self._client.send(protocol.of_task(self.id, "/wait", timeout_s=left_s), until).json()
             if answer["ended"]:
                 return TaskInfo.of(answer["task"])
             if until is not None and time.monotonic() >= until:

@@ -18,6 +18,7 @@ from gpu_orchestrator_client.models import TaskEvent
 BASE = "/api/v1"
 WAIT_S = 20.0  # of one call that waits; the service allows 25 s
 ANSWER_S = 30.0  # for the service to answer
+LATE_S = 2.0  # how much later than the end of its wait an answer may come
 STREAM_SILENCE_S = 45.0  # the service sends a comment every 15 s
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 10.0
 MAX_LINE_CHARS = 4 << 20
@@ -59,6 +60,11 @@ def pauses(retries: int) -> Iterator[float]:
     """Seconds before each repetition, with jitter."""
     for number in range(retries):
         yield min(MAX_PAUSE_S, FIRST_PAUSE_S * 2**number) * random.uniform(0.5, 1)  # noqa: S311
+
+
+def answer_s(left_s: float | None) -> float:
+    """How long to wait for an answer, if the caller has so many seconds left."""
+    return ANSWER_S if left_s is None else min(ANSWER_S, max(0.0, left_s) + LATE_S)
 
 
 def pause_of(response: httpx.Response | None, planned_s: float) -> float:

@@ -27,6 +27,8 @@ export { ApiError, ServiceUnavailable, WaitTimeout };
 
 const WAIT_S = 20; // of one call that waits; the service allows 25 s
 const ANSWER_MS = 30_000; // for the service to answer
+const LATE_MS = 2_000; // how much later than the end of its wait an answer may come
+const MAX_TIMER_MS = 2 ** 31 - 1 - LATE_MS; // of setTimeout
 const SILENCE_MS = 45_000; // of a stream: the service sends a comment every 15 s
 const FIRST_PAUSE_MS = 200, MAX_PAUSE_MS = 10_000, MAX_RETRY_AFTER_MS = 60_000;
 const REPEATED = [429, 502, 503, 504]; // HTTP statuses after which a request may be sent again
@@ -128,8 +130,9 @@ export class Client {
 
   /** One request, sent once. @param {Call} call @param {AbortSignal} signal @returns {Promise<Response>} */
   open({ method, path, query = {}, body, headers = {} }, signal) {
-    const given = Object.entries(query).filter(([, value]) => value !== undefined);
-    const search = given.length ? `?${new URLSearchParams(given.map(([name, value]) => [name, String(value)]))}` : "";
+    const given = Object.entries(query).flatMap(([name, value]) =>
+      [value].flat().filter((one) => one !== undefined).map((one) => [name, String(one)]));
+    const search = given.length ? `?${new URLSearchParams(given)}` : "";
     /** @type {Record<string, string>} */
     const json = body === undefined ? {} : { "Content-Type": "application/json" };
     return this.#fetch(this.#base + path + search, {
@@ -172,12 +175,20 @@ export class Task {
    * @returns {Promise<TaskInfo>}
    */
   async wait({ timeoutMs = Infinity, signal } = {}) {
-    const until = Date.now() + timeoutMs;
-    for (;;) {
-      const timeout_s = Math.max(0, Math.min(WAIT_S, (until - Date.now()) / 1000));
-      const answer = await this.#client.send({ method: "GET", path: `${this.#path}/wait`, query: { timeout_s } }, signal);
-      if (answer.ended) return answer.task;
-      if (Date.now() >= until) throw new WaitTimeout(`task ${this.id} is ${answer.task.status} after ${timeoutMs} ms`);
+    const until = Date.now() + timeoutMs, path = `${this.#path}/wait`;
+    const timer = timeoutMs < MAX_TIMER_MS ? limited(signal, timeoutMs + LATE_MS) : undefined;
+    try {
+      for (;;) {
+        const timeout_s = Math.max(0, Math.min(WAIT_S, (until - Date.now()) / 1000));
+        const answer = await this.#client.send({ method: "GET", path, query: { timeout_s } }, timer?.signal ?? signal);
+        if (answer.ended) return answer.task;
+        if (Date.now() >= until) throw new WaitTimeout(`task ${this.id} is ${answer.task.status} after ${timeoutMs} ms`);
+      }
+    } catch (error) {
+      signal?.throwIfAborted();
+      throw timer?.signal.aborted ? new WaitTimeout(`no answer about task ${this.id} after ${timeoutMs} ms`) : error;
+    } finally {
+      timer?.clear();
     }
   }
 

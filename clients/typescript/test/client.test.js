@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { createServer } from "node:http";
 import { test } from "node:test";
-import { ApiError, Client, ServiceUnavailable } from "gpu-orchestrator-client";
+import { ApiError, Client, ServiceUnavailable, WaitTimeout } from "gpu-orchestrator-client";
 
 /** A client of a server that answers with these functions, one for each request, and the requests that it saw. */
 async function against(t, ...answers) {
@@ -105,4 +105,16 @@ test("the list asks for every page", async (t) => {
   );
   assert.deepEqual((await all(client.tasks({ status: "Queued" }))).map((one) => one.id), ["1", "2"]);
   assert.deepEqual(seen.map((one) => one.url.slice(13)), ["?status=Queued", "?status=Queued&cursor=a+b", "?status=Queued&cursor=c"]);
+});
+
+test("a wait ends in time if the service says nothing, or asks for a long pause", async (t) => {
+  const { client } = await against(t, () => {}, problem(429, "E048", { "Retry-After": "30" }));
+  await assert.rejects(client.task("7").wait({ timeoutMs: 50 }), WaitTimeout);
+  await assert.rejects(client.task("7").wait({ timeoutMs: 50 }), WaitTimeout);
+});
+
+test("a filter with several values is sent once for each", async (t) => {
+  const { client, seen } = await against(t, json(200, { tasks: [], next: null }));
+  await all(client.tasks({ label: ["a=1", "b=2"], status: undefined }));
+  assert.equal(seen[0].url, "/api/v1/tasks?label=a%3D1&label=b%3D2");
 });

@@ -10,7 +10,7 @@ import gpu_orchestrator_client
 import httpx
 import pytest
 from gpu_orchestrator_client import ApiError, AsyncClient, Client, ServiceUnavailable, WaitTimeout
-from gpu_orchestrator_client.protocol import file_name
+from gpu_orchestrator_client.protocol import LATE_S, file_name
 
 from orchestrator import client as reexported
 from testbed.services.free_port import free_port
@@ -189,3 +189,24 @@ async def test_the_program_of_its_page_works(
     assert {name: getattr(reexported, name) for name in reexported.__all__} == {
         name: getattr(gpu_orchestrator_client, name) for name in gpu_orchestrator_client.__all__
     }
+
+
+async def test_a_wait_ends_in_time_whatever_the_service_says() -> None:
+    """A service that asks for a long pause, or says nothing, does not keep a caller longer than it has asked for."""
+    reads: list[float] = []
+
+    def busy(request: httpx.Request) -> httpx.Response:
+        reads.append(request.extensions["timeout"]["read"])
+        return httpx.Response(429, headers={"Retry-After": "30"}, json={})
+
+    def ordinary() -> None:
+        with Client("http://service", "token", transport=httpx.MockTransport(busy)) as client:
+            client.task("7").wait(0.2)
+
+    with pytest.raises(WaitTimeout, match="429"):
+        await asyncio.to_thread(ordinary)
+    async with AsyncClient("http://service", "token", transport=httpx.MockTransport(busy)) as client:
+        with pytest.raises(WaitTimeout, match="429"):
+            await client.task("7").wait(0.2)
+    assert len(reads) == 2
+    assert max(reads) <= 0.2 + LATE_S
