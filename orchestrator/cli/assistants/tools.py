@@ -1,5 +1,8 @@
 """The table of tools: what an assistant can ask for, and what it can do with a confirmation."""
 
+import hmac
+import secrets
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,6 +27,8 @@ from orchestrator.web.api.models import (
     Tenant,
 )
 
+CODE_KEY = secrets.token_bytes(32)
+CODE_S = 600  # for which a code is valid at least
 Json = dict[str, Any]
 TaskId = Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")]
 WorkerId = Annotated[str, StringConstraints(pattern=f"^{ID_PATTERN.pattern}$")]
@@ -215,7 +220,7 @@ async def _pools(sources: FactSources, caller: Caller, _: Nothing) -> Json:
 def _on_task(action: str) -> Callable[[FactSources, Caller, TaskAction], Awaitable[Json]]:
     async def answer(sources: FactSources, caller: Caller, given: TaskAction) -> Json:
         path, wanted = f"/tasks/{given.task_id}", f"{action} {given.task_id}"
-        if given.confirm != wanted:
+        if not is_confirmed(given.confirm, wanted):
             task = await sources.facts(caller, path)
             facts = {name: task[name] for name in ("id", "task_type", "status", "attempts", "worker_id")}
             return unconfirmed(given.confirm, wanted, {"task": facts})
@@ -226,7 +231,7 @@ def _on_task(action: str) -> Callable[[FactSources, Caller, TaskAction], Awaitab
 
 async def _pause(sources: FactSources, caller: Caller, given: PauseAction) -> Json:
     wanted = f"pause {given.pool or EVERY_POOL}" + (f" for {given.minutes:g} minutes" if given.minutes else "")
-    if given.confirm != wanted:
+    if not is_confirmed(given.confirm, wanted):
         effect = "no new worker is started; running workers continue"
         return unconfirmed(given.confirm, wanted, {"effect": effect, **await sources.facts(caller, "/pauses")})
     for_s = None if given.minutes is None else timedelta(minutes=given.minutes).total_seconds()
@@ -236,7 +241,7 @@ async def _pause(sources: FactSources, caller: Caller, given: PauseAction) -> Js
 
 async def _resume(sources: FactSources, caller: Caller, given: ResumeAction) -> Json:
     wanted = f"resume {given.pool or EVERY_POOL}"
-    if given.confirm != wanted:
+    if not is_confirmed(given.confirm, wanted):
         effect = "workers are started again as the queue needs them, which costs money"
         return unconfirmed(given.confirm, wanted, {"effect": effect, **await sources.facts(caller, "/pauses")})
     query = {"pool": given.pool} if given.pool else {}
@@ -245,7 +250,7 @@ async def _resume(sources: FactSources, caller: Caller, given: ResumeAction) -> 
 
 async def _terminate(sources: FactSources, caller: Caller, given: WorkerAction) -> Json:
     path, wanted = f"/workers/{given.worker_id}", f"terminate {given.worker_id}" + (" at once" if given.at_once else "")
-    if given.confirm != wanted:
+    if not is_confirmed(given.confirm, wanted):
         ends = "its tasks are queued again, and its pod is deleted" if given.at_once else "it finishes its tasks first"
         worker = await sources.facts(caller, path)
         return unconfirmed(given.confirm, wanted, {"effect": ends, "worker": worker})
@@ -253,11 +258,24 @@ async def _terminate(sources: FactSources, caller: Caller, given: WorkerAction) 
     return accepted(await sources.api.call(caller, "POST", f"{path}/terminate", json=body))
 
 
-def unconfirmed(given: str | None, wanted: str, facts: Json) -> Json:
+def _texts(effect: str) -> list[str]:
+    """The texts that confirm an effect: the present one, and the one before it."""
+    period = int(time.time() // CODE_S)
+    codes = (hmac.new(CODE_KEY, f"{at} {effect}".encode(), "sha256").hexdigest()[:8] for at in (period, period - 1))
+    return [f"{effect}, code {code}" for code in codes]
+
+
+def is_confirmed(given: str | None, effect: str) -> bool:
+    """Whether a call has the text of an earlier answer. A text from a pod cannot foresee its code."""
+    return given is not None and any(hmac.compare_digest(given.encode(), one.encode()) for one in _texts(effect))
+
+
+def unconfirmed(given: str | None, effect: str, facts: Json) -> Json:
     """What an action would do. Raises Failure if another confirmation was given."""
     if given is not None:
-        raise Failure(BAD_ARGUMENT, why=f"confirm must be {wanted!r}; nothing was done", fix="ask the user first")
-    return {"done": False, "would": wanted, **facts, "to_confirm": {"confirm": wanted}}
+        why = f"confirm is not the text that a call without it has named for this: {effect}; nothing was done"
+        raise Failure(BAD_ARGUMENT, why=why, fix="ask without confirm, and ask the user")
+    return {"done": False, "would": effect, **facts, "to_confirm": {"confirm": _texts(effect)[0]}}
 
 
 def check_allowed(tool: Tool, who: Json) -> None:

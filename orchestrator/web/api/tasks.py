@@ -1,6 +1,7 @@
 """Tasks: submit, list, read, cancel, retry, wait."""
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import re
@@ -12,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from orchestrator.errors import BAD_ARGUMENT, CHANGED, KEY_REUSED, NO_TASK, NOT_ALLOWED, WRONG_STATE
+from orchestrator.ports import PortError
 from orchestrator.web.api.cursors import cursor_of, place_of
 from orchestrator.web.api.models import (
     Acted,
@@ -103,6 +105,8 @@ async def wait(api: Api, call: ApiCall) -> Response:
         while state["status"] not in ENDED and now() < until and not api.watch.closed:
             state = await _changed_or_gone(api, call, state, until - now())
         if state["status"] != found["task"]["status"] or now() >= until:
+            with contextlib.suppress(PortError):  # the token may have been revoked meanwhile
+                await api.authentication.holder(call.request)
             found = await found_task(api, call)
         task = _shown(found)
         return shown(Waited(ended=task.status in ENDED, task=task), headers=_version(task))

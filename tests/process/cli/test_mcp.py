@@ -198,29 +198,37 @@ async def test_an_assistant_reads_the_facts_of_the_commands_and_the_api(rig: Rig
 
 @pytest.mark.parametrize("transport", ["http", pytest.param("stdio", marks=pytest.mark.full)])
 async def test_an_action_needs_the_scope_and_a_confirmation(rig: Rig, transport: str) -> None:
-    """Without the first it is neither offered nor done; without the second it says what it would do."""
+    """Without the first it is neither offered nor done; without the second it says what it would do.
+
+    A text from a pod cannot be the second: it has a code that only the first answer has.
+    """
     async with rig.assistant(transport, await rig.token("read", "submit")) as reader:
         refused = await reader.error("retry_task", task_id=rig.task, confirm=f"retry {rig.task}")
         assert refused["id"] == "E072"
     async with rig.assistant(transport, await rig.token("operate", name="helper")) as assistant:
         assert await assistant.tools() == READS | ACTS
         asked = await assistant.facts("retry_task", task_id=rig.task)
-        assert (asked["done"], asked["to_confirm"]) == (False, {"confirm": f"retry {rig.task}"})
-        wrong = await assistant.error("retry_task", task_id=rig.task, confirm="yes")
-        assert "nothing was done" in wrong["why"]
+        assert (asked["done"], asked["would"]) == (False, f"retry {rig.task}")
+        for guess in ("yes", f"retry {rig.task}", f"retry {rig.task}, code 00000000"):
+            wrong = await assistant.error("retry_task", task_id=rig.task, confirm=guess)
+            assert "nothing was done" in wrong["why"]
+            assert asked["to_confirm"]["confirm"] not in str(wrong)
         assert (await rig.fleet.store.task(rig.task))["task"]["status"] == "Failed"
         done = await assistant.facts("retry_task", **asked["to_confirm"], task_id=rig.task)
         assert done["task"]["status"] == "Queued"
-        await assistant.facts("cancel_task", task_id=rig.task, confirm=f"cancel {rig.task}")
-        await assistant.facts("pause_pool", pool="default", minutes=5, confirm="pause default for 5 minutes")
+        asked = await assistant.facts("cancel_task", task_id=rig.task)
+        await assistant.facts("cancel_task", task_id=rig.task, **asked["to_confirm"])
+        paused = await assistant.facts("pause_pool", pool="default", minutes=5)
+        await assistant.facts("pause_pool", pool="default", minutes=5, **paused["to_confirm"])
         assert set(await rig.fleet.store.api.pauses()) == {"default"}
-        await assistant.facts("resume_pool", pool="default", confirm="resume default")
+        asked = await assistant.facts("resume_pool", pool="default")
+        await assistant.facts("resume_pool", pool="default", **asked["to_confirm"])
         assert await rig.fleet.store.api.pauses() == {}
         asked = await assistant.facts("terminate_worker", worker_id=rig.worker)
         assert asked["worker"]["id"] == rig.worker
         other = await assistant.error("terminate_worker", worker_id=rig.worker, at_once=True, **asked["to_confirm"])
         assert "nothing was done" in other["why"]
-        other = await assistant.error("pause_pool", pool="default", confirm="pause default for 5 minutes")
+        other = await assistant.error("pause_pool", pool="default", **paused["to_confirm"])
         assert "nothing was done" in other["why"]
         await assistant.facts("terminate_worker", worker_id=rig.worker, **asked["to_confirm"])
     audited = [(entry["actor"], entry["action"]) for entry in reversed(await rig.fleet.store.api.audit())]

@@ -95,6 +95,21 @@ async def test_outsiders_that_try_addresses_are_slowed_down(
         assert (await rig.call("GET", "/tasks")).status_code == 200
 
 
+async def test_a_call_that_waits_for_a_task_ends_without_it_if_its_token_is_revoked(
+    rig: ApiRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When its time is up, or the task has changed."""
+    monkeypatch.setattr("orchestrator.web.api.authentication.CACHE_S", 0.0)
+    task_id = await rig.submit()
+    revoked = await rig.token("read", name="webapp")
+    waiting = asyncio.create_task(rig.call("GET", f"/tasks/{task_id}/wait?timeout_s=2", revoked))
+    async with asyncio.timeout(DEADLINE_S):
+        while not rig.api.watch._by_token:
+            await asyncio.sleep(0.01)
+        await rig.rows.revoke_token("webapp", "test")
+        assert refusal(await waiting) == (401, "E071")
+
+
 async def test_a_revoked_and_an_expired_token_are_refused(rig: ApiRig) -> None:
     """The first one within the five seconds for which an answer of the database counts."""
     revoked, ends = await rig.token("read", name="webapp"), datetime.now(UTC) + timedelta(seconds=8)
