@@ -144,13 +144,15 @@ begin
 end
 $$;
 
--- From now on, this transaction does not wait for locks of users' triggers.
-create or replace function public.internal_wait_no_more() returns void
+-- How long a claim waits for a lock: it may be one that a user's trigger asks for, or one of the server, which is short. A
+-- transaction that has completed tasks may hold rows that their triggers wrote and others wait for.
+create or replace function public.internal_claim_patience() returns text
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
-declare
-    v_set text := set_config('orchestrator.vain_waits', '3', true);
 begin
+    return case when not public.internal_may_wait() then '10ms'
+                when current_setting('orchestrator.has_completed', true) = 'true' then '100ms'
+                else '500ms' end;
 end
 $$;
 

@@ -312,7 +312,7 @@ end
 $$;
 
 -- Gives these locked, claimable rows to the worker: either all of them or, after an error, none. A user's trigger must
--- not make the claim wait for another transaction, except three times for half a second.
+-- not make the claim wait for another transaction, except three times for a moment.
 create or replace function public.internal_hand_over(
     p_worker public.workers, p_claim_no bigint, p_rows tid[], p_now timestamptz
 ) returns jsonb
@@ -322,11 +322,8 @@ set lock_timeout = '500ms' as $$
 declare
     v_tasks jsonb;
     v_log_first bigint := (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint;
-    v_set text;
+    v_set text := set_config('lock_timeout', public.internal_claim_patience(), true);
 begin
-    if not public.internal_may_wait() then
-        v_set := set_config('lock_timeout', '1ms', true);
-    end if;
     with taken as (
         update public.tasks t
            set status = 'In Progress', worker_id = p_worker.id, updated_at = p_now,
@@ -422,11 +419,8 @@ returns boolean
 language plpgsql security definer set search_path = '' set lock_timeout = '500ms' as $$
 #variable_conflict use_variable
 declare
-    v_set text;
+    v_set text := set_config('lock_timeout', public.internal_claim_patience(), true);
 begin
-    if not public.internal_may_wait() then
-        v_set := set_config('lock_timeout', '1ms', true);
-    end if;
     update public.tasks t
        set status = 'Failed', run_after = null, generation_processed_at = p_now, failed_at_point = 'Claiming',
            failure_code = p_code, error_message = public.internal_message(p_message)

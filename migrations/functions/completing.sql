@@ -189,7 +189,7 @@ $$;
 
 -- The calls of an agent between two short tasks, in one commit: worker_complete_many, then worker_claim without
 -- waiting. Both halves can be repeated, together or alone. It waits for locked rows as worker_complete_many does. The claim
--- does not wait for rows that users' triggers lock: the triggers of the completions may hold rows that others wait for.
+-- waits for a tenth of a second only: the triggers of the completions may hold rows that others wait for.
 create or replace function public.worker_complete_and_claim(
     p_worker_id text, p_nonce text, p_results jsonb, p_claim_no bigint, p_batch int, p_now timestamptz default null
 ) returns jsonb
@@ -200,8 +200,8 @@ declare
     v_worker public.workers := public.internal_caller(p_worker_id, true);
     v_now timestamptz := public.internal_clock(p_now);  -- after the lock, for which it may have waited
     v_ended jsonb := public.internal_complete_many(v_worker, p_nonce, p_results, v_now);
+    v_set text := set_config('orchestrator.has_completed', 'true', true);
 begin
-    perform public.internal_wait_no_more();
     return v_ended || public.internal_claim(v_worker, p_nonce, p_claim_no, p_batch, 0, v_now);
 end
 $$;
