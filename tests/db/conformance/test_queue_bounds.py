@@ -209,8 +209,9 @@ async def test_a_time_that_python_cannot_read_is_brought_into_range(
 ) -> None:
     """One of them would end every list of tasks."""
     await hand.execute("insert into tasks (task_type) values ('t')")
-    await hand.execute(f"insert into tasks (task_type, {column}) values ('t', %s)".encode(), (at,))
-    await hand.execute(f"update tasks set {column} = %s".encode(), (at,))
-    rows = await (await hand.execute(f"select to_json({column}) as at from tasks".encode())).fetchall()
+    name = sql.Identifier(column)
+    await hand.execute(sql.SQL("insert into tasks (task_type, {}) values ('t', %s)").format(name), (at,))
+    await hand.execute(sql.SQL("update tasks set {} = %s").format(name), (at,))
+    rows = await (await hand.execute(sql.SQL("select to_json({}) as at from tasks").format(name))).fetchall()
     assert {datetime.fromisoformat(row["at"]).year for row in rows} <= {1900, 9000}
     assert len(rows) == 2

@@ -615,7 +615,8 @@ async def test_a_claim_finds_tasks_behind_many_whose_triggers_wait(
     agent = await fleet.agent()
     async with await psycopg.AsyncConnection.connect(database) as user:
         await user.execute("select from accounts for update")
-        assert sorted(await ids(agent, 10)) == sorted(good)
+        found = [one for _ in range(3) for one in await ids(agent, 10)]
+    assert sorted(found) == sorted(good)
     await trigger("")
 
 
