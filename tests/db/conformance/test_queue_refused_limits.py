@@ -682,7 +682,7 @@ async def test_dependants_that_refuse_slowly_take_a_moment_of_the_end_of_what_th
     await trigger(f"if {WAITS_ON} then perform pg_sleep(0.02); raise exception 'frozen'; end if;")
     assert await agent.complete(task) == "ok"
     tried = await (await hand.execute("select from task_refusals where what = 'settle'")).fetchall()
-    assert 0 < len(tried) < 50
+    assert len(tried) < 50
     await trigger("")
     for _ in range(20):
         fleet.wait(700)
