@@ -144,7 +144,8 @@ async def _work(outcome: Outcome, agent: Agent, dice: random.Random, until: floa
                 if await outcome.asked("complete", agent.complete(task)) == "ok":
                     outcome.completed[key] += 1
             elif way < 0.5:
-                if await outcome.asked("complete_many", agent.complete_many(result(task))) == ["ok"]:
+                many = partial(agent.complete_many, result(task))
+                if await outcome.until_answered("complete_many", many) == ["ok"]:
                     outcome.completed[key] += 1
             elif way < 0.7:
                 ask = partial(agent.complete_and_claim, result(task), number=next(agent.numbers))
