@@ -354,8 +354,8 @@ end
 $$;
 
 -- Gives those of these tasks that are queued to the worker, one by one, after an error with all of them: only the tasks
--- that cannot be given are ended. Those that the schema refuses, or whose triggers wait for another transaction, are added to p_passed and stay
--- queued. A trigger may have moved other rows, so each is found again by its id.
+-- that cannot be given are ended. Those that the schema refuses, or whose triggers wait for another transaction, are added
+-- to p_passed and stay queued. A trigger may have moved other rows, so each is found again by its id.
 create or replace function public.internal_hand_over_singly(
     p_worker public.workers, p_claim_no bigint, p_ids uuid[], p_now timestamptz, inout p_passed uuid[], out tasks jsonb
 )

@@ -110,8 +110,9 @@ end
 $$;
 
 -- Completes those of these tasks, each named once, whose attempts the worker holds, and returns their ids; null for none. A
--- trigger may have suppressed the change of others, or put the old row in the place of the new one. p_output_location and p_object are those of a single task. The key
--- `upload` of p_object belongs to the attempt, the rest to the task's output_object.
+-- trigger may have suppressed the change of others, or put the old row in the place of the new one. p_output_location and
+-- p_object are those of a single task. The key `upload` of p_object belongs to the attempt, the rest to the task's
+-- output_object.
 create or replace function public.internal_finish(
     p_worker public.workers, p_ids uuid[], p_attempts int[], p_data jsonb[], p_output_location text, p_object jsonb,
     p_now timestamptz

@@ -3,8 +3,8 @@
 
 -- Records a refusal. The next try comes after 30 s, or after 1 s if another transaction held a lock, and each further one
 -- after twice the time, up to ten minutes. The worker of a refused result waits for it, so the pause is 1 to 30 s then. If
--- another transaction is recording one and
--- the caller does not wait for it any longer, nothing is recorded: the caller must not fail for that.
+-- another transaction is recording one and the caller does not wait for it any longer, nothing is recorded: the caller must
+-- not fail for that.
 create or replace function public.internal_refused(
     p_ids uuid[], p_what text, p_reason text, p_sqlstate text default null
 ) returns void

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.ports import NotFound, PortError
+from orchestrator.worker_logs.attempt_log import AttemptLines, OwnBytes
 from orchestrator.worker_logs.generations import launch_of
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from orchestrator.ports import Blobs
 
 TAIL_BYTES = 64 * 1024
-PIECES = 8  # objects that are read at most
+PIECES = 4  # objects that are read at most
 TIMEOUT_S = 5.0
 STREAM = "handler"  # whose offsets attempts keep
 UNPACKED_BYTES = 8 * 1024 * 1024  # of one object; the shipper's are half as large
@@ -29,7 +30,7 @@ async def tail(store: "SqlStore", blobs: "Blobs", attempt: Mapping[str, Any]) ->
 
 
 async def _read(store: "SqlStore", blobs: "Blobs", attempt: Mapping[str, Any]) -> str:
-    # Offsets come with heartbeats, so the attempt's last lines may stand after `log_last`: up to its mark.
+    # Offsets come with heartbeats, so the attempt's last lines may stand after `log_last`; its marks limit them.
     first, last = attempt["log_first"] or 0, attempt["log_last"]
     mine = [
         piece
@@ -38,13 +39,13 @@ async def _read(store: "SqlStore", blobs: "Blobs", attempt: Mapping[str, Any]) -
         if piece["last"] > first
     ]
     before = [piece for piece in mine if last is not None and piece["last"] <= last]
-    name = f"--- task {attempt['task_id']} attempt {attempt['attempt']}"
-    text = ""
+    content = b""
     for piece in [*before[-1:], *mine[len(before) :]][:PIECES]:
         unpacked = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(await blobs.get(piece["key"]), UNPACKED_BYTES)
-        text += unpacked[max(0, first - piece["first"]) :].decode("utf-8", "replace")
-        text, end, _ = text.rpartition(f"{name} begins")[2].partition(f"{name} ends")
-        text = text[-TAIL_BYTES:]
-        if end:
-            break
-    return text
+        content += unpacked[max(0, first - piece["first"]) :]
+    name = f"task {attempt['task_id']} attempt {attempt['attempt']}"
+    lines = AttemptLines(name, keeps_before=False)
+    lines.begun = f"--- {name} begins".encode() not in content  # then it stands before these objects
+    own = OwnBytes(lines).of(content + b"\n").splitlines(keepends=True)
+    text = b"".join(line for line in own if not line.startswith(f"--- {name}".encode()))
+    return text[-TAIL_BYTES:].decode("utf-8", "replace")

@@ -20,7 +20,7 @@ STREAM = "handler"  # whose offsets attempts keep
 LINE_BYTES = 64 << 10  # of a line that has no end yet; what is longer is taken in parts
 PIECE_BYTES = 8 << 20  # of one unpacked piece; the shipper's are half as large
 AFTER_BYTES = 64 << 10  # behind the last offset: a short attempt may begin after the last heartbeat
-SETTLED_S = 120.0  # after the end of an attempt, its last lines are stored, or its worker could not write its end
+SETTLED_S = 60.0  # after the end of an attempt, its last lines are stored, or never will be
 BEGINS = re.compile(rb"--- task [0-9a-f-]{36} attempt [0-9]+ begins")
 Row = Mapping[str, Any]
 
@@ -91,13 +91,14 @@ class AttemptLog:
         self._own = OwnBytes(self._lines)
         self._seen: set[tuple[str, int]] = set()  # boot, seq
         self._reached = False  # whether the last offset was reached
+        self._is_shipping = False  # whether a piece is not stored yet
         self.missing_bytes = 0  # declared lost so far
 
     @property
     def complete(self) -> bool:
         """Whether nothing more can follow."""
         ended_at = self._attempt["ended_at"]
-        if self._lines.over or ended_at is None or not self._reached:
+        if self._lines.over or ended_at is None or self._is_shipping or not self._reached:
             return self._lines.over
         return (datetime.now(UTC) - datetime.fromisoformat(ended_at)).total_seconds() > SETTLED_S
 
@@ -108,6 +109,7 @@ class AttemptLog:
     async def more(self) -> AsyncGenerator[bytes]:
         """Yield the attempt's lines, piece by piece, as far as they are stored now. Raises PortError."""
         first, last = self._attempt["log_first"] or 0, self._attempt["log_last"]
+        self._is_shipping = False
         for piece in await self._rows.log_pieces(self._attempt["worker_id"]):
             name, end = (piece["boot_id"], piece["seq"]), piece["last"] or sys.maxsize
             mine = launch_of(piece["boot_id"]) == self._attempt["nonce"] and piece["stream"] == STREAM
@@ -117,6 +119,7 @@ class AttemptLog:
             if piece["declared_lost"]:
                 self.missing_bytes += max(0, min(end, last or end) - max(first, piece["first"]))
             elif not piece["shipped_at"]:
+                self._is_shipping = True
                 return
             else:
                 content = await self._read(piece)

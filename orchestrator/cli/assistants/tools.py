@@ -1,8 +1,5 @@
 """The table of tools: what an assistant can ask for, and what it can do with a confirmation."""
 
-import hmac
-import secrets
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,9 +9,10 @@ from pydantic import AwareDatetime, BaseModel, Field, StringConstraints
 
 from orchestrator.cli.assistants.api import END_BYTES, Answered, Caller, LocalApi
 from orchestrator.cli.assistants.commands import CommandRunner
+from orchestrator.cli.assistants.confirmation import is_confirmed, unconfirmed
 from orchestrator.core.clusters.addresses import CLUSTER_ID
 from orchestrator.core.model import EVERY_POOL, ID_PATTERN
-from orchestrator.errors import BAD_ARGUMENT, NOT_ALLOWED, Failure
+from orchestrator.errors import NOT_ALLOWED, Failure
 from orchestrator.web.api.models import (
     MAX_INT,
     STATUSES,
@@ -27,8 +25,6 @@ from orchestrator.web.api.models import (
     Tenant,
 )
 
-CODE_KEY = secrets.token_bytes(32)
-CODE_S = 600  # for which a code is valid at least
 Json = dict[str, Any]
 TaskId = Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")]
 WorkerId = Annotated[str, StringConstraints(pattern=f"^{ID_PATTERN.pattern}$")]
@@ -256,26 +252,6 @@ async def _terminate(sources: FactSources, caller: Caller, given: WorkerAction) 
         return unconfirmed(given.confirm, wanted, {"effect": ends, "worker": worker})
     body = {"reason": given.reason, "at_once": given.at_once}
     return accepted(await sources.api.call(caller, "POST", f"{path}/terminate", json=body))
-
-
-def _texts(effect: str) -> list[str]:
-    """The texts that confirm an effect: the present one, and the one before it."""
-    period = int(time.time() // CODE_S)
-    codes = (hmac.new(CODE_KEY, f"{at} {effect}".encode(), "sha256").hexdigest()[:8] for at in (period, period - 1))
-    return [f"{effect}, code {code}" for code in codes]
-
-
-def is_confirmed(given: str | None, effect: str) -> bool:
-    """Whether a call has the text of an earlier answer. A text from a pod cannot foresee its code."""
-    return given is not None and any(hmac.compare_digest(given.encode(), one.encode()) for one in _texts(effect))
-
-
-def unconfirmed(given: str | None, effect: str, facts: Json) -> Json:
-    """What an action would do. Raises Failure if another confirmation was given."""
-    if given is not None:
-        why = f"confirm is not the text that a call without it has named for this: {effect}; nothing was done"
-        raise Failure(BAD_ARGUMENT, why=why, fix="ask without confirm, and ask the user")
-    return {"done": False, "would": effect, **facts, "to_confirm": {"confirm": _texts(effect)[0]}}
 
 
 def check_allowed(tool: Tool, who: Json) -> None:

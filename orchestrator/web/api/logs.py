@@ -14,10 +14,9 @@ from orchestrator.web.api.operations import Api, ApiCall, shown
 from orchestrator.web.api.problems import Problem
 from orchestrator.web.api.task_events import STREAM_S, EventStream, event, is_still_allowed
 from orchestrator.web.api.tasks import found_task
-from orchestrator.worker_logs.attempt_log import AttemptLog
+from orchestrator.worker_logs.attempt_log import SETTLED_S, AttemptLog
 
 LOOK_S = 2.0  # between two looks for more; bytes arrive a few seconds after they were written
-LAST_S = 60.0  # after the end of an attempt whose last lines never come
 MAX_SCAN_BYTES = 32 << 20  # of a log, for a part of it
 MAX_EVENT_BYTES = 64 << 10
 LONGEST_CHARACTER = 4  # bytes of UTF-8; …
@@ -83,7 +82,7 @@ async def _events(api: Api, call: ApiCall, log: AttemptLog, attempt: Row) -> Asy
             yield ": the log cannot be read now\n\n"
         else:
             yield SO_FAR
-        if log.complete or (attempt["ended_at"] and now() - read_at > LAST_S):
+        if log.complete or (attempt["ended_at"] and now() - read_at > SETTLED_S):
             yield event("ended", str(position), {"missing_bytes": log.missing_bytes})
             return
         await api.wakeups.wait(None, LOOK_S, worker_id="*logs*")

@@ -35,7 +35,7 @@ async def trigger(hand: Hand) -> AsyncIterator[Trigger]:
 
     yield create
     await hand.execute("drop trigger if exists zz_users_own on tasks")
-    await hand.execute("drop table if exists accounts; drop sequence if exists tries")
+    await hand.execute("drop table if exists accounts")
 
 
 async def ids(agent: Agent, batch: int = 1) -> list[str]:

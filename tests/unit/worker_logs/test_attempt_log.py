@@ -84,7 +84,12 @@ async def test_a_log_without_its_end_is_not_complete_before_its_lines_must_be_st
     text, complete = await read(stored, attempt(last=20, ended_s=SETTLED_S + 10, outcome="lost"))
     assert (text, complete) == (BEGINS + "half of it\n", True)
     assert await read(stored, attempt(last=20, ended_s=None, outcome=None)) == (text, False)
-    assert await read(Stored(BEGINS + "half of it\n" + OTHER), attempt(last=20)) == (text, True)
+    shipping = Stored(BEGINS + "half of it\n" + "x" * 100_000)
+    shipping.pieces[-1]["shipped_at"] = None
+    assert not (await read(shipping, attempt(last=20, ended_s=SETTLED_S + 10)))[1]
+    killed = Stored(BEGINS + "half of it\n" + OTHER + LINES)
+    assert await read(killed, attempt(last=20)) == (text, True)
+    assert await tail(killed, killed, attempt(last=20)) == "half of it\n"  # type: ignore[arg-type]
 
 
 async def test_the_lines_of_an_attempt_whose_begin_is_missing_are_those_up_to_its_last_offset() -> None:
