@@ -27,6 +27,13 @@ All settings are environment variables. [.env.example](../.env.example) has the 
 `python -m orchestrator doctor settings` checks what is set. It also names variables that no setting reads, although
 their name begins like a setting or is similar to one.
 
+Values are read as other tools write them. Quotes, spaces and line ends around a value are no part of it.
+`DATABASE_URL` may have the driver of SQLAlchemy (`postgresql+asyncpg://`) and the parameters of Prisma and Supabase
+(`?pgbouncer=true`). A placeholder such as `[YOUR-PASSWORD]`, or a reference that nothing has expanded such as
+`${{Postgres.DATABASE_URL}}`, is refused. `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` have the meaning that
+they have for curl: a name in `NO_PROXY` stands for its subdomains too, and networks such as `10.0.0.0/8` are possible.
+A SOCKS proxy is refused.
+
 `POOLS_FILE` describes further pools. A pool has the value of the environment, unless the file sets the key that the
 column "Pool key" names. The limits are the same. For `WORKER_HANDLERS` and `WORKER_ENV`, a pool names the part of them
 that its workers get. Only a pool has the keys `task_types`, `gpu_count` (1 to 8), `kind` (`queue`, or `cluster` for the

@@ -17,18 +17,12 @@ from orchestrator.adapters.arguments import plain
 from orchestrator.observability.redaction import Redactor
 from orchestrator.web.errors import Refusal
 from orchestrator.web.gateway import WORDS
-from orchestrator.web.request_bodies import (
-    MAX_BYTES,
-    MAX_LONG_NUMBERS,
-    MAX_NODES,
-    MAX_NUMBER_CHARS,
-    MAX_WIDE_NUMBERS,
-    parsed,
-)
+from orchestrator.web.request_bodies import MAX_BYTES, MAX_NODES, parsed
 from worker import protocol
+from worker.rules import LONG_NUMBERS, NUMBER_CHARS, WIDE_NUMBERS
 
 TRIES = 5
-HALF = str(Context(prec=MAX_NUMBER_CHARS).multiply(Decimal(sys.float_info.min), Decimal("1.5") / 2**52))  # 759 digits
+HALF = str(Context(prec=NUMBER_CHARS).multiply(Decimal(sys.float_info.min), Decimal("1.5") / 2**52))  # 759 digits
 SECRETS = [f"secret-number-{number}-{'0123456789abcdef' * 4}" for number in range(50)]
 FILLINGS: Mapping[str, Callable[[int], str]] = {
     "one text": lambda size: '"' + "x" * size + '"',
@@ -43,9 +37,9 @@ FILLINGS: Mapping[str, Callable[[int], str]] = {
     "numbers": lambda size: "[" + ",".join(["1e5"] * min(size // 4, MAX_NODES - 9)) + "]",
     "floats": lambda size: _numbers("1.2345678901234567e-99", size, MAX_NODES),
     "long floats": lambda size: _numbers("1.2345678901234567890e-99", size, MAX_NODES),
-    "wide floats": lambda size: _numbers("1.2345678901234567e-300", size, MAX_WIDE_NUMBERS, "1.2345678901234567e-99"),
-    "halves of the least float": lambda size: _numbers(HALF, size, MAX_LONG_NUMBERS, "1.2345678901234567e-99"),
-    "integers of 1,000 digits": lambda size: _numbers("9" * MAX_NUMBER_CHARS, size, MAX_LONG_NUMBERS, "9" * 25),
+    "wide floats": lambda size: _numbers("1.2345678901234567e-300", size, WIDE_NUMBERS, "1.2345678901234567e-99"),
+    "halves of the least float": lambda size: _numbers(HALF, size, LONG_NUMBERS, "1.2345678901234567e-99"),
+    "integers of 1,000 digits": lambda size: _numbers("9" * NUMBER_CHARS, size, LONG_NUMBERS, "9" * 25),
     "integers of 4,299 digits": lambda size: _numbers("9" * 4_299, size, MAX_NODES),
     "floats of 50 digits": lambda size: _numbers("1." + "7" * 49, size, MAX_NODES),
     "too many wide floats": lambda size: _numbers("1.2345678901234567e-300", size, MAX_NODES),

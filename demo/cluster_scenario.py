@@ -1,7 +1,9 @@
 """The steps of `./run demo --cluster`: a cluster of three nodes, two jobs, a lost node, and nothing left at the end."""
 
 import asyncio
+import contextlib
 import json
+import sys
 import time
 import uuid
 from pathlib import Path
@@ -11,7 +13,8 @@ from typing import Any
 from psycopg import AsyncConnection
 
 from demo.narrator import Narrator
-from demo.scenario import SCHEMA_VERSION, Options, submit
+from demo.scenario import SCHEMA_VERSION, Options, explain, submit
+from demo.summary import show
 from testbed.audit import count, faults
 from testbed.services import debian
 from testbed.services.processes import Child, ChildFailed
@@ -176,12 +179,12 @@ async def run_cluster_scenario(options: Options) -> dict[str, Any]:
     narrator = Narrator(verbose=options.verbose)
     status = asyncio.create_task(narrator.accompany())
     try:
-        return await _run(options, narrator)
+        return await _run(options, narrator, status)
     finally:
         status.cancel()
 
 
-async def _run(options: Options, narrator: Narrator) -> dict[str, Any]:
+async def _run(options: Options, narrator: Narrator, status: "asyncio.Task[None]") -> dict[str, Any]:
     began_s = time.monotonic()
     narrator.expect("PostgreSQL, S3 and the RunPod emulator start")
     async with Stack(options.directory, seed=options.seed, transport=options.transport) as stack:
@@ -203,11 +206,19 @@ async def _run(options: Options, narrator: Narrator) -> dict[str, Any]:
             killed = await demo.kill_a_node(long)
             await demo.rest()
             output = await demo.fetch(pair, options.directory / "output")
-            await demo.delete()
+            if not options.keep:
+                await demo.delete()
             narrator.expect("counting tasks, pods, dollars and log bytes")
             summary = await count(sql, await stack.control("GET", "ledger"), stack.blobs(), 2)
             summary |= {"pods_killed": int(killed is not None), "killed_task_done_elsewhere": await demo.redone(long)}
-            return _result(summary | _output(output), options.seed, time.monotonic() - began_s)
+            summary = _result(summary | _output(output), options.seed, time.monotonic() - began_s)
+            if options.keep:
+                status.cancel()
+                show(summary, sys.stderr, keeps=True)
+                explain(stack, orchestrator, f"  ./run cluster status {demo.id}   ./run tasks submit --type train")
+                with contextlib.suppress(asyncio.CancelledError):
+                    await narrator.follow()
+            return summary
 
 
 def _job(script: str, nodes: int) -> dict[str, Any]:

@@ -79,8 +79,8 @@ def main(
         raise click.UsageError(
             "--app submits nothing by itself: it has no --images, --tasks, --keep, --cluster, --json"
         )
-    if cluster and (images or tasks or keep):
-        raise click.UsageError("--cluster has jobs of its own, and ends with them: no --images, --tasks and --keep")
+    if cluster and (images or tasks):
+        raise click.UsageError("--cluster has jobs of its own: no --images and --tasks")
     options = Options(images, tasks, seed, keep, directory.absolute(), transport, verbose)
     try:
         with only_demo(options.directory):

@@ -88,7 +88,7 @@ async def _run(options: Options, narrator: Narrator, status: "asyncio.Task[None]
             if options.keep:
                 status.cancel()
                 show(summary, sys.stderr, keeps=True)
-                _explain(stack, orchestrator)
+                explain(stack, orchestrator)
                 with contextlib.suppress(asyncio.CancelledError):
                     await narrator.follow()
     return summary
@@ -119,14 +119,15 @@ async def _prepare(stack: Stack, options: Options) -> Job:
     return plan_job(await upload(stack.blobs(), images), options.tasks)
 
 
-def _explain(stack: Stack, orchestrator: Child) -> None:
-    """Print what to do next. These are the last lines, so they stay visible."""
+def explain(stack: Stack, orchestrator: Child, *more: str) -> None:
+    """Print what to do next, and `more` of it. These are the last lines, so they stay visible."""
     env = stack.write_env()
     for text in (
         "\nThe system stays up until Ctrl-C. In another terminal:",
         f"  source {env}",
         "  ./run list --watch              ./run tasks list",
         "  ./run explain scaling           ./run top",
+        *more,
         f"  kill {orchestrator.pid}; ./run run           # it goes on where it was",
         "docs/handlers.md shows work of your own.",
     ):

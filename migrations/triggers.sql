@@ -1,6 +1,11 @@
 -- The current triggers. CREATE OR REPLACE takes a lock that blocks writers of the table but no readers, until the
 -- transaction that reapplies the functions ends. A removed trigger needs a `drop trigger if exists` here.
 
+-- The first and the last trigger of each statement, by their names; see functions/users_path.sql.
+create or replace trigger "!enter_users_path" before insert or update or delete or truncate on public.workers
+    for each statement execute function public.internal_enter_path();
+create or replace trigger "~leave_users_path" after insert or update or delete or truncate on public.workers
+    for each statement execute function public.internal_leave_path();
 create or replace trigger workers_changing before insert or update on public.workers
     for each row execute function public.internal_worker_changing();
 create or replace trigger workers_added after insert on public.workers
@@ -136,6 +141,10 @@ begin
     end if;
 end
 $$;
+create or replace trigger "!enter_users_path" before insert or update or delete or truncate on public.tasks
+    for each statement execute function public.internal_enter_path();
+create or replace trigger "~leave_users_path" after insert or update or delete or truncate on public.tasks
+    for each statement execute function public.internal_leave_path();
 create or replace trigger failure_code_checked before insert or update of failure_code on public.tasks
     for each row when (new.failure_code !~ '^[A-Z0-9_]{1,64}$') execute function public.internal_code_checked();
 create or replace trigger tasks_routed before insert on public.tasks

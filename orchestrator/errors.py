@@ -44,6 +44,9 @@ CONNECTION_LIMIT = ErrorKind(
     "the database has no connection left",
     "wait for the old process to end, stop other clients, or raise the pool size (Supabase: Settings, Database)",
 )
+MISSING_RIGHT = ErrorKind(
+    "E014", 4, "the database login lacks a right", "an administrator of the database runs the SQL of the message"
+)
 PROVIDER_AUTH = ErrorKind("E020", 4, "RunPod refuses the API key", "set RUNPOD_API_KEY to a key that may manage pods")
 NO_PROVIDER = ErrorKind("E021", 1, "RunPod does not answer", 'curl -i "${RUNPOD_API_BASE_URL:-https://api.runpod.io}"')
 NO_BUCKET = ErrorKind(
@@ -117,6 +120,7 @@ class Failures(Exception):
 
 _KIND_OF: tuple[tuple[type[ports.PortError], ErrorKind], ...] = (
     (ports.SchemaMismatch, OLD_SCHEMA),
+    (ports.MissingRight, MISSING_RIGHT),
     (ports.ApiAuth, PROVIDER_AUTH),
     (ports.DatabaseAuth, DATABASE_AUTH),
     (ports.BadArgument, BAD_ARGUMENT),

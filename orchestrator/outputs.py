@@ -16,10 +16,13 @@ import structlog
 
 from orchestrator.ports import Blobs, NotFound, PortError
 from worker.protocol import MAX_OBJECT_BYTES, MAX_UPLOAD_BYTES
+from worker.rules import name_problem
 
 GRANT_TTL_S = 300  # agents ask for a fresh URL before each try; a transfer that has begun may take longer
 UPLOAD_AGE = timedelta(days=2)  # of a multipart upload that is aborted
+LOOKS_AT_ONCE = 16  # of one call: a task may depend on hundreds of outputs
 LOOK_TIMEOUT_S = 5.0  # for the bucket to show an output
+ITS_TASKS = "this task or of a task that it depends on"
 OUTPUTS = "outputs/"  # the only keys that a worker ever gets a URL for
 PROBE_KEY = "probes/pod"  # every pod overwrites it before its first claim; its content is not used
 PROBE = "written by a pod to see whether it can use this bucket\n"
@@ -60,7 +63,18 @@ async def grant(blobs: Blobs, method: str, key: str, terms: Mapping[str, Any]) -
 
 async def grant_all(blobs: Blobs, asked: Sequence[tuple[str, str, Mapping[str, Any]]]) -> Sequence[Mapping[str, Any]]:
     """Answer several requests (method, key, terms) as `grant` does."""
-    refusals = [await _refusal(blobs, *one) for one in asked]
+    turns = asyncio.Semaphore(LOOKS_AT_ONCE)
+
+    async def refusal(method: str, key: str, terms: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        async with turns:
+            return await _refusal(blobs, method, key, terms)
+
+    looks = [asyncio.create_task(refusal(*one)) for one in asked]
+    try:
+        refusals = await asyncio.gather(*looks)
+    finally:
+        for one in looks:
+            one.cancel()
     # In a thread: the first signature loads the S3 client, which takes most of a second.
     return await asyncio.to_thread(
         lambda: [refused or _sign(blobs, *one) for refused, one in zip(refusals, asked, strict=True)]
@@ -69,6 +83,9 @@ async def grant_all(blobs: Blobs, asked: Sequence[tuple[str, str, Mapping[str, A
 
 async def _refusal(blobs: Blobs, method: str, key: str, terms: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if method not in {"PUT", "GET"} or not _is_output(key):
+        return {"refused": True}
+    if method == "PUT" and (why := name_problem(key.split("/", 3)[-1])):
+        log.warning("output_name_refused", key=key, why=why)
         return {"refused": True}
     most_bytes = MAX_OBJECT_BYTES if terms.get("multipart") or "upload_id" in terms else MAX_UPLOAD_BYTES
     if terms.get("once") and int(terms["bytes"]) > most_bytes:
@@ -168,6 +185,16 @@ def _base64(sha256: str) -> str:
 def _is_output(key: str) -> bool:
     """Whether a key lies under the outputs by every server's reading: some resolve `..` and empty segments."""
     return key.startswith(OUTPUTS) and not {"", ".", ".."} & set(key.split("/"))
+
+
+def owner_of(key: str, task: Mapping[str, Any]) -> str | None:
+    """Return the id of the task in whose folder the key lies: this task, or one that it depends on; otherwise None.
+
+    A pod writes the locations in its task's row and result. Nobody may follow one to other outputs, or to logs.
+    """
+    owner = key.removeprefix(OUTPUTS).partition("/")[0]
+    known = {str(task["id"]), *map(str, task.get("depends_on") or ())}
+    return owner if _is_output(key) and owner in known else None
 
 
 async def abort_old_uploads(blobs: Blobs) -> None:

@@ -3,14 +3,19 @@
 import os
 from typing import TypedDict
 
-import requests
-import runpod
-from runpod.error import RunPodError
+try:
+    import requests
+    import runpod
+    from runpod.error import RunPodError
 
-from orchestrator.adapters.runpod_fields import Malformed
-from orchestrator.adapters.runpod_replies import port_error, ssh_address
-from orchestrator.config.environment import load
-from orchestrator.ports import ApiAuth
+    from orchestrator.adapters.runpod_fields import Malformed
+    from orchestrator.adapters.runpod_replies import port_error, ssh_address
+    from orchestrator.config.env_file import read_env_file
+    from orchestrator.config.environment import load
+    from orchestrator.ports import ApiAuth
+except ModuleNotFoundError as error:
+    fix = "run this with the interpreter that has the packages: .venv/bin/python of the repository"
+    raise ModuleNotFoundError(f"{error}; fix: {fix}", name=error.name) from None
 
 
 class SshDetails(TypedDict):
@@ -27,6 +32,7 @@ def get_pod_ssh_details(pod_id: str, api_key: str | None) -> SshDetails | None:
     """
     if not api_key:
         raise ApiAuth("get_pod_ssh_details: no API key; fix: set RUNPOD_API_KEY")
+    read_env_file()
     os.environ["RUNPOD_API_BASE_URL"] = load().runpod_api_base_url  # the SDK reads it at each call
     doing = f"look at pod {pod_id}"
     try:

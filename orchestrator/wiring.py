@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from orchestrator.adapters.postgres import PostgresDb
     from orchestrator.adapters.runpod import RunPodCloud
-    from orchestrator.adapters.s3 import S3Blobs
+    from orchestrator.adapters.s3 import Patience, S3Blobs
     from orchestrator.adapters.ssh import AsyncSshShell
     from orchestrator.adapters.ssh_pool import SshPool
     from orchestrator.adapters.webhook_sender import SendingRules
@@ -173,10 +173,13 @@ def store_over(db: Db, settings: Settings) -> SqlStore:
 
 
 def open_blobs(
-    settings: Settings, on_call: Callable[[str, PortError | None], None] = lambda _operation, _error: None
+    settings: Settings,
+    on_call: Callable[[str, PortError | None], None] = lambda _operation, _error: None,
+    *,
+    patience: Patience | None = None,
 ) -> S3Blobs:
-    """The bucket."""
-    from orchestrator.adapters.s3 import S3Blobs
+    """The bucket. `patience`: how long a call waits, if not as usual."""
+    from orchestrator.adapters.s3 import USUAL, S3Blobs
 
     require(settings, "blobs")
     secret = settings.aws_secret_access_key
@@ -189,6 +192,7 @@ def open_blobs(
         settings.s3_prefix,
         settings.aws_region,
         on_call=on_call,
+        patience=patience or USUAL,
     )
 
 
@@ -196,10 +200,12 @@ def open_cloud(
     settings: Settings, on_call: Callable[[str, str], None] = lambda _operation, _status: None
 ) -> RunPodCloud:
     """The provider."""
+    from orchestrator.adapters.http_deadline import session_for
     from orchestrator.adapters.runpod import RunPodCloud
 
     key = require(settings, "cloud").runpod_api_key
     assert key is not None  # noqa: S101
+    session_for(settings.runpod_api_base_url).close()  # a proxy that cannot be used shows now, not in a call
     return RunPodCloud(key.get_secret_value(), base_url=settings.runpod_api_base_url, on_call=on_call)
 
 
@@ -228,8 +234,12 @@ def login_secret_of(settings: Settings) -> bytes:
 
 def policy_of(settings: Settings, bundle: Bundle) -> Policy:
     """The planner's numbers, with the name of the code that a worker started now would get."""
-    sent = f"{bundle.agent_sha}{bundle.code_sha or ''}{sorted(settings.worker_handlers) or ''}"
-    return replace(settings.policy(), code_sha=hashlib.sha256(sent.encode()).hexdigest()[:RELEASE_DIGITS])
+    policy = settings.policy()
+    kept = sorted(kind.name for kind in policy.task_types if kind.keep_processes)
+    sent = f"{bundle.agent_sha}{bundle.code_sha or ''}{sorted(settings.worker_handlers) or ''}{kept or ''}"
+    run = (settings.worker_setup_command, settings.worker_start_command)
+    sent += f"{run}" if any(run) else ""
+    return replace(policy, code_sha=hashlib.sha256(sent.encode()).hexdigest()[:RELEASE_DIGITS])
 
 
 async def dry_run(settings: Settings) -> tuple[Snapshot, Plan]:
@@ -241,13 +251,13 @@ async def dry_run(settings: Settings) -> tuple[Snapshot, Plan]:
     """
     from orchestrator.adapters.rows import moment
     from orchestrator.loop.observe import Observer
-    from orchestrator.pods.bundle import build_bundle
+    from orchestrator.pods.bundle import bundle_of
     from orchestrator.pods.provider_cache import Catalog
     from orchestrator.ports import ApiAuth
 
     async with open_store(settings) as store:
         cloud = open_cloud(settings)
-        policy = policy_of(settings, build_bundle(settings.worker_code_dir))
+        policy = policy_of(settings, bundle_of(settings))
         catalog = Catalog(cloud, policy)
         try:
             await catalog.refresh()
@@ -268,10 +278,10 @@ async def dry_run(settings: Settings) -> tuple[Snapshot, Plan]:
 async def pool_decisions(settings: Settings) -> tuple[PoolDecision, ...]:
     """The planner's present decision for each pool, from the database alone: RunPod may be unavailable."""
     from orchestrator.loop.observe import Observer
-    from orchestrator.pods.bundle import build_bundle
+    from orchestrator.pods.bundle import bundle_of
     from orchestrator.pods.provider_cache import Catalog
 
-    policy = policy_of(settings, build_bundle(settings.worker_code_dir))
+    policy = policy_of(settings, bundle_of(settings))
     catalog = Catalog(open_cloud(settings) if settings.runpod_api_key else None, policy)
     with suppress(TimeoutError):
         async with asyncio.timeout(CATALOG_WAIT_S):

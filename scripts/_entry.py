@@ -1,6 +1,7 @@
 """The way from a script under the name that operators know to the command line.
 
-It runs from anywhere, with any Python: where that one lacks the packages, the repository's own `.venv` takes over.
+It runs from anywhere, with any Python: where that one lacks the packages, the repository's own `.venv` takes over. The
+settings are those of `.env` in the current directory, or in the repository if there is none.
 """
 
 import importlib.util
@@ -22,7 +23,7 @@ def enter(program: str, *commands: str) -> None:
     sys.path.insert(0, str(ROOT))
     from orchestrator.cli.main import main  # noqa: PLC0415  only once the interpreter is the right one
 
-    main(prog_name=script.name, only=commands)
+    main(prog_name=script.name, only=commands, home=ROOT)
 
 
 def _take_over(script: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import inspect
 import os
 import signal
 import threading
@@ -14,6 +15,7 @@ import pytest
 from testbed.services import debian
 from testbed.services.postgres import INSTALLATION, installed
 from testbed.tasks import places
+from tests.bounds import alarm, bound_s, bounded
 
 if TYPE_CHECKING:
     from testbed.shared_services import SharedServices
@@ -46,6 +48,7 @@ GC_THRESHOLD = 50_000  # allocations; the default of 700 costs a twentieth of th
 STUCK_S = 870.0  # then a test says where its tasks wait; at faulthandler_timeout its process is ended
 NOT_RUN = pytest.StashKey[dict[str, int]]()
 STDERR = pytest.StashKey[int]()
+ASYNCHRONOUS = pytest.StashKey[bool]()
 
 gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
 
@@ -94,6 +97,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """End a test that hangs, unless it is asynchronous: such a test has its bound since its collection."""
+    seconds = bound_s(_place(pyfuncitem.nodeid))
+    if seconds is None or pyfuncitem.stash.get(ASYNCHRONOUS, False):
+        return (yield)
+    with alarm(seconds):
+        return (yield)
+
+
 def _say_where_tasks_wait(stderr: int) -> None:
     try:
         tasks = asyncio.all_tasks()
@@ -121,7 +134,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Order the tests, and leave out those whose program this machine lacks."""
+    """Order the tests, give each a bound, and leave out those whose program this machine lacks."""
     kept, dropped = [], []
     for item in items:
         needs = (debian.lacking(*marker.args) for marker in item.iter_markers("needs_program"))
@@ -130,6 +143,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             dropped.append(item)
         else:
             kept.append(item)
+    for item in kept:
+        seconds = bound_s(_place(item.nodeid))
+        if seconds is not None and isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+            item.stash[ASYNCHRONOUS], item.obj = True, bounded(item.obj, seconds)
     kept.sort(key=_rank)  # stable: the order within a file stays
     items[:] = kept
     if dropped:

@@ -20,7 +20,7 @@ def main() -> int:
     if command == "handler-host" and "fd" in options:
         from .host import serve  # noqa: PLC0415 only the child that runs handlers needs it
 
-        return serve(int(options["fd"]))
+        return serve(options)
     run_dir = options.get("run-dir")
     if command not in {"start", "stop", "probe"} or not run_dir:
         print(json.dumps({"error": USAGE, "code": "BAD_USAGE"}))

@@ -41,6 +41,7 @@ UNSERVED_PAUSE_S = 30.0  # seconds before the next claim, after a task was relea
 REASON_CHARS = 1_000
 BLOCKED_PAUSE_S = 5.0  # seconds between checks whether the finding that stops the claims has ended
 CRASHED = 1
+HELD = "GPU_MEMORY_HELD"  # a finding
 
 
 def run_agent(config: Config, run: RunDir, pyz: str, identity: dict[str, Any]) -> int:
@@ -48,7 +49,8 @@ def run_agent(config: Config, run: RunDir, pyz: str, identity: dict[str, Any]) -
     # Handlers have the API key in their environment. The renewal key decrypts this worker's next token.
     pods_own = {"RUNPOD_API_KEY": os.environ.get("RUNPOD_API_KEY", ""), "RENEWAL_KEY": config.renewal_key or ""}
     commands = (config.setup_command, config.start_command)
-    journal = Journal(run.log("agent"), secret_values(config.token, {**config.env, **pods_own}, *commands))
+    variables = {**os.environ, **config.env, **pods_own}
+    journal = Journal(run.log("agent"), secret_values(config.token, variables, *commands))
     agent = Agent(config, run, pyz, identity, journal)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: agent.state.end(f"{signal.Signals(number).name} received"))
@@ -83,7 +85,7 @@ class Agent:
         self._heartbeat = Heartbeat(config, run, self.state, journal)
         self._runner_made: Runner | None = None
         self._findings = FindingList(self.state, journal, run.path)
-        self._monitor = Monitor(config, run, self.state, journal, self._findings, self._hosts)
+        self._monitor = Monitor(config, run, self.state, journal, self._findings, self._gpu_users)
         self._claims = Claims(config, self.state, journal, self._rpc, self._reports, self._findings)
 
     def run(self) -> str:
@@ -108,7 +110,7 @@ class Agent:
         self._heartbeat.stop()
         self._monitor.stop()
         if self._runner_made:
-            self._runner_made.close()
+            self._runner_made.hosts.close()
 
     @property
     def _runner(self) -> Runner:
@@ -121,11 +123,11 @@ class Agent:
             )  # fmt: skip
         return self._runner_made
 
-    def _hosts(self) -> int:
-        """Return the number of live handler hosts; a worker program counts as one."""
+    def _gpu_users(self) -> int:
+        """Return how many live processes of handlers use a GPU; a worker program counts as one."""
         if self._config.start_command:
             return 1
-        return self._runner_made.hosts if self._runner_made else 0
+        return self._runner_made.hosts.families.gpu_users() if self._runner_made else 0
 
     def _register(self) -> None:
         about = {
@@ -152,6 +154,7 @@ class Agent:
         pause_s = EMPTY_PAUSE_S
         while not self.state.is_leaving():
             if not self._claims.may_claim():
+                self._free_gpu_memory()
                 self.state.pause(BLOCKED_PAUSE_S)
                 continue
             asked = time.monotonic()
@@ -164,6 +167,12 @@ class Agent:
             while held:
                 self._run_all(held)
                 held = self._claims.complete_and_claim()
+
+    def _free_gpu_memory(self) -> None:
+        """End the warm hosts if GPU memory is in use that no process explains. If that frees none, the worker ends."""
+        if HELD in self._findings.codes() and self._runner_made and self._runner_made.hosts:
+            self._journal.log("hosts_replaced", why=HELD)
+            self._runner_made.hosts.close()
 
     def _run_all(self, tasks: list[HeldTask]) -> None:
         """Run the tasks of one claim.
@@ -188,7 +197,7 @@ class Agent:
         else:
             if self._monitor.needs_new_hosts():  # after an Xid, the affected process must not run the next task
                 self._journal.log("hosts_replaced", why="an Xid names a program's error")
-                self._runner.close()
+                self._runner.hosts.close()
             outcome = self._runner.run(held)
         if outcome.kind == "unserved":
             self._release_unserved(held, outcome.why)
@@ -209,7 +218,7 @@ class Agent:
 
         A call without an answer may have arrived: another worker may have the task, so it must not run here.
         """
-        args = {"p_task_id": held.id, "p_attempt": held.attempt, "p_reason": why[:REASON_CHARS]}
+        args = {"p_task_id": held.id, "p_attempt": held.attempt, "p_reason": self._journal.clean(why, REASON_CHARS)}
         answer = None
         with contextlib.suppress(Refused):  # the refusal is logged, and the lease expires
             answer = self._reports.until_answered(protocol.RELEASE, args, held)
@@ -239,7 +248,7 @@ class Agent:
 
         Without an answer, the lease expires.
         """
-        args = {"p_task_id": held.id, "p_attempt": held.attempt, "p_reason": reason}
+        args = {"p_task_id": held.id, "p_attempt": held.attempt, "p_reason": self._journal.clean(reason, REASON_CHARS)}
         try:
             answer = self._rpc.call(protocol.RELEASE, args, deadline_s=FLUSH_CALL_S)
         except (Unreachable, Refused) as error:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shlex
 import subprocess
 import threading
+import time
 
 from .output import OUT
-from .transfer_errors import TransferError
+from .redaction import own_secrets
+from .result_lines import ResultLines
+from .transfer_errors import OutputRefused, ResultRefused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,15 +22,18 @@ if TYPE_CHECKING:
 
     from .task import Task
 
-LAST_LINE_BYTES = 1 << 20  # bytes of the last line of stdout, which may be a JSON object of result data
-PROGRESS = b"progress:"  # begins a line of stdout that reports progress
-PROGRESS_BYTES = 1_000  # bytes of such a line, and of the file `progress`
+BLOCK_BYTES = 1 << 20  # of standard output that are read at once
+PROGRESS_BYTES = 64 << 10  # bytes of the file `progress`; fewer are shown
 PROGRESS_FILE_S = 1.0  # seconds between two reads of this file
 LINGER_S = 1.0  # seconds for the rest of the output of an ended command whose child still holds the pipe open
+MAX_LINGER_S = 60.0  # … if the child prints without end
 
 
 def run(command: str, task: Task) -> dict[str, Any]:
-    """Run a command on one task: the task is on stdin, ./output/ is uploaded, the last line of stdout is the result."""
+    """Run a command on one task: the task is on stdin, ./output/ is uploaded, the last object of stdout is the result.
+
+    Raises TransferError.
+    """
     os.makedirs("output", exist_ok=True)
     given = {
         "id": task.id,
@@ -43,21 +50,20 @@ def run(command: str, task: Task) -> dict[str, Any]:
         json.dump(given, file)
         file.seek(0)
         ended = subprocess.Popen(argv(command), stdin=file, stdout=subprocess.PIPE)
-    last: list[bytes] = []
     assert ended.stdout is not None  # noqa: S101 for the type checker: stdout=PIPE sets it
-    copying = threading.Thread(target=_copy, args=(ended.stdout, last, task), daemon=True)
+    copying = _Copying(ended.stdout, task)
     copying.start()
     over = threading.Event()
     threading.Thread(target=_read_progress, args=(task, over), daemon=True).start()
     status = ended.wait()  # no timeout: the agent ends this process when the task's time is up
     over.set()
-    copying.join(LINGER_S)
+    copying.finish()  # before the end of the attempt is in the log
     if status != 0:
         return {"op": "failed", "status": status, "type": "CommandFailed", "message": f"status {status}"}
     if os.path.islink("output"):
-        raise TransferError("output is a link that leaves the task's folder: copy the files instead")
+        raise OutputRefused("output is a link that leaves the task's folder: copy the files instead")
     task.upload_folder("output")
-    return task.ended(_result(last))
+    return task.ended(copying.result())
 
 
 def program(request: dict[str, Any], terminate: threading.Event) -> dict[str, Any]:
@@ -99,6 +105,8 @@ def _read_progress(task: Task, over: threading.Event) -> None:
 
 def _report(text: bytes, task: Task) -> None:
     """Report progress: a number from 0 to 1 and a message, both optional."""
+    if len(text) >= PROGRESS_BYTES:  # it is cut, and may end with half of a secret
+        text = text[: len(text) - own_secrets().open_bytes(text)]
     words = text.decode("utf-8", "replace").split(maxsplit=1)
     try:
         fraction = float(words[0])
@@ -109,19 +117,36 @@ def _report(text: bytes, task: Task) -> None:
     task.progress(fraction if known else None, message or None)
 
 
-def _copy(source: IO[bytes], last: list[bytes], task: Task) -> None:
-    """Copy standard output line by line into the log, and keep the last line."""
-    for line in iter(lambda: source.readline(LAST_LINE_BYTES), b""):
-        OUT.write(line)  # never raises: a pipe without a reader would block the command
-        if line.startswith(PROGRESS):
-            _report(line[len(PROGRESS) :][:PROGRESS_BYTES], task)
-        elif line.strip():
-            last[:] = [line]
+class _Copying(threading.Thread):
+    """Copies standard output into the log, and looks for the result in it."""
 
+    def __init__(self, source: IO[bytes], task: Task) -> None:
+        super().__init__(daemon=True)
+        self._source = source
+        self._lines = ResultLines(lambda text: _report(text, task))
+        self._lock, self._over = threading.Lock(), False
 
-def _result(last: list[bytes]) -> dict[str, Any] | None:
-    try:
-        found = json.loads(last[0]) if last else None
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
+    def run(self) -> None:
+        while block := os.read(self._source.fileno(), BLOCK_BYTES):
+            OUT.write(block)  # never raises: a pipe without a reader would block the command
+            with self._lock:
+                if not self._over:
+                    self._lines.take(block)
+
+    def finish(self) -> None:
+        """Read to its end what the command has printed, which has ended. A child of it may go on."""
+        until, unread = time.monotonic() + MAX_LINGER_S, True
+        while self.is_alive() and unread and time.monotonic() < until:
+            self.join(LINGER_S)
+            unread = bool(select.select([self._source], [], [], 0)[0])
+
+    def result(self) -> dict[str, Any] | None:
+        """Return the result of the command. What a child of it prints later is no part of it. Raises ResultRefused."""
+        with self._lock:
+            self._over = True
+            result, why = self._lines.result()
+        if why:
+            raise ResultRefused(why)
+        if self._lines.note:
+            OUT.write(f"--- {self._lines.note}\n".encode())
+        return result

@@ -42,6 +42,7 @@ class Config:
         self.token: str = given["token"]  # each renewal replaces the token and the key, so callers must not keep a copy
         self.renewal_key: str | None = given.get("renewal_key")  # decrypts the next token; None: no renewal
         self.handlers: dict[str, str] = dict(given.get("handlers") or {})
+        self.keep_processes: set[str] = set(given.get("keep_processes") or ())  # task types
         self.user_code: str | None = given.get("user_code")
         self.python: str = given.get("python") or "python3"
         self.setup_command: str | None = given.get("setup_command")

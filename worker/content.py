@@ -6,7 +6,7 @@ import base64
 import hashlib
 import re
 
-from .store import BLOCK_BYTES, MISSING, StoreConnection, UploadGone, check
+from .store import BLOCK_BYTES, MISSING, StoreConnection, UploadGone, check, refuse_page
 from .transfer_errors import TransferError
 
 TYPE_CHECKING = False
@@ -146,4 +146,5 @@ def stored_difference(
     if answer.status in MISSING:
         raise UploadGone("the store does not have the object")
     check(answer.status, "", "HEAD")
+    refuse_page(answer)
     return difference(answer, whole, parts, strict=strict)

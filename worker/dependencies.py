@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from .downloads import inside
+from .rules import LIST_NAME, NAME_PART_BYTES
 from .transfer_errors import TransferError
 
 TYPE_CHECKING = False
@@ -32,11 +33,16 @@ class Dependency:
         self._directory, self._get_all = directory, get_all
 
     def download(self, to: str | os.PathLike[str] | None = None) -> Path:
-        """Download its output, by default to <task dir>/<id>-<name>. Raises TransferError."""
+        """Download its output, by default to <task dir>/<id>-<name>, or <id>/<name> if that name is too long.
+
+        Raises TransferError.
+        """
         if not self.output_location:
             raise TransferError(f"the task {self.id} left no output to download")
         name = self.output_location.rpartition("/")[2] or "output"
-        target = Path(to) if to is not None else self._directory / f"{self.id}-{name}"
+        together = f"{self.id}-{name}"
+        is_long = len(os.fsencode(together)) > NAME_PART_BYTES
+        target = Path(to) if to is not None else self._directory / (f"{self.id}/{name}" if is_long else together)
         self._get_all([(self.output_location, target, None)], self.id)
         return target
 
@@ -74,7 +80,7 @@ class Dependency:
         if isinstance(result.get("outputs"), list):
             yield from map(self._output, result["outputs"])
         elif isinstance(result.get("outputs_list"), str):
-            listed = folder / ".outputs.jsonl"
+            listed = folder / LIST_NAME
             self._get_all([(result["outputs_list"], listed, None)], self.id)
             try:
                 with listed.open("rb") as file:

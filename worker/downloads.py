@@ -6,7 +6,8 @@ import contextlib
 import hashlib
 import os
 
-from .store import BLOCK_BYTES, EXISTS, OK, PARTIAL, RANGE, StoreConnection, TryLater, check
+from .rules import NAME_PART_BYTES
+from .store import BLOCK_BYTES, EXISTS, OK, PARTIAL, RANGE, StoreConnection, TryLater, check, refuse_page
 from .transfer_errors import Replaced, TransferError
 from .uploads import StoreRequest
 
@@ -35,7 +36,10 @@ class Download(StoreRequest):
         """`report` is called with the progress after each block. `size`: the bytes that it must have, if known."""
         self.key, self.what, self._report = key, f"GET of {key}", report
         self._known = {} if size is None else {"bytes": size}
-        self._target, self._part = target, target.with_name(f"{target.name}.part")
+        part = f"{target.name}.part"
+        if len(os.fsencode(part)) > NAME_PART_BYTES:
+            part = f"{hashlib.sha256(os.fsencode(part)).hexdigest()}.part"
+        self._target, self._part = target, target.with_name(part)
         self.received = 0
         self._forget()
 
@@ -51,6 +55,11 @@ class Download(StoreRequest):
             raise TryLater("the object was replaced during the download")
         if answer.status not in {OK, PARTIAL}:
             check(answer.status, connection.text(answer), "GET")
+        try:
+            refuse_page(answer)
+        except TryLater:
+            connection.close()
+            raise
         if answer.status != PARTIAL:
             self._forget()
         expected = None if answer.length is None else self.reached + answer.length

@@ -8,6 +8,7 @@ import time
 from . import protocol
 from .disk import read_disk
 from .findings import BLOCKING, CODES, EVIDENCE_CHARS, of_disk, worst_first
+from .texts import in_short
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,4 +92,4 @@ class FindingList:
 
     def _clean(self, text: str) -> str:
         printable = "".join(c if c.isprintable() else " " for c in text[:RAW_CHARS])
-        return self._journal.clean(printable)[:EVIDENCE_CHARS]
+        return in_short(self._journal.clean(printable), EVIDENCE_CHARS)

@@ -33,6 +33,7 @@ CODES: dict[str, tuple[int, str]] = {
     "GPU_UNDERFED": (21, "I"),
     "GPU_LOST": (22, "C"), "GPU_COUNT_DROPPED": (22, "C"), "GPU_RECOVERY": (22, "C"),
     "ECC_UNCORRECTED": (22, "C"), "ECC_CONTAINED": (22, "M"),
+    "GPU_HUNG": (22, "C"), "GPU_UNCHECKED": (22, "H"),
     **{f"XID_{number}": (22, severity) for number, severity in XID_SEVERITIES.items()},
     "XID_74_REPEATED": (22, "C"), "XID_OTHER": (22, "I"), "XID_FOREIGN": (22, "I"),
     "GPU_HOT": (23, "M"), "GPU_OVERHEATED": (23, "H"),

@@ -9,7 +9,7 @@ import tarfile
 from pathlib import Path
 
 from .downloads import inside
-from .transfer_errors import TransferError
+from .transfer_errors import OutputRefused, TransferError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,19 +29,26 @@ class Shard:
 
 
 def files_below(folder: str, home: str) -> list[str]:
-    """Return the files below a folder, subfolder by subfolder. Raises TransferError for a link out of it and `home`."""
+    """Return the files below a folder, subfolder by subfolder.
+
+    Raises OutputRefused for a link out of it and `home`, and for a subfolder that cannot be read.
+    """
     roots = tuple(os.path.realpath(root) + os.sep for root in (folder, home))
     found: list[str] = []
-    for parent, folders, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder, onerror=_unread):
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
         for name in (*names, *links):
             path = os.path.join(parent, name)
             if not os.path.realpath(path).startswith(roots):
-                raise TransferError(f"{path} is a link that leaves the task's folder: copy the file instead")
+                raise OutputRefused(f"{path} is a link that leaves the task's folder: copy the file instead")
             if len(found) == MAX_FILES:
-                raise TransferError(f"{folder} has more than {MAX_FILES} files: pack them")
+                raise OutputRefused(f"{folder} has more than {MAX_FILES} files: pack them")
             found.append(path)
     return sorted(found, key=os.path.split)
+
+
+def _unread(error: OSError) -> None:
+    raise OutputRefused(f"the folder {error.filename} cannot be read: {error.strerror}") from error
 
 
 def split(files: Sequence[str]) -> tuple[list[str], list[list[str]]]:

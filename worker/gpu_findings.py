@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from .nvidia_smi import GpuState
     from .window import ReadingWindow, SmiSample
 
+NO_PROGRAM = "No such file"  # nvidia-smi is not installed: bring-up has decided about that
 CONFIRMED = 2  # answers in a row: single failures of nvidia-smi are normal
+UNANSWERED = 5  # questions in a row without an answer, after which no task begins before a check
 EVENT_SHOWN_S = 600.0  # seconds for which an Xid of severity M or I is shown
 HOT_C, HOT_CLOCK, HOT_UTIL = 83.0, 0.75, 25.0
 HOT_SAMPLES, HOT_OF = 3, 5
@@ -25,7 +27,7 @@ CONTAINED = 94  # the Xid of a memory error that affects one program
 
 def of_gpus(window: ReadingWindow) -> list[Found]:
     """Return all findings about GPUs."""
-    found = [*_xids(window), *_lost(window), *_per_gpu(window)]
+    found = [*_xids(window), *_lost(window), *_unanswered(window), *_per_gpu(window)]
     by_code: dict[str, Found] = {}
     for one in found:  # two GPUs with the same fault are one finding
         known = by_code.setdefault(one.code, one)
@@ -66,9 +68,25 @@ def _lost(window: ReadingWindow) -> list[Found]:
         return [Found("GPU_LOST", lost[0].at_s, lost[-1].lost)]
     fewer = trailing(known, lambda one: one.gpus is not None and len(one.gpus) < window.gpu_count)
     if len(fewer) >= CONFIRMED:
-        evidence = f"nvidia-smi shows {len(fewer[-1].gpus or ())} GPUs, it showed {window.gpu_count}"
+        present = {gpu.uuid for gpu in fewer[-1].gpus or ()}
+        gone = ", ".join(name for uuid, name in window.names.items() if uuid not in present)
+        evidence = f"nvidia-smi shows {len(present)} GPUs, it showed {window.gpu_count}; missing: {gone or 'unknown'}"
         return [Found("GPU_COUNT_DROPPED", fewer[0].at_s, evidence)]
     return []
+
+
+def _unanswered(window: ReadingWindow) -> list[Found]:
+    """U22: the driver gives no answer. The running task goes on; the next one waits.
+
+    An agent that starts again on such a pod never had an answer: the device file shows that there is a driver.
+    """
+    run = trailing(window.smi, lambda one: not one.is_known)
+    has_driver = window.gpu_count or (window.has_device and run and NO_PROGRAM not in run[-1].why)
+    if not has_driver or len(run) < UNANSWERED:
+        return []
+    checks = [one for one in run if one.is_check]
+    code = "GPU_HUNG" if len(checks) >= CONFIRMED else "GPU_UNCHECKED"
+    return [Found(code, run[0].at_s, f"nvidia-smi: {run[-1].why or 'no answer'}")]
 
 
 def _per_gpu(window: ReadingWindow) -> list[Found]:
@@ -181,13 +199,15 @@ def _starved(history: _History) -> Found | None:
 
 
 def _held(history: _History) -> Found | None:
-    """U11: GPU memory is in use although no handler host of this agent is alive.
+    """U11: between tasks, GPU memory is in use that no live process of the worker explains.
 
-    While a host runs, the memory may be its own: in a container nvidia-smi often lists no programs.
+    A process that uses the GPU may explain all of it, unless nvidia-smi lists programs with their memory: in a
+    container it often lists none.
     """
 
     def is_held(gpu: GpuState, one: SmiSample) -> bool:
-        return _is_free_of_us(one) and (one.unattributed_mib or {}).get(gpu.uuid, 0.0) > HELD_MIB
+        is_told = _is_free_of_us(one) or (one.task is None and one.lists_programs)
+        return is_told and (one.unattributed_mib or {}).get(gpu.uuid, 0.0) > HELD_MIB
 
     run = history.run(is_held)
     if not lasts(run, HELD_S):
@@ -200,7 +220,7 @@ def _held(history: _History) -> Found | None:
 def _vram_low(history: _History) -> Found | None:
     """U10.
 
-    After "CUDA out of memory", without a live handler host, less memory is free than tasks had in use before.
+    After "CUDA out of memory", while no live process of handlers uses a GPU, less memory is free than tasks had in use.
     """
     window = history.window
     if window.vram_oom_s is None:
@@ -222,4 +242,4 @@ def _vram_low(history: _History) -> Found | None:
 
 
 def _is_free_of_us(one: SmiSample) -> bool:
-    return one.task is None and one.hosts == 0
+    return one.task is None and one.gpu_users == 0

@@ -13,7 +13,8 @@ from .host_findings import of_host
 from .kernel_log import KernelLog
 from .limited import kill_running
 from .nvidia_smi import NvidiaSmi, unattributed_mib
-from .readings import Readings
+from .readings import Readings, has_gpu_device
+from .texts import in_short
 from .window import ReadingWindow, SmiSample
 from .xids import XID_SEVERITIES
 
@@ -39,13 +40,13 @@ class Inspection:
 
     def __init__(
         self, config: Config, run: RunDir, state: AgentState, journal: Journal, findings: FindingList,
-        hosts: Callable[[], int],
+        gpu_users: Callable[[], int],
     ) -> None:  # fmt: skip
-        """Set up the inspection. `hosts` returns how many handler hosts live."""
-        self._run_dir, self._state, self._journal, self._hosts = run, state, journal, hosts
+        """Set up the inspection. `gpu_users` returns how many live processes of handlers use a GPU."""
+        self._run_dir, self._state, self._journal, self._gpu_users = run, state, journal, gpu_users
         self._findings = findings
         self._readings, self._kernel_log = Readings(config.system_root, run.path), KernelLog(config.system_root)
-        self._smi, self._window = NvidiaSmi(), ReadingWindow()
+        self._smi, self._window = NvidiaSmi(), ReadingWindow(has_device=has_gpu_device(config.system_root))
         self._rounds = 0
         self._failures: dict[str, int] = {}  # failures of each signal in a row
         self.program_errors = 0  # Xids so far that name a program's error
@@ -68,10 +69,11 @@ class Inspection:
         """Read once. nvidia-smi is asked every fourth time, and earlier to confirm a fault."""
         reading = self._read()
         self._window.add(reading)
-        is_smi_due = self._rounds % SMI_EVERY == 0 or is_suspicious(self._window)
+        must_check = "GPU_UNCHECKED" in self._findings.codes() and reading.task is None
+        is_smi_due = self._rounds % SMI_EVERY == 0 or is_suspicious(self._window) or must_check
         self._rounds += 1
         if is_smi_due:
-            self._ask_smi(reading)
+            self._ask_smi(reading, is_check=must_check)
         if is_smi_due or self._kernel_log.is_cheap:  # dmesg is a program: it runs as rarely as nvidia-smi
             self._read_kernel_log(reading.at_s)
         self._window.vram_oom_s = self._state.vram_oom_s
@@ -84,7 +86,7 @@ class Inspection:
 
     def _read(self) -> MachineReading:
         reading, running = self._readings.read(), self._state.running
-        reading.hosts = self._hosts()
+        reading.gpu_users = self._gpu_users()
         try:
             reading.log_bytes = os.stat(self._run_dir.log("handler")).st_size
         except OSError:  # the handler removed it
@@ -93,14 +95,14 @@ class Inspection:
             reading.task, reading.progress = f"{running.id} {running.attempt}", running.progress
         return reading
 
-    def _ask_smi(self, reading: MachineReading) -> None:
-        answer = self._smi.read()
+    def _ask_smi(self, reading: MachineReading, *, is_check: bool) -> None:
+        answer = self._smi.read(is_check=is_check)
         used_mib = max((gpu.used_mib or 0.0 for gpu in answer.gpus or ()), default=0.0)
-        if answer.gpus and reading.task is None and reading.hosts == 0 and used_mib > HELD_FROM_MIB:
-            answer.unattributed_mib = unattributed_mib(answer.gpus)
+        if answer.gpus and reading.task is None and used_mib > HELD_FROM_MIB:
+            answer.unattributed_mib, answer.lists_programs = unattributed_mib(answer.gpus)
         if reading.task is not None and any(gpu.util for gpu in answer.gpus or ()):
             self._state.still_s = 0.0  # GPU time is a sign of life
-        self._window.add_smi(SmiSample(time.monotonic(), answer, reading.task, reading.hosts))
+        self._window.add_smi(SmiSample(time.monotonic(), answer, reading.task, reading.gpu_users))
         self._count("nvidia_smi", is_known=answer.gpus is not None or bool(answer.lost))
         for name, field in (("gpu_ecc", "ecc"), ("gpu_recovery", "recovery"), ("gpu_throttling", "thermal")):
             if answer.gpus:
@@ -130,7 +132,7 @@ class Inspection:
         whys = {"kernel_log": self._kernel_log.why, "nvidia_smi": self._window.smi[-1].why if self._window.smi else ""}
         whys["xid_owner"] = next((line for line, _ in self._window.xids.unclaimed), "")
         shown = {
-            signal: self._journal.clean(whys.get(signal) or "cannot be read")[:WHY_CHARS]
+            signal: in_short(self._journal.clean(whys.get(signal) or "cannot be read"), WHY_CHARS)
             for signal, failures in sorted(self._failures.items())
             if failures >= UNKNOWN_AFTER
         }

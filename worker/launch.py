@@ -6,6 +6,7 @@ The agent holds an exclusive lock on <run dir>/agent.lock from the fork until it
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -22,8 +23,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from .output_log import OutputLog
+
 SETUP_TIMEOUT_S = 1_800.0
 START_WAIT_S = 60.0  # for another `start` of the same launch to start its agent
+SETUP_POLL_S = 0.2  # seconds between checks whether the set-up command has ended
 TAIL_BYTES = 2_000  # of system.log, in an error
 # The pod is used for this fleet alone, so pip may change its system Python (PEP 668). Without pip's notice about its
 # version, its last line is the reason of a failure. The image's environment and WORKER_ENV take precedence.
@@ -91,9 +95,8 @@ def _start(run: RunDir, pyz: str) -> dict[str, Any]:
             os.unlink(run.at(name))
     for stream in ("agent", "handler", "system"):
         os.close(os.open(run.log(stream), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644))
-    if config.setup_command:
-        _set_up(config, run, os.path.dirname(pyz))
-    return _fork(config, run, pyz, code_sha, lock)
+    left = _set_up(config, run, os.path.dirname(pyz)) if config.setup_command else None
+    return _fork(config, run, pyz, code_sha, lock, left)
 
 
 def _lock(run: RunDir) -> int | None:
@@ -130,14 +133,14 @@ def _checked(path: str, pattern: str) -> str:
     return digest.hexdigest()
 
 
-def _fork(config: Config, run: RunDir, pyz: str, code_sha: str, lock: int) -> dict[str, Any]:
+def _fork(config: Config, run: RunDir, pyz: str, code_sha: str, lock: int, left: OutputLog | None) -> dict[str, Any]:
     """Fork the agent into its own session and wait for its identity."""
     readable, writable = os.pipe()
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
         os.close(readable)
-        _become_agent(config, run, pyz, code_sha, writable)
+        _become_agent(config, run, pyz, code_sha, writable, left)
     os.close(writable)
     os.close(lock)  # the agent's copy keeps the lock
     with os.fdopen(readable, encoding="utf-8") as pipe:
@@ -148,8 +151,8 @@ def _fork(config: Config, run: RunDir, pyz: str, code_sha: str, lock: int) -> di
     return identity
 
 
-def _become_agent(config: Config, run: RunDir, pyz: str, code_sha: str, writable: int) -> None:
-    """Run the agent in the forked child. Never returns."""
+def _become_agent(config: Config, run: RunDir, pyz: str, code_sha: str, writable: int, left: OutputLog | None) -> None:
+    """Run the agent in the forked child. Never returns. `left`: of programs that the set-up command left running."""
     status = 1
     try:
         os.setsid()
@@ -167,13 +170,19 @@ def _become_agent(config: Config, run: RunDir, pyz: str, code_sha: str, writable
             return
         os.write(writable, json.dumps(identity).encode())
         os.close(writable)
+        if left:
+            left.serve()
         from .agent import run_agent  # noqa: PLC0415 `start` answers while the agent still loads
 
         status = run_agent(config, run, pyz, identity)
     except BaseException:  # noqa: BLE001 the last frame of a process: every error goes to system.log
         import traceback  # noqa: PLC0415
 
-        traceback.print_exc()
+        from .redaction import KnownSecrets  # noqa: PLC0415
+        from .secret_values import secrets_of  # noqa: PLC0415
+
+        secrets = [config.token, *secrets_of({**os.environ, **config.env})]
+        sys.stderr.write(KnownSecrets(secrets).clean_text(traceback.format_exc()))
     finally:
         sys.stderr.flush()
         os._exit(status)  # without the parent's clean-up
@@ -193,43 +202,56 @@ def _redirect(log: str) -> None:
     os.close(out)
 
 
-def _set_up(config: Config, run: RunDir, code_dir: str) -> None:
-    """Run the set-up command once per pod, command and user code. Its output goes to system.log."""
+def _set_up(config: Config, run: RunDir, code_dir: str) -> OutputLog | None:
+    """Run the set-up command once per pod, command and user code. Its output goes to system.log, without secrets.
+
+    Return the log if a program that the command started still runs and may print.
+    """
     import subprocess  # noqa: PLC0415 most launches have no set-up command
 
     from .journal import Journal, secret_values  # noqa: PLC0415
+    from .output_log import OutputLog  # noqa: PLC0415
     from .usercode import unpack  # noqa: PLC0415
 
     command = str(config.setup_command)
     sha = hashlib.sha256(f"{command}\0{config.user_code or ''}".encode()).hexdigest()
     done_file = os.path.join(code_dir, f"setup-{sha}.done")
     if os.path.exists(done_file):
-        return
+        return None
     folder = unpack(code_dir, config.user_code) or run.path
     mark = f"{run.path}#setup#"
     env = {**PIP_ON_A_POD, **os.environ, **config.env, processes.MARK: mark}
-    journal = Journal(run.log("agent"), secret_values(config.token, config.env, command))
+    journal = Journal(run.log("agent"), secret_values(config.token, {**os.environ, **config.env}, command))
     journal.log("setup_started")
-    with open(run.log("system"), "ab", buffering=0) as log:
-        setup = subprocess.Popen(
-            ["/bin/sh", "-c", command], cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            start_new_session=True,
-        )  # fmt: skip
-        try:
-            status: int | str = setup.wait(SETUP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            processes.end(setup.pid, mark, 2.0)
-            status = f"no end within {SETUP_TIMEOUT_S:.0f} s"
+    log = OutputLog(run.log("system"), journal.secrets)
+    setup = subprocess.Popen(
+        ["/bin/sh", "-c", command], cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=log.fd, stderr=log.fd,
+        start_new_session=True,
+    )  # fmt: skip
+    log.end_own_writing()
+    until = time.monotonic() + SETUP_TIMEOUT_S
+    is_open, status = True, None
+    while status is None and time.monotonic() < until:
+        is_open = is_open and log.copy(SETUP_POLL_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = setup.wait(0 if is_open else SETUP_POLL_S)
+    if status is None:
+        processes.end(setup.pid, mark, 2.0)
+    log.settle()
     if status != 0:
-        why = journal.clean(f"the set-up command ended with {status}: {tail(run.log('system'))}")
+        how = f"no end within {SETUP_TIMEOUT_S:.0f} s" if status is None else status
+        why = journal.clean(f"the set-up command ended with {how}: {tail(run.log('system'))}")
         journal.log("setup_failed", why=why)
         raise StartError("SETUP_FAILED", why)
     journal.log("setup_done")
     os.close(os.open(done_file, os.O_WRONLY | os.O_CREAT, 0o600))
+    return log if is_open and log.copy(0) else None
 
 
 def tail(path: str) -> str:
-    """Return the last TAIL_BYTES of a log."""
+    """Return the last TAIL_BYTES of a log, and how many bytes are left out before."""
     with open(path, "rb") as file:
-        file.seek(max(0, os.path.getsize(path) - TAIL_BYTES))
-        return file.read().decode("utf-8", "replace").strip()
+        left_out = max(0, os.path.getsize(path) - TAIL_BYTES)
+        file.seek(left_out)
+        text = file.read().decode("utf-8", "replace").strip()
+    return f"[… {left_out} bytes left out …]\n{text}" if left_out else text

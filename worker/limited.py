@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+import threading
 import time
 from collections import deque
 
@@ -30,6 +31,12 @@ class Answer:
 
 _stuck: dict[str, subprocess.Popen[bytes]] = {}  # programs that SIGKILL did not end, by name: only one of each
 _running: list[subprocess.Popen[bytes]] = []
+STARTING = threading.Lock()  # held while a program starts: whoever holds it sees in `own_pids` every one that runs
+
+
+def own_pids() -> set[int]:
+    """Return the pids of the programs that run now or are stuck. They belong to no handler."""
+    return {process.pid for process in [*_running.copy(), *_stuck.copy().values()]}
 
 
 def run_limited(
@@ -45,14 +52,15 @@ def run_limited(
             return Answer(None, "", "it hangs and cannot be killed")
         del _stuck[argv[0]]
     try:
-        process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, **(env or {})},
-        )  # fmt: skip
+        with STARTING:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                start_new_session=True, env={**os.environ, **(env or {})},
+            )  # fmt: skip
+            _running.append(process)
     except OSError as error:
         return Answer(None, "", error.strerror or "cannot be started")
     assert process.stdout is not None  # noqa: S101 for the type checker
-    _running.append(process)
     fd = process.stdout.fileno()
     until, taken, size, kept = time.monotonic() + limit_s, deque[bytes](), 0, 0
     try:
@@ -68,8 +76,8 @@ def run_limited(
         problem = problem or _await(process, until, limit_s)
     finally:
         process.stdout.close()
-        _running.remove(process)
         _kill(argv[0], process)
+        _running.remove(process)
     text = b"".join(taken).decode("utf-8", "replace")
     return Answer(None if problem else process.returncode, text, problem)
 

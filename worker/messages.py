@@ -1,4 +1,8 @@
-"""The messages that an agent accepts from its handler host. All are checked: a handler can write to the socket too."""
+"""The messages that an agent accepts from its handler host. All are checked: a handler can write to the socket too.
+
+Each message about a task names the task and the attempt. `ready` is a host's first message, and `ended` is about a
+user's own program.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +15,22 @@ if TYPE_CHECKING:
 MAX_DEPTH = 320  # levels of nested lists and objects; the agent walks a result recursively
 MAX_SINCE_CHARS = 40
 NONE = type(None)
+TASK: dict[str, tuple[type, ...]] = {"task": (str,), "attempt": (int,)}
 # By `op`: the required fields with their types. `service` is None once its transfer has ended.
 REQUIRED: dict[str, dict[str, tuple[type, ...]]] = {
-    "progress": {"task": (str,), "fraction": (int, float, NONE), "message": (object,)},
-    "service": {
-        "task": (str,), "seq": (int,), "service": (str, NONE), "why": (str,), "tries": (int,), "since": (str,),
-    },
-    "grants": {"seq": (int,), "items": (list,)},
-    "stored": {"task": (str,), "key": (str,), "files": (int,), "bytes": (int,), "sent": (int,)},
-    "done": {"output_location": (str, NONE), "result_data": (dict, NONE)},
-    "failed": {"type": (str,), "message": (str,)},
+    "ready": {},
+    "imported": {**TASK, "seq": (int,)},
+    "progress": {**TASK, "fraction": (int, float, NONE), "message": (object,)},
+    "service": {**TASK, "seq": (int,), "service": (str, NONE), "why": (str,), "tries": (int,), "since": (str,)},
+    "grants": {**TASK, "seq": (int,), "items": (list,)},
+    "stored": {**TASK, "key": (str,), "files": (int,), "bytes": (int,), "sent": (int,)},
+    "done": {**TASK, "output_location": (str, NONE), "result_data": (dict, NONE)},
+    "failed": {**TASK, "type": (str,), "message": (str,)},
     "ended": {"status": (int, NONE)},
-}  # fmt: skip
+}
 OPTIONAL: dict[str, tuple[type, ...]] = {
     "dropped_bytes": (int, NONE), "status": (int, NONE), "code": (str, NONE), "point": (str,),
-    "traceback": (str, NONE), "retryable": (bool,), "outage": (bool, NONE),
+    "traceback": (str, NONE), "retryable": (bool,), "outage": (bool, NONE), "renew": (str, NONE),
 }  # fmt: skip
 
 

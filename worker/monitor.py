@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 
 from . import protocol
+from .texts import in_short
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,12 +28,12 @@ class Monitor(threading.Thread):
 
     def __init__(
         self, config: Config, run: RunDir, state: AgentState, journal: Journal, findings: FindingList,
-        hosts: Callable[[], int],
+        gpu_users: Callable[[], int],
     ) -> None:  # fmt: skip
-        """`hosts` returns how many handler hosts live."""
+        """`gpu_users` returns how many live processes of handlers use a GPU."""
         super().__init__(name="monitor", daemon=True)
         self._every_s, self._state, self._journal = config.monitor_s, state, journal
-        self._inspected = (config, run, state, journal, findings, hosts)
+        self._inspected = (config, run, state, journal, findings, gpu_users)
         self._program_errors = self._seen_errors = 0
         self._interrupt: Callable[[], None] | None = None
         self._stopped = threading.Event()
@@ -51,7 +52,7 @@ class Monitor(threading.Thread):
         except Exception as error:  # noqa: BLE001 after any error, tasks and heartbeats must continue
             why = f"{type(error).__name__}: {error}"
             self._journal.log("monitor_failed", why=why)
-            self._state.health[protocol.UNKNOWN] = {"monitor": self._journal.clean(why)[:WHY_CHARS]}
+            self._state.health[protocol.UNKNOWN] = {"monitor": in_short(self._journal.clean(why), WHY_CHARS)}
         finally:
             inspection.close()
 

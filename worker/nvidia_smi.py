@@ -11,6 +11,7 @@ from .limited import Answer, run_limited
 from .xids import bus_of
 
 LIMIT_S = 4.0
+CHECK_S = 15.0  # of the check before the next claim: nothing waits for it
 LIMIT_BYTES = 64 << 10  # bytes; the answer for 16 GPUs has 4 KiB
 MAX_GPUS = 64
 MAX_APPS = 1_000
@@ -58,6 +59,8 @@ class SmiReading:
     def __init__(self, gpus: list[GpuState] | None, *, lost: str = "", why: str = "") -> None:
         self.gpus, self.lost, self.why = gpus, lost, why
         self.unattributed_mib: dict[str, float] | None = None  # by GPU: memory that no listed program uses
+        self.is_check = False  # whether it had time as at bring-up, and no task ran
+        self.lists_programs = False  # it lists some: in a container it often lists none
 
 
 class NvidiaSmi:
@@ -66,17 +69,19 @@ class NvidiaSmi:
     def __init__(self) -> None:
         self._fields = list(FIELDS)
 
-    def read(self) -> SmiReading:
-        """Ask for the state of all GPUs."""
+    def read(self, *, is_check: bool = False) -> SmiReading:
+        """Ask for the state of all GPUs. A check has more time."""
         for _ in range(len(FIELDS)):
-            answer = _ask(f"--query-gpu={','.join(self._fields)}")
+            answer = _ask(f"--query-gpu={','.join(self._fields)}", CHECK_S if is_check else LIMIT_S)
             refused = REFUSED_FIELD.search(answer.text[:LIMIT_BYTES])
             if not refused or refused[1] not in self._fields:
                 break
             older = OLDER_NAMES.get(refused[1])
             place = self._fields.index(refused[1])
             self._fields[place : place + 1] = [older] if older else []
-        return self._reading(answer)
+        reading = self._reading(answer)
+        reading.is_check = is_check
+        return reading
 
     def _reading(self, answer: Answer) -> SmiReading:
         lost = next((line for line in answer.text.splitlines()[:1_000] if LOST.search(line[:1_000])), "")
@@ -95,22 +100,23 @@ class NvidiaSmi:
         return SmiReading(gpus) if gpus else SmiReading(None, why="its answer cannot be read")
 
 
-def unattributed_mib(gpus: list[GpuState]) -> dict[str, float] | None:
-    """Return the memory of each GPU that no listed program uses; None if that is not known."""
+def unattributed_mib(gpus: list[GpuState]) -> tuple[dict[str, float] | None, bool]:
+    """Return the memory of each GPU that no listed program uses (None: not known), and whether one is listed."""
     answer = _ask("--query-compute-apps=gpu_uuid,pid,used_memory")
     if answer.status != 0:
-        return None
+        return None, False
     held: dict[str, float] = {}
     for line in answer.text.splitlines()[:MAX_APPS]:
         words = [word.strip() for word in line.split(",")]
         if len(words) != 3 or not NUMBER.fullmatch(words[2]):  # noqa: PLR2004
-            return None
+            return None, False
         held[words[0]] = held.get(words[0], 0.0) + float(words[2])
-    return {gpu.uuid: gpu.used_mib - held.get(gpu.uuid, 0.0) for gpu in gpus if gpu.used_mib is not None}
+    unattributed = {gpu.uuid: gpu.used_mib - held.get(gpu.uuid, 0.0) for gpu in gpus if gpu.used_mib is not None}
+    return unattributed, bool(held)
 
 
-def _ask(query: str) -> Answer:
-    return run_limited(["nvidia-smi", query, "--format=csv,noheader,nounits"], LIMIT_S, LIMIT_BYTES)
+def _ask(query: str, limit_s: float = LIMIT_S) -> Answer:
+    return run_limited(["nvidia-smi", query, "--format=csv,noheader,nounits"], limit_s, LIMIT_BYTES)
 
 
 def _thermal(values: dict[str, str]) -> bool | None:

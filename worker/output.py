@@ -30,6 +30,9 @@ class HandlerOutput(io.RawIOBase):
     def fileno(self) -> int:
         return self._fd
 
+    def close(self) -> None:
+        """Do nothing: a handler that closes its standard output does not close the log."""
+
     def isatty(self) -> bool:
         return False
 

@@ -16,6 +16,7 @@ import time
 from .cgroup import read_text
 from .findings import Found
 from .network_volumes import network_volumes
+from .readings import has_gpu_device
 from .usercode import unpack
 
 TYPE_CHECKING = False
@@ -58,7 +59,7 @@ def run(config: Config, pyz: str, findings: FindingList, journal: Journal) -> No
 
 def _of_packages(config: Config, pyz: str) -> list[Found]:
     lock = _lock_in(unpack(os.path.dirname(pyz), config.user_code))
-    has_gpu = os.path.exists(os.path.join(config.system_root, "dev/nvidia0"))
+    has_gpu = has_gpu_device(config.system_root)
     asked = _ask(config, has_gpu=has_gpu) if has_gpu or lock else {}
     return [*of_torch(asked), *of_lock(asked, lock)]
 

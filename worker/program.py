@@ -17,7 +17,7 @@ POLL_S = 0.5
 def supervise(config: Config, run: RunDir, state: AgentState, journal: Journal, runner: Runner) -> str:
     """Run the program until it ends or must end. Return the reason. The program itself claims and completes tasks."""
     run.write("token", config.token)
-    child = runner.spawn(own=True)
+    child = runner.hosts.spawn(own=True)
     child.send({
         "op": "program", "command": config.start_command,
         "env": {

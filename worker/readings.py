@@ -51,7 +51,7 @@ class MachineReading:
         self.task: str | None = None  # "<id> <attempt>" of the running task
         self.progress: dict[str, Any] | None = None  # its latest report; each report is a new object
         self.log_bytes: int | None = None  # bytes of the handlers' log
-        self.hosts = 0  # live handler hosts: they may hold GPU memory
+        self.gpu_users = 0  # live processes of handlers that use a GPU: the memory in use may be theirs
 
     def signals(self) -> dict[str, Any]:
         """Return the signals by name; the value is None if a signal cannot be read here."""
@@ -144,6 +144,14 @@ class Readings:
             if volume and len(found) < MAX_VOLUMES:
                 found.append(volume)
         return found
+
+
+def has_gpu_device(root: str) -> bool:
+    """Whether the pod has a GPU's device file. It keeps its number on the host: one GPU may be nvidia5."""
+    try:
+        return any(re.fullmatch(r"nvidia\d{1,3}", name) for name in os.listdir(os.path.join(root, "dev")))
+    except OSError:
+        return False
 
 
 def _count(text: str | None) -> int | None:

@@ -198,9 +198,9 @@ class Reports:
         try:
             answer = self.until_answered(*self._call(held, outcome), held, once=once)
         except Refused as error:
-            if error.final or outcome.kind == "failed":
+            if error.final:
                 raise
-            instead = failed("RESULT_REFUSED", str(error), "exception", point="Completion", retryable=False)
+            instead = _instead_of_refused(outcome, error)
         else:
             if answer is not None and answer.get("outcome") == protocol.UNVERIFIED:
                 why = f"{outcome.location} was reported as the output and the store does not have it"
@@ -215,7 +215,8 @@ class Reports:
         token = {"p_task_id": held.id, "p_attempt": held.attempt}
         if outcome.kind == "done":
             result = self._journal.clean_result(outcome.result)
-            completion = {**token, "p_output_location": outcome.location, "p_result_data": result}
+            location = self._journal.clean_result(outcome.location)
+            completion = {**token, "p_output_location": location, "p_result_data": result}
             if held.upload_ended_s is None:
                 return protocol.COMPLETE, completion
             upload = {"started_s": held.upload_started_s, "ended_s": held.upload_ended_s}
@@ -227,6 +228,15 @@ class Reports:
             for name, text in failure["detail"].items()
         }
         return protocol.FAIL, {**token, "p_failure": failure}
+
+
+def _instead_of_refused(outcome: Outcome, error: Refused) -> Outcome:
+    """Return what is reported if a report was refused: a refused result, or a failure without its texts."""
+    if outcome.failure is None:
+        return failed("RESULT_REFUSED", str(error), "exception", point="Completion", retryable=False)
+    why = f"the text of this failure was refused ({error}): see the log"
+    known = {name: outcome.failure[name] for name in ("exit_class", "point", "retryable")}
+    return failed(outcome.failure["code"], why, **known)
 
 
 def _about(held: HeldTask, outcome: Outcome) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import time
 
 from . import protocol
 from .http1 import HttpConnection, InterruptibleWait, Unreachable
+from .texts import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ AGAIN_S = 0.5  # seconds, at most, between two calls while the orchestrator has 
 REFUSED_S = 8.0  # … while the database refuses a result
 OK, ACCEPTED = 200, 202
 CALL_S = 10.0  # seconds for one call, without a claim's own wait
+CODE_CHARS, MESSAGE_CHARS = 64, 1_000  # of a refusal: the agent quotes it in its reports
 REFUSALS = {400, 403, 409, 413, 422}  # statuses about the call; all others are about the server
 FORMAT, SQLSTATE = {"code", "message", "details", "hint"}, 5  # of a refusal: its keys, and the length of its code
 HEARTBEAT_S = (0.05, 3600.0)  # the shortest and the longest time between heartbeats that an agent accepts
@@ -80,7 +82,9 @@ class Rpc:
         unless: Callable[[], bool] | None = None,
     ) -> dict[str, Any]:
         """Return the answer. Raises Unreachable, NotYet, Refused, or Interrupted if `unless` becomes true first."""
-        body = json.dumps({**self._who, **args}, separators=(",", ":"), allow_nan=False).encode()
+        # As UTF-8: with escapes, the same text could be six times as long, and be refused for its size.
+        text = json.dumps({**self._who, **args}, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+        body = text.encode("utf-8", "surrogatepass")
         headers = f"Authorization: Bearer {self._config.token}\r\n{self._headers}"
         try:
             status, content = self._connection.post(
@@ -94,14 +98,16 @@ class Rpc:
         if status in {OK, ACCEPTED}:
             self._state.note_answer()
             if status == ACCEPTED:
-                raise NotYet(function, answer.get("why"))
+                why = answer.get("why")
+                raise NotYet(function, None if why is None else shortened(str(why), MESSAGE_CHARS))
             return answer
-        code = str(answer.get("code") or "")
+        code = str(answer.get("code") or "")[:CODE_CHARS]
+        message = shortened(str(answer.get("message") or ""), MESSAGE_CHARS)
         final = code in {protocol.UNKNOWN_WORKER, protocol.BAD_TOKEN}
         if final or (status in REFUSALS and is_refusal(answer)):
             self._state.note_answer()
-            raise Refused(code, str(answer.get("message") or ""))
-        why = f"HTTP {status} {code}: {answer.get('message')}"
+            raise Refused(code, message)
+        why = f"HTTP {status} {code}: {message}"
         if code == protocol.OUTPUT_UNKNOWN:
             self._state.note_answer()
             raise StoreUnavailable(why)

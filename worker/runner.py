@@ -13,14 +13,15 @@ import time
 
 from . import exits, protocol
 from .children import KILL_GRACE_S, HandlerHost
-from .code_check import CodeChanged, CodeCheck
+from .code_check import CodeChanged
 from .exits import Outcome, failed
 from .findings import many_small_files
+from .handler_names import COMMAND, handler_problem
 from .http1 import Interrupted, Unreachable
 from .rpc import AGAIN_S, NotYet, Refused, Rpc
 from .signs import SignsOfLife
-from .usercode import unpack
 from .waits import ServiceWaits
+from .warm_hosts import WarmHosts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,13 +33,10 @@ if TYPE_CHECKING:
     from .finding_list import FindingList
     from .journal import Journal
 
-MAX_WARM = 4  # hosts kept at once; the least recently used one is ended first
 KILL_CANCELLED_S = 1.0  # seconds between TERM and KILL of a cancelled task
 POLL_S = 0.5  # seconds between checks of a host that sends nothing
-LOG_TAIL_BYTES = 64 << 10  # bytes of the attempt's log that are searched for causes
 DETAIL_CHARS = 2_000  # bytes of the log in the failure report
 PROGRESS_CHARS = 500
-COMMAND = "cmd:"
 
 
 class Runner:
@@ -56,11 +54,10 @@ class Runner:
         findings: FindingList,
     ) -> None:
         """`send_due` is called repeatedly while a task runs; it returns the seconds until its next call."""
-        self._config, self._run, self._pyz = config, run, pyz
+        self._config, self._run = config, run
         self._state, self._journal, self._rpc, self._send_due = state, journal, rpc, send_due
-        self._warm: dict[str, HandlerHost] = {}  # by module, in order of last use
-        self._started = 0
-        self._findings, self._code = findings, CodeCheck(config, pyz)
+        self._findings = findings
+        self.hosts = WarmHosts(config, run, pyz, journal, findings)
         self._files: list[tuple[int, int]] = []  # files that the running task stored: their number and bytes
 
     def run(self, held: HeldTask) -> Outcome:
@@ -69,13 +66,17 @@ class Runner:
         if handler is None:
             why = f"this worker has no handler for the task type {held.task['task_type']!r}: see WORKER_HANDLERS"
             return failed("NO_HANDLER", why, "exception")
+        problem = handler_problem(handler)
+        if problem:
+            why = f"the handler {handler!r} of WORKER_HANDLERS cannot be used: {problem}"
+            return failed("NO_HANDLER", why, "exception")
         needs_no_code = handler.startswith(COMMAND) or handler == protocol.SLURM_HANDLER
         key = COMMAND if needs_no_code else handler.partition(":")[0]
         folder = self._run.at("tasks", re.sub(r"[^A-Za-z0-9_-]", "_", f"{held.id}-{held.attempt}"))
         shutil.rmtree(folder, ignore_errors=True)
         try:
             os.makedirs(folder)
-            child = self._child(key)
+            child = self.hosts.take(key, self._state)
         except CodeChanged as error:
             return Outcome("unserved", why=f"CODE_CHANGED: {error}")
         except OSError as error:  # no such interpreter, or no space
@@ -84,74 +85,47 @@ class Runner:
         self._state.running = held
         try:
             outcome = self._attempt(child, held, handler, folder)
+            self.hosts.settle(child, held, key)
         finally:
             self._state.running = None
+            self.hosts.settle_log()
             self._judge_files()
             shutil.rmtree(folder, ignore_errors=True)
-        if child.closed:
-            self._warm.pop(key, None)
         return outcome
 
-    @property
-    def hosts(self) -> int:
-        """Return the number of live handler hosts."""
-        return len(self._warm)
-
-    def close(self) -> None:
-        """End every host."""
-        while self._warm:
-            self._warm.popitem()[1].end()
-
-    def spawn(self, *, own: bool) -> HandlerHost:
-        """Start a new host. Raises OSError, and CodeChanged if the code on the disk is not the code that was sent."""
-        self._started += 1
-        code_dir = unpack(os.path.dirname(self._pyz), self._config.user_code)
-        changed = self._code.findings()
-        self._findings.update("code", changed)
-        if changed:
-            raise CodeChanged(changed[0].evidence)
-        child = HandlerHost(self._config, self._run, self._pyz, self._journal, code_dir, number=self._started, own=own)
-        self._journal.log("host_started", pid=child.pid)
-        return child
-
-    def _child(self, key: str) -> HandlerHost:
-        child = self._warm.pop(key, None)
-        while len(self._warm) >= MAX_WARM:
-            self._warm.pop(next(iter(self._warm))).end()
-        if child:
-            child.receive(0.0, self._state)  # whether it has ended since then
-        if child is None or child.closed:
-            child = self.spawn(own=key == COMMAND)
-        self._warm[key] = child
-        return child
-
     def _attempt(self, child: HandlerHost, held: HeldTask, handler: str, folder: str) -> Outcome:
-        log_from, kills = self._log_bytes(), exits.oom_kills(self._config.system_root)
+        log = self.hosts.log
+        log_from, kills = log.size() if log else 0, exits.oom_kills(self._config.system_root)
         timeout_s = float(held.task.get("timeout_s") or self._config.default_timeout_s)
         child.send({
             "op": "run", "handler": handler, "task": held.task, "dir": folder, "patience_s": self._config.deadman_s,
         })  # fmt: skip
         waits = ServiceWaits(held, self._state, self._journal)
-        signs = SignsOfLife(self._state, self._config, self._run, folder, child.pid, child.mark)
+        signs = SignsOfLife(self._state, self._config, self._run, folder, child.processes)
         try:
             message, outcome = self._attend(child, held, waits, signs, timeout_s)
         finally:
             waits.end()
+            self.hosts.settle_log()
         if outcome is not None:
             child.end(KILL_CANCELLED_S if held.cancelled else KILL_GRACE_S)
+            self._note_end(held, outcome.kind)
             return Outcome("hung") if held.stuck and child.left else outcome
         self._note_dropped(held, message or {})
+        child.renew = self._journal.clean(message["renew"]) if message and message.get("renew") else None
         if message and message["op"] == "done":
             return Outcome("done", location=message["output_location"], result=message["result_data"])
         if message and message.get("outage"):
             return Outcome("unserved", why=message["message"])
         status = child.end() if message is None else message.get("status")
-        log, kills_now = self._log_since(log_from), exits.oom_kills(self._config.system_root)
+        if message is None:
+            self._note_end(held, "failed")
+        printed, kills_now = log.since(log_from) if log else "", exits.oom_kills(self._config.system_root)
         fresh_kills = None if kills is None or kills_now is None else kills_now - kills
         if message is None or "status" in message:
-            exit_class, code, text = exits.of_process(status, fresh_kills, log)
+            exit_class, code, text = exits.of_process(status, fresh_kills, printed)
         else:
-            exit_class, code, text = exits.of_exception(message["type"], message["message"], fresh_kills, log)
+            exit_class, code, text = exits.of_exception(message["type"], message["message"], fresh_kills, printed)
         if exit_class in {"oom", "vram_oom"}:
             child.end()  # to free the memory that it still holds
         if exit_class == "vram_oom":
@@ -160,7 +134,7 @@ class Runner:
         return failed(
             failure.get("code") or code, text, exit_class,
             point=failure.get("point", "Processing"), retryable=failure.get("retryable", True),
-            type=failure.get("type"), traceback=failure.get("traceback"), log=log[-DETAIL_CHARS:], status=status,
+            type=failure.get("type"), traceback=failure.get("traceback"), log=printed[-DETAIL_CHARS:], status=status,
         )  # fmt: skip
 
     def _attend(
@@ -180,11 +154,19 @@ class Runner:
                 return None, outcome
             signs.look()
             for message in child.receive(min(POLL_S, left_s, self._send_due()), self._state):
+                if (message.get("task"), message.get("attempt")) != (held.id, held.attempt):
+                    self._journal.log("message_of_another_task", pid=child.pid, op=message["op"])
+                    child.end()
+                    why = "its process sent a message of another task, so it was ended"
+                    return None, failed("LOST", why, "lost")
                 if message["op"] in {"progress", "service", "stored"}:
-                    self._note(message, held, waits)
+                    self._take_report(message, held, waits)
+                elif message["op"] == "imported":
+                    child.keep_processes()
+                    child.reply(message)
                 elif message["op"] == "grants":
                     _note_upload(message["items"], held)
-                    child.send({"op": "reply", "seq": message["seq"], **self._grants(message["items"])})
+                    child.reply(message, **self._grants(message["items"]))
                 else:
                     return message, None
             if child.closed:
@@ -200,10 +182,8 @@ class Runner:
             return exits.cancelled("on request")
         return exits.stuck(self._state.still_s) if held.stuck else None
 
-    def _note(self, message: dict[str, Any], held: HeldTask, waits: ServiceWaits) -> None:
+    def _take_report(self, message: dict[str, Any], held: HeldTask, waits: ServiceWaits) -> None:
         """Take a message of the host about its progress or its transfers."""
-        if message["task"] != held.id:
-            return  # the message comes from a thread of an earlier task
         self._state.still_s = 0.0  # a repeated value is a report too
         if message["op"] == "service":
             waits.note_transfer(message)
@@ -245,24 +225,14 @@ class Runner:
 
     def _note_dropped(self, held: HeldTask, message: dict[str, Any]) -> None:
         """Declare output that was dropped because of a full disk: in the log, and in each later heartbeat."""
-        dropped = message.get("dropped_bytes")
+        dropped = (message.get("dropped_bytes") or 0) + (self.hosts.log.take_dropped() if self.hosts.log else 0)
         if dropped:
             self._state.health["output_dropped_bytes"] = self._state.health.get("output_dropped_bytes", 0) + dropped
             self._journal.log("output_dropped", task=held.id, attempt=held.attempt, bytes=dropped)
 
-    def _log_bytes(self) -> int:
-        try:
-            return os.path.getsize(self._run.log("handler"))
-        except OSError:  # the handler removed it
-            return 0
-
-    def _log_since(self, offset: int) -> str:
-        try:
-            with open(self._run.log("handler"), "rb") as file:
-                file.seek(max(offset, self._log_bytes() - LOG_TAIL_BYTES))
-                return file.read(LOG_TAIL_BYTES).decode("utf-8", "replace")
-        except OSError:
-            return ""
+    def _note_end(self, held: HeldTask, how: str) -> None:
+        """Mark the end of an attempt in the log, because its host ended first: readers look for the mark."""
+        self.hosts.note(f"task {held.id} attempt {held.attempt} ends: {how}")
 
 
 def _note_upload(items: list[Any], held: HeldTask) -> None:

@@ -14,6 +14,8 @@ from . import processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .agent_state import AgentState
     from .config import Config, RunDir
 
@@ -26,9 +28,11 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 class SignsOfLife:
     """Checks one attempt for signs of life; used only by the agent's main thread."""
 
-    def __init__(self, state: AgentState, config: Config, run: RunDir, folder: str, session: int, mark: str) -> None:
-        self._state, self._log, self._folder = state, run.log("handler"), folder
-        self._session, self._mark = session, mark
+    def __init__(
+        self, state: AgentState, config: Config, run: RunDir, folder: str, family: Callable[[], set[int]]
+    ) -> None:
+        """`family` returns the live processes of the attempt's host."""
+        self._state, self._log, self._folder, self._family = state, run.log("handler"), folder, family
         self._every_s = min(LOOK_S, config.heartbeat_s / 2)
         self._worked_at = time.monotonic()
         self._due = self._worked_at + self._every_s  # a short task is over by then: a check reads all of /proc
@@ -56,7 +60,7 @@ class SignsOfLife:
 
         The first check has nothing to compare with, and counts as a sign: the task began a moment ago.
         """
-        before, ticks = self._ticks, processes.cpu_ticks(self._session, self._mark, MAX_PROCESSES)
+        before, ticks = self._ticks, processes.cpu_ticks(self._family(), MAX_PROCESSES)
         now = time.monotonic()
         if before is not None:
             used = sum(max(0, count - before.get(pid, 0)) for pid, count in ticks.items())

@@ -13,9 +13,10 @@ import re
 import time
 
 from .slurm_client import booted_at, call, cancel_of, nodes, parts, unreached
-from .slurm_output import COPY_BYTES, OUTPUT, copy, store
+from .slurm_output import COPY_BYTES, OUTPUT, copy, store, store_output
 from .slurm_params import SlurmFailed, checked
 from .slurm_submit import AGAIN, submit
+from .texts import end_of
 from .transfer_errors import TransferError
 
 TYPE_CHECKING = False
@@ -80,9 +81,8 @@ def run(task: Task) -> dict[str, Any]:
         store(task, job["outputs"])
         return task.ended({"slurm": ended})
     except SlurmFailed as error:
-        if os.path.exists(OUTPUT):
-            with contextlib.suppress(TransferError):
-                task.upload(OUTPUT)
+        with contextlib.suppress(TransferError):
+            store_output(task)
         return {
             "op": "failed", "type": "SlurmFailed", "message": str(error), "code": error.code,
             "retryable": error.retryable, "outage": error.outage,
@@ -107,7 +107,7 @@ def _clear() -> None:
     """
     status, text = call(["squeue", "--noheader", "--format=%i %j"])
     if status != 0:
-        raise SlurmFailed("SLURM_UNAVAILABLE", f"slurmctld does not answer: {text[-300:]}", outage=True)
+        raise SlurmFailed("SLURM_UNAVAILABLE", f"slurmctld does not answer: {end_of(text, 300)}", outage=True)
     old = [line.split(" ", 1)[0] for line in text.splitlines() if line.partition(" ")[2].startswith(JOB_NAME)]
     if old:
         call(["scancel", *old])
@@ -153,7 +153,7 @@ def _attend(task: Task, job_id: str, job: dict[str, Any], booted: str | None = N
         elif "Invalid job id" in text:
             raise SlurmFailed("SLURM_JOB_LOST", f"slurmctld does not know job {job_id} any more: it lost its state")
         elif now - heard > SILENT_S:
-            raise SlurmFailed("SLURM_JOB_LOST", f"slurmctld did not answer for {SILENT_S:.0f} s: {text[-300:]}")
+            raise SlurmFailed("SLURM_JOB_LOST", f"slurmctld did not answer for {SILENT_S:.0f} s: {end_of(text, 300)}")
         if state and state not in RUNNING:
             copy(copied)
             _check_slurm_did_not_end_it(job_id, state, fields, booted)

@@ -9,13 +9,16 @@ import os
 import stat
 
 from .output import OUT
-from .transfer_errors import TransferError
+from .redaction import SecretFilter, own_secrets
+from .rules import SHOWN_CHARS, name_problem
+from .transfer_errors import OutputRefused, TransferError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .task import Task
 
 OUTPUT = "slurm.out"  # of the batch script
+CLEANED = ".slurm.out"
 MAX_OUTPUTS = 10_000  # files that params.outputs matches; each is stored by itself
 COPY_BYTES = 16 << 20  # for one poll: a job may print faster than it can be copied
 MAX_MATCHES = 100_000  # files and directories that one pattern names, wanted or not
@@ -47,13 +50,30 @@ def _without_waiting(path: str, flags: int) -> int:
 def store(task: Task, patterns: list[str]) -> None:
     """Store the script's output, everything below output/, and the files that `outputs` names. Raises TransferError."""
     if os.path.islink("output"):
-        raise TransferError("output is a link that leaves the task's folder: copy the files instead")
+        raise OutputRefused("output is a link that leaves the task's folder: copy the files instead")
     matches = _matches(patterns)
-    if os.path.exists(OUTPUT):
-        task.upload(OUTPUT)
+    store_output(task)
     task.upload_folder("output")
     for name, path in matches.items():
         task.upload(path, name)
+
+
+def store_output(task: Task) -> None:
+    """Store what the script printed, as in the log: without the secrets of the environment. Raises TransferError."""
+    if not os.path.exists(OUTPUT):
+        return
+    stream = SecretFilter(own_secrets())
+    try:
+        with open(OUTPUT, "rb", opener=_without_waiting) as file:
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                with open(CLEANED, "wb") as cleaned:
+                    while block := file.read(BLOCK_BYTES):
+                        cleaned.write(stream.feed(block))
+                    cleaned.write(stream.flush())
+                os.replace(CLEANED, OUTPUT)
+    except OSError as error:
+        raise TransferError(f"{OUTPUT} could not be written without secrets: {error.strerror}") from error
+    task.upload(OUTPUT)
 
 
 def _matches(patterns: list[str]) -> dict[str, str]:
@@ -63,11 +83,13 @@ def _matches(patterns: list[str]) -> dict[str, str]:
     for pattern in patterns:
         paths = list(itertools.islice(glob.iglob(pattern, recursive=True), MAX_MATCHES + 1))
         if len(paths) > MAX_MATCHES:
-            raise TransferError(f"{pattern!a} in outputs names more than {MAX_MATCHES} files: write them below output/")
+            raise OutputRefused(f"{pattern!a} in outputs names more than {MAX_MATCHES} files: write them below output/")
         for path in sorted(paths):
             name = os.path.relpath(os.path.realpath(path), top)
             if not name.startswith(("../", "output/")) and name != OUTPUT and os.path.isfile(path):
+                if why := name_problem(name):
+                    raise OutputRefused(f"{name[:SHOWN_CHARS]!a} cannot be the name of an output: {why}")
                 found.setdefault(name, path)
             if len(found) > MAX_OUTPUTS:
-                raise TransferError(f"outputs matches more than {MAX_OUTPUTS} files: write them below output/")
+                raise OutputRefused(f"outputs matches more than {MAX_OUTPUTS} files: write them below output/")
     return found

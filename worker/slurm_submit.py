@@ -15,6 +15,7 @@ import time
 from .slurm_client import NO_CONTACT, call, job_named, nodes
 from .slurm_output import OUTPUT
 from .slurm_params import SlurmFailed
+from .texts import end_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,8 +100,8 @@ def _submitted(words: list[str], env: dict[str, str], name: str) -> str:
             break
         found = job_named(name)
         if found is None:
-            raise SlurmFailed("SLURM_UNAVAILABLE", f"slurmctld does not answer: {text[-300:]}", outage=True)
+            raise SlurmFailed("SLURM_UNAVAILABLE", f"slurmctld does not answer: {end_of(text, 300)}", outage=True)
         if found:
             return found
         time.sleep(RETRY_S)
-    raise SlurmFailed("SLURM_REFUSED", f"sbatch refused the job: {text[-1000:]}")
+    raise SlurmFailed("SLURM_REFUSED", f"sbatch refused the job: {end_of(text, 1000)}")

@@ -26,6 +26,7 @@ MISSING = {404, 410}
 CHECKSUM = "x-amz-checksum"  # in the error of a store that does not support it
 REFUSED = {301, 302, 303, 307, 308, 401, 403, *MISSING}  # an operator must fix these: keys, policy, bucket, region
 BUSY = {"SlowDown", "RequestTimeout", "RequestTimeTooSkewed"}  # codes that S3 sends with a 4xx status too
+PAGE = re.compile(r"\s{0,100}<(?:!doctype\s+)?html", re.IGNORECASE)
 CODE = re.compile(r"<Code>([A-Za-z]{1,64})</Code>|\"Code\": *\"([A-Za-z]{1,64})\"")
 
 
@@ -115,9 +116,17 @@ def _early(connection: http.client.HTTPConnection, error: OSError) -> http.clien
         raise error from None
 
 
+def refuse_page(answer: http.client.HTTPResponse) -> None:
+    """Raise TryLater for a web page in place of an object: a proxy's or a portal's. An object has an ETag."""
+    if "text/html" in (answer.headers.get("Content-Type") or "") and not answer.headers.get("ETag"):
+        raise TryLater("a web page answers in place of the store")
+
+
 def check(status: int, body: str, method: str) -> None:
     """Raise the exception for an answer that is no success. `body` is its text."""
     if status in {OK, PARTIAL, NO_CONTENT}:
+        if PAGE.match(body):
+            raise TryLater(f"a web page answers in place of the store: {body[:QUOTED_CHARS]}")
         return
     found = CODE.search(body)
     code = (found[1] or found[2]) if found else ""

@@ -29,6 +29,7 @@ def stop(run_dir: str, grace_s: float) -> int:
         os.makedirs(run.path, mode=0o700, exist_ok=True)
         run.write(STOPPED_FILE, "")
     identity = identity or running(run)  # a `start` may have taken the lock first
+    family = _family(run, identity["pid"] if identity else None)
     if identity:
         with contextlib.suppress(ProcessLookupError):
             os.kill(identity["pid"], signal.SIGTERM)
@@ -39,6 +40,7 @@ def stop(run_dir: str, grace_s: float) -> int:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(identity["pid"], signal.SIGKILL)
     left = processes.end(None, f"{run.path}#", 0.0)
+    left |= processes.end_all(lambda: {pid for pid in family if processes.alive(pid, family[pid])}, None, 0.0)
     for session in _sessions(run):
         left |= processes.end(session, f"{run.path}#", 0.0)
     if identity:
@@ -49,6 +51,13 @@ def stop(run_dir: str, grace_s: float) -> int:
     alive = {"alive": sorted(left)} if left else {}
     print(json.dumps({"stopped": not left, **alive, **({"exit": how} if how else {})}))
     return 1 if left else 0
+
+
+def _family(run: RunDir, agent: int | None) -> dict[int, str]:
+    """Return the descendants of the agent and of its handlers, by pid with the start time, without the agent."""
+    table, marked = processes.table(), processes.tree(None, f"{run.path}#")
+    found = processes.descendants(table, marked | ({agent} if agent else set())) - {agent}
+    return {pid: table[pid].started for pid in found}
 
 
 def probe(run_dir: str) -> int:

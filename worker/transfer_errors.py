@@ -19,6 +19,10 @@ class Unserved(TransferError):
     outage = True
 
 
+class Unsent(TransferError):
+    """A call of the task object after the end of the task, or in another process than the handler's."""
+
+
 class Exists(TransferError):
     """The same attempt stored another file under this name."""
 
@@ -32,9 +36,16 @@ class Unstored(TransferError):
 
 
 class ResultRefused(TransferError):
-    """The handler returned a result that is too large or too deep."""
+    """The handler returned a result that the orchestrator does not take (rules.py)."""
 
     code = "RESULT_REFUSED"
+    retryable = False
+
+
+class OutputRefused(TransferError):
+    """A file cannot be stored as an output: its name, its kind or its size. Another attempt would make it again."""
+
+    code = "OUTPUT_REFUSED"
     retryable = False
 
 

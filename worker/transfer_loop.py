@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from .channel import Channel
+    from .channel import TaskChannel
     from .downloads import Download
     from .uploads import File, Part, StoreRequest
 
@@ -47,7 +47,7 @@ LOCAL = {
 class TransferLoop:
     """Sends the requests of one task."""
 
-    def __init__(self, channel: Channel, task_id: str, directory: Path, patience_s: float, clock: Any) -> None:
+    def __init__(self, channel: TaskChannel, task_id: str, directory: Path, patience_s: float, clock: Any) -> None:
         self._channel, self._task_id, self._directory, self._clock = channel, task_id, directory, clock
         self._patience_s = patience_s  # how long the orchestrator may be unreachable
         self._idle: list[StoreConnection] = []
@@ -175,7 +175,10 @@ class TransferLoop:
             if reply.get("replaced"):
                 raise Replaced(f"{reply['replaced'][0]} is not the object with which its task was completed")
             if "error" not in reply or reply["final"]:
-                raise TransferError(f"{what} was not granted: {reply.get('error', 'refused')}")
+                refused = reply.get("refused") or [wanted[0]["key"]]
+                more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
+                why = reply.get("error", "refused")
+                raise TransferError(f"{wanted[0]['method']} of {refused[0]}{more} was not granted: {why}")
             if self._clock.monotonic() > until:
                 raise Unserved(f"{what}: no grant within {self._patience_s:.0f} s: {reply['error']}")
             wait.pause(ORCHESTRATOR, reply["error"], reply.get("again_s", 8.0))
@@ -184,7 +187,7 @@ class TransferLoop:
 class TransferWait:
     """The pauses and the progress of one transfer. Each one is reported to the agent."""
 
-    def __init__(self, channel: Channel, task_id: str, number: int, clock: Any) -> None:
+    def __init__(self, channel: TaskChannel, task_id: str, number: int, clock: Any) -> None:
         self._channel, self._task_id, self._number, self._clock = channel, task_id, number, clock
         self._tries = 0
         self._since = ""

@@ -10,7 +10,7 @@ import time
 from . import protocol
 from .downloads import Download
 from .store import StoreConnection, UploadGone
-from .transfer_errors import TransferError, Unstored
+from .transfer_errors import OutputRefused, TransferError, Unstored
 from .transfer_loop import PAUSE_MAX_S, TransferLoop, TransferWait
 from .uploads import Abort, Completion, File, Multipart, Start
 from .waits import STORE
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from .channel import Channel
+    from .channel import TaskChannel
 
 STARTS = 4  # tries of one multipart upload, if the store loses it
 MULTIPART_BYTES = 16 << 20  # a larger file is sent in parts, so that a broken connection costs one part
@@ -34,7 +34,7 @@ class Transfers:
     """Asks the agent for presigned URLs and transfers the bytes itself, so the agent can receive a cancellation."""
 
     def __init__(
-        self, channel: Channel, task_id: str, directory: Path, *, patience_s: float, clock: Any = time
+        self, channel: TaskChannel, task_id: str, directory: Path, *, patience_s: float, clock: Any = time
     ) -> None:
         self._channel, self._task_id, self._clock = channel, task_id, clock
         self._loop = TransferLoop(channel, task_id, directory, patience_s, clock)
@@ -153,13 +153,11 @@ def _quiet(_message: str) -> None:
 
 
 def _size(source: Path) -> int:
-    """Return the size of a file. Raises TransferError if it cannot be stored."""
-    if any("\ud800" <= character <= "\udfff" for character in source.name):  # bytes of another encoding
-        raise TransferError(f"{str(source)!a} has a name that is not UTF-8: rename the file")
+    """Return the size of a file. Raises OutputRefused if it cannot be stored."""
     about = source.stat()
     if not stat.S_ISREG(about.st_mode):  # a pipe would block, and a device never ends
-        raise TransferError(f"{source} is not a regular file: only regular files can be stored")
+        raise OutputRefused(f"{source} is not a regular file: only regular files can be stored")
     if about.st_size > protocol.MAX_OBJECT_BYTES:
         most = f"{protocol.MAX_OBJECT_BYTES >> 40} TiB, the limit of S3"
-        raise TransferError(f"{source.name} has more than {most}: split it, or compress it")
+        raise OutputRefused(f"{source.name} has more than {most}: split it, or compress it")
     return about.st_size

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 MAX_READINGS = 64  # 15 s apart: 16 minutes
 MAX_SMI = 32  # 60 s apart
+MAX_NAMES = 64  # GPUs
 # seconds. A longer gap means that the pod was frozen or the monitor was late: earlier readings say nothing about "now".
 MAX_GAP_S, MAX_SMI_GAP_S = 120.0, 300.0
 RATE_S = 300.0
@@ -22,11 +23,12 @@ MIN_REPORTS = 5  # readings in RATE_S: fewer say nothing about a rate
 class SmiSample:
     """One answer of nvidia-smi, with its time and the agent's activity at that time."""
 
-    def __init__(self, at_s: float, reading: SmiReading, task: str | None, hosts: int) -> None:
-        self.at_s, self.task, self.hosts = at_s, task, hosts
+    def __init__(self, at_s: float, reading: SmiReading, task: str | None, gpu_users: int) -> None:
+        self.at_s, self.task, self.gpu_users = at_s, task, gpu_users
         self.gpus: list[GpuState] | None = reading.gpus
         self.lost, self.why = reading.lost, reading.why
-        self.unattributed_mib = reading.unattributed_mib
+        self.is_check = reading.is_check
+        self.unattributed_mib, self.lists_programs = reading.unattributed_mib, reading.lists_programs
 
     @property
     def is_known(self) -> bool:
@@ -36,12 +38,15 @@ class SmiSample:
 class ReadingWindow:
     """Belongs to the monitor's thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_device: bool = False) -> None:
+        """Make an empty window. `has_device`: the pod has the device file of a GPU."""
+        self.has_device = has_device
         self.readings: deque[MachineReading] = deque(maxlen=MAX_READINGS)
         self.smi: deque[SmiSample] = deque(maxlen=MAX_SMI)
         self.xids = XidLog()
         self.gpu_count = 0  # the largest number of GPUs that nvidia-smi has shown
         self.buses: set[str] = set()
+        self.names: dict[str, str] = {}  # of each GPU that nvidia-smi has shown, by its uuid
         self.first_ecc: dict[str, float] = {}  # uncorrected errors at the first answer, by GPU
         self.peak_mib: dict[str, float] = {}  # memory in use while a task ran, by GPU
         self.vram_oom_s: float | None = None  # when an attempt last ended with "CUDA out of memory"
@@ -64,6 +69,8 @@ class ReadingWindow:
         for gpu in sample.gpus or ():
             if gpu.bus:
                 self.buses.add(gpu.bus)
+            if len(self.names) < MAX_NAMES:
+                self.names.setdefault(gpu.uuid, f"GPU {gpu.index} at {gpu.bus}" if gpu.bus else f"GPU {gpu.index}")
             if gpu.ecc is not None:
                 self.first_ecc.setdefault(gpu.uuid, gpu.ecc)
             if gpu.used_mib is not None and sample.task is not None:

@@ -26,6 +26,7 @@ language plpgsql security definer set search_path = '' as $$
 declare
     c_types constant text[] := array['travel_segment', 'travel_stitch'];  -- that users may submit
     c_open constant int := 20;  -- tasks of one user that wait or run
+    c_day constant int := 200;  -- tasks that one user creates in 24 hours: those that are cancelled count too
     c_params_bytes constant int := 65536;
     c_key_chars constant int := 200;
     v_user constant text := auth.uid()::text;
@@ -58,6 +59,13 @@ begin
                            where t.dedupe_key = v_key and t.status in ('Queued', 'In Progress')) then
         raise exception 'too many open tasks'
             using errcode = 'PT429', hint = format('wait until one of your %s tasks ends', c_open);
+    elsif (select count(*) from (select from public.tasks t
+                                  where t.tenant = v_user and t.created_at > now() - interval '24 hours'
+                                  limit c_day) recent) >= c_day
+          and not exists (select from public.tasks t
+                           where t.dedupe_key = v_key and t.status in ('Queued', 'In Progress')) then
+        raise exception 'too many tasks in 24 hours'
+            using errcode = 'PT429', hint = format('you may create %s', c_day);
     end if;
     return (public.task_submit(jsonb_build_array(jsonb_build_object(
         'task_type', p_task_type, 'params', p_params, 'labels', p_labels, 'depends_on', to_jsonb(p_depends_on),

@@ -73,6 +73,13 @@ begin
                    else '{}' end order by e.n)
           into v_tasks from jsonb_array_elements(p_tasks) with ordinality e (task, n);
     end if;
+    if jsonb_typeof(p_scope->'pools') = 'array' then
+        -- A key that a task outside the scope has is not this token's: it would tell that such a task is there.
+        select jsonb_agg(e.task || case when e.task->>'dedupe_key' is not null
+                   then jsonb_build_object('dedupe_key', public.internal_scoped_key(p_scope, e.task->>'dedupe_key'))
+                   else '{}' end order by e.n)
+          into v_tasks from jsonb_array_elements(v_tasks) with ordinality e (task, n);
+    end if;
     if v_restricted then
         select r.id into v_wrong
           from jsonb_array_elements(p_tasks) e
@@ -92,10 +99,27 @@ begin
          where not public.internal_in_scope(p_scope, t.pool, t.tenant) limit 1;
         if v_wrong is not null then
             perform public.internal_refuse('OR007', 'a task is outside of what this token may submit', '',
-                'name one of the pools of the token, and a dedupe_key that nobody else uses');
+                'name one of the pools of the token');
         end if;
     end if;
     return v_tasks;
+end
+$$;
+
+-- The dedupe key under which a token of pools submits: its own form of the key while a task outside the scope has the key
+-- itself, and as long as a task with that form lives.
+create or replace function public.internal_scoped_key(p_scope jsonb, p_key text) returns text
+language plpgsql stable security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_own text := jsonb_build_array(p_scope->'pools', p_key)::text;
+begin
+    return case when exists (select from public.tasks t
+                              where t.dedupe_key = v_own and t.status in ('Queued', 'In Progress')
+                              union all
+                             select from public.tasks t
+                              where t.dedupe_key = p_key and t.status in ('Queued', 'In Progress')
+                                and not public.internal_in_scope(p_scope, t.pool, t.tenant)) then v_own else p_key end;
 end
 $$;
 

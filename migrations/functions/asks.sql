@@ -7,6 +7,7 @@
 -- the output_prefix of an attempt that it holds. It reads outputs of the dependencies of a task that it holds: those
 -- below the prefix of the attempt that the dependency's output_location names. This prefix must lie below the prefix of
 -- the dependency's own task: otherwise a worker could name any object as its output and get a signed URL for it.
+-- The cost is linear in the items and in the dependencies of the held tasks.
 create or replace function public.worker_grants(
     p_worker_id text, p_nonce text, p_items jsonb, p_now timestamptz default null
 ) returns jsonb
@@ -16,14 +17,12 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
     v_worker public.workers := public.internal_caller(p_worker_id, false);
     v_asks boolean := public.internal_is_pod() and public.internal_is_over_postgrest();
-    v_item jsonb;
-    v_key text;
+    v_item record;
     v_answer jsonb;
-    v_granted jsonb := '[]';
-    v_refused jsonb := '[]';
-    v_pending jsonb := '[]';
-    v_replaced jsonb := '[]';
-    v_terms jsonb;
+    v_granted jsonb[] := '{}';
+    v_refused text[] := '{}';
+    v_pending text[] := '{}';
+    v_replaced text[] := '{}';
 begin
     if v_worker.nonce is distinct from p_nonce then
         return jsonb_build_object('outcome', 'fenced', 'items', '[]'::jsonb, 'refused', '[]'::jsonb);
@@ -31,59 +30,86 @@ begin
     if p_items is null or jsonb_typeof(p_items) <> 'array' or jsonb_array_length(p_items) > 1000 then
         perform public.internal_refuse('OR007', 'p_items must be a list of at most 1000 {method, key}');
     end if;
-    for v_item in select value from jsonb_array_elements(p_items) loop
-        v_key := v_item->>'key';
-        v_terms := null;
-        if v_key ~ '^outputs/[^/]+/[0-9]+(-[0-9a-f]+)?/[^/]' and v_key !~ '(^|/)\.{1,2}(/|$)|//|[[:cntrl:]]'
-           and length(v_key) <= 900 then
-            select case v_item->>'method'
-                       when 'PUT' then public.internal_upload_terms(v_item)
-                       else coalesce(h.object, '{}') end
-              into v_terms
-              from public.tasks t
-              left join lateral (
-                   select case when k.is_it then coalesce(d.output_object, '{}') else '{}' end as object
-                     from public.internal_results(t.depends_on) d
-                    cross join lateral (
-                          select right(d.output_location, length(v_key) + 1) = '/' || v_key as is_it,
-                                 substring(d.output_location
-                                     from format('/(outputs/%s/[0-9]+(?:-[0-9a-f]+)?/)[^/]', d.id)) as folder) k
-                    where v_item->>'method' = 'GET' and starts_with(v_key, k.folder)
-                    order by not k.is_it, d.output_object is null limit 1) h on true
-             where t.worker_id = p_worker_id and t.status = 'In Progress'
-               and case v_item->>'method'
-                       when 'PUT' then starts_with(v_key, public.internal_output_prefix(t.id, t.attempts, p_nonce))
-                                       or starts_with(v_key, format('outputs/%s/%s/', t.id, t.attempts))
-                       when 'GET' then h.object is not null
-                       else false
-                   end
-             limit 1;
+    for v_item in
+        select t.item->>'method' as method, t.item->>'key' as key, t.terms
+          from public.internal_grant_terms(p_worker_id, p_nonce, p_items) t order by t.place
+    loop
+        v_answer := v_item.terms;
+        if v_asks and v_answer is not null then
+            v_answer := public.internal_ask(p_worker_id, v_item.method, v_item.key, v_item.terms, v_now);
         end if;
-        if v_terms is not null then
-            v_answer := v_terms;
-            if v_asks then
-                v_answer := public.internal_ask(p_worker_id, v_item->>'method', v_key, v_terms, v_now);
+        if v_item.terms is null or v_answer ? 'refused' then
+            v_refused := array_append(v_refused, v_item.key);
+            if v_answer ? 'replaced' then
+                v_replaced := array_append(v_replaced, v_item.key);
             end if;
-            if v_answer is null then
-                v_pending := v_pending || jsonb_build_array(v_key);
-            elsif v_answer ? 'refused' then
-                v_refused := v_refused || jsonb_build_array(v_key);
-                if v_answer ? 'replaced' then
-                    v_replaced := v_replaced || jsonb_build_array(v_key);
-                end if;
-            else
-                v_granted := v_granted || (v_answer || jsonb_build_object('method', v_item->>'method', 'key', v_key));
-            end if;
+        elsif v_answer is null then
+            v_pending := array_append(v_pending, v_item.key);
         else
-            v_refused := v_refused || jsonb_build_array(v_key);
+            v_granted := array_append(v_granted,
+                                      v_answer || jsonb_build_object('method', v_item.method, 'key', v_item.key));
         end if;
     end loop;
-    if v_pending <> '[]' then
-        return jsonb_build_object('outcome', 'pending', 'items', v_granted, 'refused', v_refused, 'replaced', v_replaced,
-                                  'pending', v_pending);
-    end if;
-    return jsonb_build_object('outcome', 'ok', 'items', v_granted, 'refused', v_refused, 'replaced', v_replaced);
+    return jsonb_build_object('outcome', case when v_pending = '{}' then 'ok' else 'pending' end,
+                              'items', to_jsonb(v_granted), 'refused', to_jsonb(v_refused),
+                              'replaced', to_jsonb(v_replaced))
+        || case when v_pending = '{}' then '{}' else jsonb_build_object('pending', to_jsonb(v_pending)) end;
 end
+$$;
+
+-- The items with the terms of each: null for one that is refused. A key names its task, so each item needs one look at
+-- the held tasks and at the dependencies of all of them.
+create or replace function public.internal_grant_terms(p_worker_id text, p_nonce text, p_items jsonb)
+returns table (place bigint, item jsonb, terms jsonb)
+language plpgsql security definer set search_path = '' set jit = off set enable_nestloop = off
+set enable_mergejoin = off as $$
+#variable_conflict use_variable
+declare
+    v_held uuid[];
+    v_prefixes text[];  -- below which the worker may write, of each task: of its attempt, and as earlier agents name it
+    v_earlier text[];
+    v_needs uuid[];  -- what the held tasks depend on, and an item names
+begin
+    select array_agg(t.id), array_agg(public.internal_output_prefix(t.id, t.attempts, p_nonce)),
+           array_agg(format('outputs/%s/%s/', t.id, t.attempts))
+      into v_held, v_prefixes, v_earlier
+      from public.tasks t where t.worker_id = p_worker_id and t.status = 'In Progress';
+    v_needs := array(
+        select n.id from (select distinct unnest(t.depends_on) as id from public.tasks t where t.id = any (v_held)) n
+          join (select distinct public.internal_key_task(e.value->>'key') as id
+                  from jsonb_array_elements(p_items) e where e.value->>'method' = 'GET') k on k.id = n.id);
+    return query
+    with asked as materialized (
+        select e.place, e.item, e.item->>'key' as key, e.item->>'method' as method,
+               public.internal_key_task(e.item->>'key') as task_id
+          from jsonb_array_elements(p_items) with ordinality e (item, place)
+    ), written as (
+        select a.place, public.internal_upload_terms(a.item) as terms
+          from asked a join unnest(v_held, v_prefixes, v_earlier) h (id, prefix, earlier) on h.id = a.task_id
+         where a.method = 'PUT' and (starts_with(a.key, h.prefix) or starts_with(a.key, h.earlier))
+    ), stored as materialized (
+        select d.id, d.output_location, d.output_object,
+               substring(d.output_location from format('/(outputs/%s/[0-9]+(?:-[0-9a-f]+)?/)[^/]', d.id)) as folder
+          from public.internal_results(v_needs) d
+    ), read as (
+        select a.place,
+               case when right(s.output_location, length(a.key) + 1) = '/' || a.key then coalesce(s.output_object, '{}')
+                    else '{}' end as terms
+          from asked a join stored s on s.id = a.task_id
+         where a.method = 'GET' and starts_with(a.key, s.folder)
+    )
+    select a.place, a.item, coalesce(w.terms, r.terms)
+      from asked a left join written w on w.place = a.place left join read r on r.place = a.place;
+end
+$$;
+
+-- The task whose output a key names; null for a key that no worker gets.
+create or replace function public.internal_key_task(p_key text) returns uuid
+language sql immutable security definer set search_path = '' as $$
+    select case when length(internal_key_task.p_key) <= 900
+                 and internal_key_task.p_key ~ '^outputs/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/[0-9]+(-[0-9a-f]+)?/[^/]'
+                 and internal_key_task.p_key !~ '(^|/)\.{1,2}(/|$)|//|[[:cntrl:]]'
+           then split_part(internal_key_task.p_key, '/', 2)::uuid end
 $$;
 
 -- Returns {outcome: ok|pending|fenced, sealed}. Over PostgREST, the leader's answer is the next token, encrypted for

@@ -118,6 +118,7 @@ language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
 begin
     if current_setting('orchestrator.alone', true) = statement_timestamp()::text then
+        perform set_config('search_path', public.internal_users_path() || ', pg_temp', true);  -- until this function ends
         set constraints all immediate;
     end if;
 end

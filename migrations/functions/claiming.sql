@@ -65,7 +65,8 @@ begin
         v_tasks := public.internal_claimed(p_worker.id, p_nonce, p_claim_no);
         v_spent := v_tasks = '[]';
     else
-        if p_worker.status <> 'spawning' and p_worker.held_back is null then
+        if p_worker.status <> 'spawning'
+           and (p_worker.held_back is null or public.internal_may_claim_again(p_worker, p_now)) then
             if v_may and not public.internal_is_store_away(p_worker.fleet, p_now) then
                 v_tasks := public.internal_take(p_worker, p_claim_no, p_batch, p_now);
             end if;
@@ -108,7 +109,8 @@ begin
         v_dependencies := coalesce((
             select jsonb_agg(jsonb_build_object('id', d.id, 'task_type', d.task_type, 'output_location', d.output_location,
                                                 'result_data', d.result_data) order by n.place)
-              from unnest(p_task.depends_on) with ordinality n (id, place)
+              from (select u.id, min(u.place) as place from unnest(p_task.depends_on) with ordinality u (id, place)
+                     group by u.id) n
               join public.internal_results(p_task.depends_on) d on d.id = n.id), '[]');
     end if;
     return jsonb_build_object(
@@ -159,8 +161,10 @@ declare
     c_lowered constant int := 64;  -- marks; a claim does not read more of them again and again
     c_light_bytes constant int := 2000;  -- of params, as stored and as text: a hundred times that is a small answer
     c_bytes constant int := 33554432;  -- of an answer: an agent reads so much, and it is built in time
+    c_values constant int := 500000;  -- and JSON values and keys of it: each costs an agent a hundred bytes of memory
     c_looks constant int := 20;  -- rounds, if a claim finds only tasks that must fail; the next claim continues
     c_time constant interval := '2 seconds';  -- of rounds, if users' triggers wait for other transactions
+    c_inputs_time constant interval := '5 seconds';  -- of rounds, if tasks have inputs that no worker can get
 begin
     v_from := public.internal_claim_start(p_worker.pool, p_now);
     for v_look in 1..c_looks loop
@@ -197,9 +201,15 @@ begin
             v_ids := array(select t.id from public.tasks t where t.ctid = any (v_rows));
         end if;
         if v_heavy then
-            select s.p_passed, s.fit into v_passed, v_rows
-              from public.internal_limit_answer(v_rows, c_bytes, p_now, v_passed) s;
-            continue when v_rows is null;
+            begin
+                select s.p_passed, s.fit into v_passed, v_rows
+                  from public.internal_limit_answer(v_rows, c_bytes, c_values, p_now, v_passed) s;
+            exception when query_canceled then
+                perform public.internal_claim_cancelled(v_ids);
+                return null;
+            end;
+            continue when v_rows is null and clock_timestamp() < statement_timestamp() + c_inputs_time;
+            exit when v_rows is null;
             v_ids := array(select t.id from public.tasks t where t.ctid = any (v_rows));
         elsif v_rows is null then
             -- No row was found although the counts show tasks: other claims take them now, or a mark is wrong. So that
@@ -225,7 +235,10 @@ begin
         begin
             v_tasks := public.internal_hand_over(p_worker, p_claim_no, v_rows, p_now);
             perform public.internal_fire_deferred();
-        exception when others or assert_failure then  -- one of them is the cause; the single claims find out which
+        exception when query_canceled then
+            perform public.internal_claim_cancelled(v_ids);
+            return null;
+        when others or assert_failure then  -- one of them is the cause; the single claims find out which
             if sqlstate = '55P03' then
                 perform public.internal_count_wait();
             elsif public.internal_is_transient(sqlstate) then
@@ -242,8 +255,9 @@ begin
         end if;
         exit when v_tasks is not null or clock_timestamp() > statement_timestamp() + c_time;
     end loop;
-    if v_tasks is not null
-       and (p_claim_no % ceil(c_raise_every / sqrt(p_batch))::int = 0 or v_from.lowered > c_lowered) then
+    if v_tasks is null then  -- there may be more: a claim that waits continues at once
+        perform pg_notify('orchestrator_tasks', p_worker.pool);
+    elsif (p_claim_no % ceil(c_raise_every / sqrt(p_batch))::int = 0 or v_from.lowered > c_lowered) then
         perform public.internal_raise_mark(p_worker.pool, p_now, false);
     end if;
     if v_shared is not null then
@@ -253,10 +267,21 @@ begin
 end
 $$;
 
--- Returns which of these locked rows fit into one answer, in their order. Rows that fit into no answer are ended; if
--- that is impossible, they are added to p_passed.
+-- A claim was cancelled, mostly by the server's statement_timeout, while it handed over these tasks. Claims pass over them
+-- for a while: otherwise the next claim would begin with them and be cancelled too, and the pool would stop. The timeout
+-- ends a statement once, so what follows must take a moment.
+create or replace function public.internal_claim_cancelled(p_ids uuid[]) returns void
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+begin
+    perform public.internal_refused(p_ids, 'claim', 'The claim took too long and was cancelled (57014)', '57014');
+end
+$$;
+
+-- Returns which of these locked rows fit into one answer, in their order, as far as there is time. Rows that fit into no
+-- answer are ended; if that is impossible, they are added to p_passed.
 create or replace function public.internal_limit_answer(
-    p_rows tid[], p_limit_bytes int, p_now timestamptz, inout p_passed uuid[], out fit tid[]
+    p_rows tid[], p_limit_bytes int, p_limit_values int, p_now timestamptz, inout p_passed uuid[], out fit tid[]
 )
 language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off as $$
 #variable_conflict use_variable
@@ -264,14 +289,18 @@ declare
     v_task record;
     v_inputs record;
     v_bytes bigint := 0;
+    v_values bigint := 0;
+    c_time constant interval := '5 seconds';
 begin
     for v_task in select t.ctid as place, t.id from public.tasks t
                    where t.ctid = any (p_rows) and case t.status when 'Queued' then true end
                    order by ~t.priority, t.queue_turn, t.created_at, t.id loop
-        select * into v_inputs from public.internal_inputs(v_task.id, p_limit_bytes);
+        exit when clock_timestamp() > statement_timestamp() + c_time and (fit is not null or v_inputs is not null);
+        select * into v_inputs from public.internal_inputs(v_task.id, p_limit_bytes, p_limit_values);
         if v_inputs.code is null then
             v_bytes := v_bytes + v_inputs.bytes;
-            exit when v_bytes > p_limit_bytes;
+            v_values := v_values + v_inputs.json_values;
+            exit when v_bytes > p_limit_bytes or v_values > p_limit_values;
             fit := fit || v_task.place;
         elsif not public.internal_end_unclaimed(v_task.id, v_inputs.code, v_inputs.message, p_now) then
             p_passed := p_passed || v_task.id;
@@ -280,34 +309,62 @@ begin
 end
 $$;
 
--- Returns why a task's inputs cannot be given to a worker (code and sentence), and their size in the answer to a claim.
+-- Returns why a task's inputs cannot be given to a worker (code and sentence), or their size in the answer to a claim. It
+-- stops where they exceed a limit, so its cost is bounded too.
 create or replace function public.internal_inputs(
-    p_task_id uuid, p_limit_bytes int, out bytes bigint, out code text, out message text
+    p_task_id uuid, p_limit_bytes int, p_limit_values int, out bytes bigint, out json_values bigint, out code text,
+    out message text
 )
 language plpgsql stable security definer set search_path = '' as $$
 #variable_conflict use_variable
 declare
-    v_needs int;
+    c_frame_bytes constant int := 150;  -- of a dependency's id and of the keys
+    c_frame_values constant int := 10;
+    v_depends uuid[];
+    v_input record;
+    v_text text;
 begin
     bytes := 0;
-    select cardinality(t.depends_on), octet_length(t.params::text)
-           + coalesce((select sum(coalesce(octet_length(d.result_data::text), 0) + coalesce(octet_length(d.output_location), 0))
-                         from public.internal_results(t.depends_on) d), 0)
-      into v_needs, bytes from public.tasks t where t.id = p_task_id;
-    if bytes > p_limit_bytes then
-        code := 'INPUTS_TOO_LARGE';
-        message := format('Its params and the results of the %s tasks that it depends on are more than %s MiB',
-                          v_needs, p_limit_bytes / 1048576);
-    elsif exists (select from public.tasks t where t.id = p_task_id and public.internal_is_unreadable(t.params))
-       or exists (select from public.tasks t cross join lateral public.internal_results(t.depends_on) d
-                   where t.id = p_task_id and public.internal_is_unreadable(d.result_data)) then
-        code := 'INPUTS_UNREADABLE';
-        message := 'Its params or the results of the tasks that it depends on are nested deeper than 64 levels, '
-                   'or have a number of more than 4000 digits';
-    end if;
+    json_values := 0;
+    select t.depends_on into v_depends from public.tasks t where t.id = p_task_id;
+    for v_input in
+        select t.params as value, 0 as frame_bytes from public.tasks t where t.id = p_task_id
+        union all
+        select d.result_data, c_frame_bytes + coalesce(octet_length(d.output_location), 0)
+               + coalesce(octet_length(d.task_type), 0)
+          from public.internal_results(v_depends) d
+    loop
+        v_text := coalesce(v_input.value::text, 'null');
+        bytes := bytes + octet_length(v_text) + v_input.frame_bytes;
+        json_values := json_values + c_frame_values + public.internal_json_values(v_text);
+        if bytes > p_limit_bytes or json_values > p_limit_values then
+            code := 'INPUTS_TOO_LARGE';
+            message := format('Its params and the results of the %s tasks that it depends on are more than %s',
+                              cardinality(v_depends),
+                              case when bytes > p_limit_bytes then format('%s MiB', p_limit_bytes / 1048576)
+                                   else format('%s JSON values and keys', p_limit_values) end);
+            return;
+        elsif public.internal_is_unreadable(v_input.value) then
+            code := 'INPUTS_UNREADABLE';
+            message := 'Its params or the results of the tasks that it depends on are nested deeper than 64 levels, '
+                       'or have a number of more than 4000 digits';
+            return;
+        end if;
+    end loop;
 exception when program_limit_exceeded or statement_too_complex or numeric_value_out_of_range then
     code := 'INPUTS_TOO_LARGE';
     message := format('Its params or the results of the tasks that it depends on cannot be written as text: %s', sqlerrm);
+end
+$$;
+
+-- Returns the number of values and keys of a JSON text: one for each mark that is not within a string.
+create or replace function public.internal_json_values(p_text text) returns bigint
+language plpgsql immutable security definer set search_path = '' as $$
+#variable_conflict use_variable
+begin
+    p_text := regexp_replace(p_text, '"(?:[^"\\]|\\.)*"', '', 'g');
+    return 1 + octet_length(p_text) - octet_length(
+        replace(replace(replace(replace(p_text, ',', ''), ':', ''), '[', ''), '{', ''));
 end
 $$;
 
@@ -381,7 +438,11 @@ begin
             end if;
             continue when not exists (select from public.tasks t where t.id = v_id and t.status = 'Queued' and not t.blocked);
             v_message := 'A trigger of the database suppressed its claim';
-        exception when others or assert_failure then  -- a user's row, trigger or constraint may raise anything
+        exception when query_canceled then
+            perform public.internal_claim_cancelled(array[v_id]);
+            p_passed := p_passed || v_id;
+            return;
+        when others or assert_failure then  -- a user's row, trigger or constraint may raise anything
             if sqlstate = '55P03' then
                 perform public.internal_count_wait();
             elsif public.internal_is_transient(sqlstate) then

@@ -145,6 +145,22 @@ begin
 end
 $$;
 
+-- Takes an open node task from an agent that is silent: the leader does it over SSH, and the agent may not report its end.
+create or replace function public.fleet_node_task_take(
+    p_fleet text, p_term bigint, p_id bigint, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_node_task_take');
+    perform public.internal_because('orchestrator', p_term, 'its agent is silent: over ssh');
+    update public.node_tasks n set via = 'ssh', status = 'dispatched'
+     where n.id = p_id and n.via = 'agent' and n.status in ('queued', 'dispatched')
+       and exists (select from public.cluster_apps c where c.id = n.cluster and c.fleet = p_fleet);
+    return jsonb_build_object('outcome', case when found then 'ok' else 'stale' end);
+end
+$$;
+
 -- Expires what has missed its deadline, 1,000 rows at once: {operations, node_tasks}. A row that a user's trigger keeps
 -- from changing stays as it is. Ends tasks that no cluster of their pool can run.
 create or replace function public.fleet_cluster_sweep(p_fleet text, p_term bigint, p_now timestamptz default null)

@@ -61,13 +61,25 @@ declare
     v_task public.tasks;
     c_workers constant int := 25;  -- the newest of its pool, and …
     c_attempts constant int := 200;  -- … the newest of each: what is usual for its type
+    c_needs constant int := 100;  -- of the tasks that it needs, first those that are not Complete
+    c_tries constant int := 200;  -- the newest of its attempts
+    c_letters constant int := 500;  -- of another task's error
 begin
     select * into v_task from public.tasks t where t.id = p_task_id;
-    return (select jsonb_build_object(
+    return (with needs as materialized (
+        select n.id, n.place, d.pool, coalesce(d.task_type, r.task_type) as task_type,
+               coalesce(d.status::text, case when r.id is not null then 'Complete' end) as status, d.worker_id,
+               d.run_after, d.failure_code, left(d.error_message, c_letters) as error_message
+          from (select u.id, min(u.place) as place from unnest(v_task.depends_on) with ordinality u (id, place)
+                 group by u.id) n
+          left join public.tasks d on d.id = n.id
+          left join public.task_results r on r.id = n.id
+    ) select jsonb_build_object(
         'now', v_now,
         'leader', public.internal_leader(p_fleet, v_now),
         'paused', public.internal_pauses(p_fleet, v_now),
-        'task', case when v_task.id is not null then to_jsonb(v_task) end,
+        'conditions', public.internal_conditions(p_fleet, v_now),
+        'task', case when v_task.id is not null then to_jsonb(v_task) - 'params' - 'result_data' - 'depends_on' end,
         'usual', (
             select jsonb_build_object('task_type', v_task.task_type, 'n', count(*),
                        'p50_s', round(percentile_cont(0.5) within group (order by x.seconds)::numeric, 3),
@@ -105,15 +117,11 @@ begin
                                              'deadline_at', w.deadline_at)
                      from public.workers w where w.id = v_task.worker_id),
         'dependencies', coalesce((
-            select jsonb_agg(jsonb_build_object(
-                       'id', n.id, 'pool', d.pool, 'task_type', coalesce(d.task_type, r.task_type),
-                       'status', coalesce(d.status::text, case when r.id is not null then 'Complete' end),
-                       'worker_id', d.worker_id,
-                       'run_after', d.run_after, 'failure_code', d.failure_code, 'error_message', d.error_message)
-                       order by n.place)
-              from unnest(v_task.depends_on) with ordinality n (id, place)
-              left join public.tasks d on d.id = n.id
-              left join public.task_results r on r.id = n.id), '[]'),
+            select jsonb_agg(to_jsonb(n.*) - 'place' order by n.place)
+              from (select * from needs order by needs.status is not distinct from 'Complete', needs.place limit c_needs) n),
+            '[]'),
+        'dependency_counts', (select jsonb_build_object('all', count(*), 'complete',
+                                     count(*) filter (where n.status = 'Complete')) from needs n),
         'dependants', (select count(*) from public.tasks t
                         where t.blocked and t.status = 'Queued' and t.depends_on && array[p_task_id]),
         'attempts', coalesce((
@@ -122,10 +130,10 @@ begin
                        'worker_exit_cause', w.exit_cause, 'worker_failure_code', w.failure_code,
                        'usd', case when w.price_usd_per_hour is not null then round(coalesce(s.usd, 0), 6) end)
                        order by a.attempt)
-              from public.task_attempts a left join public.workers w on w.id = a.worker_id
+              from (select * from public.task_attempts m where m.task_id = p_task_id
+                     order by m.attempt desc limit c_tries) a left join public.workers w on w.id = a.worker_id
               left join public.internal_shares('-infinity', v_now, v_now, p_task_id) s
-                     on s.task_id = a.task_id and s.attempt = a.attempt
-             where a.task_id = p_task_id), '[]')));
+                     on s.task_id = a.task_id and s.attempt = a.attempt), '[]')));
 end
 $$;
 

@@ -202,17 +202,45 @@ language plpgsql security definer set search_path = '' set enable_seqscan = off 
 #variable_conflict use_variable
 declare
     v_beat record;
-    v_answers jsonb := '{}';
+    v_answers jsonb;
 begin
-    for v_beat in
-        select w.id, w.nonce, b.health, b.logs
-          from jsonb_to_recordset(p_beats) b (worker_id text, nonce text, jti text, health jsonb, logs jsonb)
-          join public.workers w on w.id = b.worker_id and w.nonce = b.nonce and w.token_jti = b.jti
-         where w.status <> 'terminated'
-           for no key update of w skip locked loop
-        v_answers := v_answers || jsonb_build_object(
-            v_beat.id, public.worker_heartbeat(v_beat.id, v_beat.nonce, '[]', v_beat.health, v_beat.logs, p_now));
+    for v_try in 1..2 loop  -- all at once; if one is invalid, again, each in a block of its own
+        begin
+            v_answers := '{}';
+            for v_beat in
+                select w.id, w.nonce, b.health, b.logs
+                  from jsonb_to_recordset(p_beats) b (worker_id text, nonce text, jti text, health jsonb, logs jsonb)
+                  join public.workers w on w.id = b.worker_id and w.nonce = b.nonce and w.token_jti = b.jti
+                 where w.status <> 'terminated'
+                   for no key update of w skip locked loop
+                v_answers := v_answers || public.internal_heartbeat(
+                    v_beat.id, v_beat.nonce, v_beat.health, v_beat.logs, p_now, v_try = 2);
+            end loop;
+            return v_answers;
+        exception when others or assert_failure then
+            if v_try = 2 or public.internal_is_transient(sqlstate) then
+                raise;
+            end if;
+        end;
     end loop;
-    return v_answers;
+end
+$$;
+
+-- Returns {worker: answer} of one heartbeat without tasks, or {} for an invalid one if `p_alone`.
+create or replace function public.internal_heartbeat(
+    p_worker_id text, p_nonce text, p_health jsonb, p_logs jsonb, p_now timestamptz, p_alone boolean
+) returns jsonb
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+begin
+    if not p_alone then
+        return jsonb_build_object(p_worker_id, public.worker_heartbeat(p_worker_id, p_nonce, '[]', p_health, p_logs, p_now));
+    end if;
+    return public.internal_heartbeat(p_worker_id, p_nonce, p_health, p_logs, p_now, false);
+exception when others or assert_failure then
+    if not p_alone or public.internal_is_transient(sqlstate) then
+        raise;
+    end if;
+    return '{}';
 end
 $$;

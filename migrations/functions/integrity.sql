@@ -149,12 +149,13 @@ language sql immutable security definer set search_path = '' as $$
                  'node_tasks node_tasks_changing', 'node_tasks node_tasks_new', 'schedules schedules_changed',
                  'task_attempts failure_code_checked',
                  'task_attempts task_attempts_removed', 'task_attempts task_attempts_renumbered',
-                 'task_attempts task_attempts_truncated', 'tasks failure_code_checked', 'tasks tasks_added',
+                 'task_attempts task_attempts_truncated', 'tasks !enter_users_path', 'tasks ~leave_users_path',
+                 'tasks failure_code_checked', 'tasks tasks_added',
                  'tasks tasks_bounded', 'tasks tasks_changed', 'tasks tasks_changing', 'tasks tasks_counted_added',
                  'tasks tasks_counted_removed', 'tasks tasks_counted_truncated', 'tasks tasks_removed',
                  'tasks tasks_removed_all', 'tasks tasks_routed', 'tasks tasks_sized',
                  'tasks_unsettled tasks_unsettled_at_commit', 'worker_events worker_events_final',
-                 'workers workers_added', 'workers workers_billing', 'workers workers_changed',
+                 'workers !enter_users_path', 'workers ~leave_users_path', 'workers workers_added', 'workers workers_billing', 'workers workers_changed',
                  'workers workers_changing', 'workers workers_ended_bringup', 'workers workers_sick']
 $$;
 

@@ -110,7 +110,7 @@ begin
 end
 $$;
 
--- The leader of a fleet or, if there is none, the last leader and when its lease ended.
+-- The leader of a fleet or, if there is none, the last leader and when its lease ended; and the recorded conditions.
 create or replace function public.fleet_leadership(p_fleet text, p_now timestamptz default null) returns jsonb
 language plpgsql stable security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
@@ -120,6 +120,7 @@ begin
     return jsonb_build_object(
         'now', v_now,
         'leader', public.internal_leader(p_fleet, v_now),
+        'conditions', public.internal_conditions(p_fleet, v_now),
         'last', (select jsonb_build_object('holder', l.holder, 'until', l.expires_at)
                    from public.fleet_lease l where l.fleet = p_fleet and l.expires_at <= v_now));
 end
@@ -146,6 +147,34 @@ begin
     end if;
     return jsonb_build_object('noted', p_error is not null);
 end
+$$;
+
+-- Records for p_for_s what the leader finds wrong with the fleet: a list, in the order in which it is shown.
+create or replace function public.fleet_note_conditions(
+    p_fleet text, p_term bigint, p_conditions jsonb, p_for_s numeric, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_note_conditions');
+    if jsonb_typeof(p_conditions) is distinct from 'array' then
+        perform public.internal_refuse('OR007', 'p_conditions must be a list');
+    end if;
+    insert into public.fleet_settings (fleet, name, value, reason, set_at, expires_at)
+    values (p_fleet, 'conditions', p_conditions, '', v_now, v_now + p_for_s * interval '1 second')
+    on conflict (fleet, name) do update
+       set value = excluded.value, set_at = excluded.set_at, expires_at = excluded.expires_at;
+    return jsonb_build_object('noted', jsonb_array_length(p_conditions));
+end
+$$;
+
+-- The conditions that the leader has recorded; null if there is no recent record.
+create or replace function public.internal_conditions(p_fleet text, p_now timestamptz) returns jsonb
+language sql stable security definer set search_path = '' as $$
+    select s.value from public.fleet_settings s
+     where s.fleet = internal_conditions.p_fleet and s.name = 'conditions' and s.expires_at > internal_conditions.p_now
 $$;
 
 -- What the leader has recorded about itself under a name, and since when, if it is still valid.

@@ -28,6 +28,7 @@ declare
     c_bringups constant int := 100;  -- of each pool: how many the breaker looks at
     c_batch constant int := 100;  -- tasks of one claim
     c_differences constant int := 1000;  -- more rows than that are rolled up first
+    v_is_due boolean;
     v_set text;
 begin
     v_set := set_config('orchestrator.alone', statement_timestamp()::text, true);
@@ -35,6 +36,17 @@ begin
     perform public.internal_let_in_pending(v_now);
     if (select count(*) from (select from public.task_counts limit c_differences + 1) c) > c_differences then
         perform public.internal_roll_up(false);
+    end if;
+    if public.internal_is_miscounted() then  -- once a minute, if a user has switched our triggers off
+        with due as (
+            insert into public.fleet_chores as d (fleet, name, done_at) values (p_fleet, 'recount', v_now)
+            on conflict (fleet, name) do update set done_at = excluded.done_at
+                where d.done_at not between v_now - interval '1 minute' and v_now
+            returning 1)
+        select count(*) > 0 into v_is_due from due;
+        if v_is_due then
+            perform public.internal_recount();
+        end if;
     end if;
     if to_regclass('public.hosts') is not null then  -- the table comes with a later migration
         select coalesce(jsonb_object_agg(h.key, h.avoid_until), '{}') into v_avoid
@@ -49,7 +61,8 @@ begin
         ), running as (
             select t.worker_id, t.pool, count(*) as n,
                    count(*) filter (where case
-                       when t.lease_expires_at > v_now and t.lease_expires_at < 'infinity' then true
+                       when t.lease_expires_at > v_now and t.lease_expires_at < 'infinity'  -- not of an earlier program
+                       then exists (select from public.workers w where w.id = t.worker_id and w.status <> 'terminated')
                        else (select h.held_by <> 'nobody' from public.internal_holder(t.*, v_now) h) end) as counted,
                    min(coalesce(t.progress_at, t.generation_started_at)) as progress_at,
                    max(coalesce(t.progress_at, t.generation_started_at)) as moved_at,
@@ -92,6 +105,8 @@ begin
                    w.exit_cause, w.failure_code,
                    w.release, w.ending_since,
                    w.metadata->>'offer' as offer, w.price_usd_per_hour / nullif(w.gpu_count, 0) as usd_per_gpu_hour,
+                   coalesce(w.exit_cause = 'budget', false) as ended_for_budget,
+                   case when w.promoted_at is null then w.bringup_ended_at else w.ending_since end as ended_at,
                    row_number() over (partition by w.pool order by w.bringup_ended_at desc, w.id) as place
               from public.workers w where w.fleet = p_fleet and w.bringup_ended_at > v_now - interval '1 day'
         )
@@ -101,7 +116,7 @@ begin
                 select jsonb_agg(to_jsonb(w.*) || jsonb_build_object('tasks_running', coalesce(h.n, 0),
                            'progress_at', case when w.own_program then h.progress_at else h.moved_at end,
                            'slowest_task', h.slowest,
-                           'done_elsewhere_at', case when w.held_back is not null then public.internal_done_elsewhere(w.*) end,
+                           'second_opinion', case when w.held_back is not null then public.internal_second_opinion(w.*) end,
                            'empty_since', case when w.status = 'active' and h.n is null then greatest(w.state_since, (
                                select max(a.ended_at) from (select a.ended_at from public.task_attempts a
                                 where a.worker_id = w.id order by a.started_at desc limit c_batch) a)) end) order by w.id)
@@ -136,12 +151,24 @@ begin
                            'exit_cause', c.exit_cause, 'failure_code', c.failure_code, 'release', c.release,
                            'boot_s', case when c.promoted then extract(epoch from c.bringup_ended_at - c.created_at) end,
                            'ending_since', case when c.promoted then c.ending_since end,
-                           'offer', c.offer, 'usd_per_gpu_hour', c.usd_per_gpu_hour,
+                           'offer', c.offer,
                            'worked', c.promoted and exists (  -- bounded, for handlers that fail a thousand tasks
                                select from (select a.outcome from public.task_attempts a where a.worker_id = c.id
                                              order by a.started_at limit c_batch) a where a.outcome = 'complete'))
                        order by c.bringup_ended_at, c.id)
                   from bringups c where c.place <= c_bringups), '[]'),
+            'pod_prices', coalesce((  -- of the newest pod of each offer; how many in a row have ended for the budget
+                select jsonb_agg(to_jsonb(p.*) order by p.offer) from (
+                    select c.offer, (array_agg(c.usd_per_gpu_hour order by c.created_at desc, c.usd_per_gpu_hour desc))[1]
+                               as usd_per_gpu_hour,
+                           max(c.created_at) as created_at,
+                           (array_agg(c.ended_at order by c.created_at desc, c.usd_per_gpu_hour desc))[1] as ended_at,
+                           count(*) filter (where c.ended_for_budget
+                                              and c.created_at > coalesce(c.kept_at, '-infinity')) as ended_for_budget
+                      from (select b.*, max(b.created_at) filter (where not b.ended_for_budget) over (partition by b.offer)
+                                       as kept_at
+                              from bringups b where b.offer is not null and b.usd_per_gpu_hour is not null) c
+                     group by c.offer) p), '[]'),
             'promoted_releases', coalesce((
                 select jsonb_agg(r.release order by r.release) from public.releases r
                  where r.fleet = p_fleet and r.promoted_at > v_now - interval '30 days'), '[]'),

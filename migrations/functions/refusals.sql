@@ -61,6 +61,9 @@ begin
         raise exception using errcode = 'OR008';  -- caught below: it undoes the claim
     exception
         when sqlstate 'OR008' then null;
+        when query_canceled then
+            v_message := 'A claim of it takes too long and is cancelled (57014)';
+            v_sqlstate := sqlstate;
         when others or assert_failure then
             v_message := format('The database refused to hand it to a worker: %s (%s)', sqlerrm, sqlstate);
             v_sqlstate := sqlstate;

@@ -160,6 +160,10 @@ declare
     v_program boolean;
     v_stuck_s numeric;
 begin
+    if p_task.lease_expires_at = '-infinity' then  -- `migrate` found that it had not changed for a day
+        held_by := 'nobody';
+        return;
+    end if;
     select bool_or(s.value->'pools' ? p_task.pool), max((s.value->>'stuck_s')::numeric) into v_program, v_stuck_s
       from public.fleet_settings s where s.name = 'programs';
     select w.status = 'terminated' as gone, w.terminated_at, w.own_program, w.metadata ? 'legacy_status' as legacy

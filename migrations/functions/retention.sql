@@ -33,11 +33,10 @@ language plpgsql security definer set search_path = '' set enable_nestloop = off
 declare
     v_now timestamptz := public.internal_clock(p_now);
     c_bite constant int := 100000;  -- rows per table and call, which is once an hour
-    c_audit constant int := 100000;  -- entries of the audit log that are kept at most, of each kind
+    c_audit constant int := 100000;  -- entries of the audit log about tasks that are kept at most, of each actor
     v_decisions int;
     v_events int;
     v_attempts int;
-    v_submits boolean;
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_retention');
     delete from public.decisions d where d.ctid = any (array(
@@ -99,16 +98,18 @@ begin
     delete from public.api_tokens t
      where t.fleet = p_fleet and least(t.revoked_at, t.expires_at) < v_now - interval '90 days';
     delete from public.api_submissions s where s.fleet = p_fleet and s.at < v_now - interval '24 hours';
-    -- The newest of 90 days; of submissions those of a week, because there are as many as tasks.
-    for v_submits in select unnest(array[true, false]) loop
-        delete from public.audit_log a where a.ctid = any (array(
-            select o.ctid from public.audit_log o
-             where o.fleet = p_fleet and (o.action = 'task.submit') = v_submits
-               and (o.at < v_now - case when v_submits then interval '7 days' else interval '90 days' end
-                    or o.id <= (select n.id from public.audit_log n
-                                 where n.fleet = p_fleet and (n.action = 'task.submit') = v_submits
-                                 order by n.id desc offset c_audit limit 1)) limit c_bite));
-    end loop;
+    -- 90 days; of submissions a week, because there are as many as tasks. What is done to tasks is also cut by number, for
+    -- each actor apart: a token that may only submit must not remove what others did, and above all nothing about tokens,
+    -- pools, workers and the other subjects of operators.
+    delete from public.audit_log a where a.ctid = any (array(
+        select o.ctid from public.audit_log o
+         where o.fleet = p_fleet
+           and o.at < v_now - case when o.action = 'task.submit' then interval '7 days' else interval '90 days' end
+         limit c_bite));
+    delete from public.audit_log a where a.ctid = any (array(
+        select o.ctid from (select l.ctid, row_number() over (partition by l.actor order by l.id desc) as place
+                              from public.audit_log l where l.fleet = p_fleet and starts_with(l.action, 'task.')) o
+         where o.place > c_audit limit c_bite));
     perform public.internal_cluster_retention(p_fleet, v_now, c_bite);
     perform public.internal_roll_up(true);
     return jsonb_build_object('decisions', v_decisions, 'worker_events', v_events, 'worker_attempts', v_attempts);

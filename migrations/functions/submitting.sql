@@ -126,6 +126,8 @@ begin
                 when 'task_type' then jsonb_typeof(v_value) = 'string' and length(v_value #>> '{}') <= 200
                 when 'params' then jsonb_typeof(v_value) = 'object' and octet_length(v_value::text) <= 1048576
                               and not public.internal_is_unreadable(v_value)
+                              and (octet_length(v_value::text) <= 500000
+                                   or public.internal_json_values(v_value::text) <= 500000)
                 when 'pool' then jsonb_typeof(v_value) = 'string'
                                  and v_value #>> '{}' ~ '^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$'
                 when 'priority' then jsonb_typeof(v_value) = 'number' and (v_value #>> '{}')::int is not null
@@ -156,7 +158,7 @@ begin
                 case v_key
                     when 'id' then 'a uuid'
                     when 'task_type' then 'text of at most 200 characters'
-                    when 'params' then 'a JSON object of at most 1 MiB and 64 levels, without a number of more than 4000 digits'
+                    when 'params' then 'a JSON object of at most 1 MiB, 500000 values and 64 levels, without a number of more than 4000 digits'
                     when 'pool' then 'letters, digits, _ and -, at most 63'
                     when 'priority' then 'a whole number; higher goes first'
                     when 'max_attempts' then 'a whole number from 1 to 100'

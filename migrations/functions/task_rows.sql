@@ -46,6 +46,7 @@ language plpgsql security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
 declare
     c_params_bytes constant int := 1048576;
+    c_params_values constant int := 500000;  -- as many as a claim carries (claiming.sql)
     c_depends_on constant int := 10000;
     c_type_letters constant int := 200;
 begin
@@ -62,6 +63,11 @@ begin
     if octet_length(new.params::text) > c_params_bytes then
         perform public.internal_refuse('OR007', 'params is too large',
             format('%s bytes, the limit is %s', octet_length(new.params::text), c_params_bytes),
+            'upload it and pass its location');
+    elsif octet_length(new.params::text) > c_params_values
+          and public.internal_json_values(new.params::text) > c_params_values then
+        perform public.internal_refuse('OR007', 'params has too many values',
+            format('%s values and keys, the limit is %s', public.internal_json_values(new.params::text), c_params_values),
             'upload it and pass its location');
     elsif public.internal_is_unreadable(new.params) then
         perform public.internal_refuse('OR007', 'params cannot be read by a worker',
@@ -85,8 +91,18 @@ begin
           and public.internal_webhook_host(new.webhook_url) is null then
         perform public.internal_refuse('OR007', 'webhook_url is not valid', '', public.internal_webhook_rule());
     end if;
+    if cardinality(new.depends_on) > 1 and (tg_op = 'INSERT' or new.depends_on is distinct from old.depends_on) then
+        new.depends_on := public.internal_each_once(new.depends_on);
+    end if;
     return new;
 end
+$$;
+
+-- Each id once, at its first place: a task that names another one twice needs it once.
+create or replace function public.internal_each_once(p_ids uuid[]) returns uuid[]
+language sql immutable security definer set search_path = '' as $$
+    select array(select n.id from unnest(internal_each_once.p_ids) with ordinality n (id, place)
+                  group by n.id order by min(n.place))
 $$;
 
 -- Bounds what a user's program writes as a result: one enormous value would end every list of tasks, or the server's

@@ -14,6 +14,12 @@ language sql immutable security definer set search_path = '' as $$
     select 'https://host/path of at most 2000 ASCII characters, without a user and without a #fragment'
 $$;
 
+-- Who has a share of the messages that are sent at once: an address of `webhooks`, or the tenant that named a webhook_url.
+create or replace function public.internal_message_owner(p_webhook text, p_tenant text) returns text
+language sql immutable security definer set search_path = '' as $$
+    select coalesce('webhook ' || internal_message_owner.p_webhook, 'tenant ' || coalesce(internal_message_owner.p_tenant, ''))
+$$;
+
 -- What a message says of a task. Its size is bounded: a larger result is left out, and read from the API.
 create or replace function public.internal_webhook_body(p_task public.tasks, p_event text, p_now timestamptz) returns jsonb
 language sql stable security definer set search_path = '' as $$
@@ -36,8 +42,8 @@ $$;
 -- Writes the messages about tasks that have just ended. Called by the trigger of tasks; it refuses nothing.
 create or replace function public.internal_webhooks_write(p_ids uuid[], p_now timestamptz) returns void
 language sql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
-    insert into public.webhook_messages (event, task_id, webhook, url, host, body, created_at, give_up_at, next_at)
-    select e.event, t.id, u.webhook, u.url, public.internal_webhook_host(u.url),
+    insert into public.webhook_messages (event, task_id, webhook, url, owner, host, body, created_at, give_up_at, next_at)
+    select e.event, t.id, u.webhook, u.url, public.internal_message_owner(u.webhook, t.tenant), public.internal_webhook_host(u.url),
            public.internal_webhook_body(t.*, e.event, internal_webhooks_write.p_now), internal_webhooks_write.p_now,
                internal_webhooks_write.p_now + interval '1 day', internal_webhooks_write.p_now
       from public.tasks t
@@ -69,8 +75,8 @@ begin
          where l.next_at is not null and l.event = 'task.progress'
            and coalesce((select t.status <> 'In Progress' from public.tasks t where t.id = l.task_id), true)
          order by l.task_id, l.created_at limit c_deleted));
-    insert into public.webhook_messages (event, task_id, webhook, url, host, body, created_at, give_up_at, next_at)
-    select 'task.progress', t.id, u.webhook, u.url, public.internal_webhook_host(u.url),
+    insert into public.webhook_messages (event, task_id, webhook, url, owner, host, body, created_at, give_up_at, next_at)
+    select 'task.progress', t.id, u.webhook, u.url, public.internal_message_owner(u.webhook, t.tenant), public.internal_webhook_host(u.url),
            public.internal_webhook_body(t.*, 'task.progress', v_now), v_now, v_now + interval '1 minute', v_now
       from public.tasks t
      cross join lateral (select null::text as webhook, t.webhook_url as url where t.webhook_progress

@@ -8,7 +8,10 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.adapters.http_client import outgoing
 from orchestrator.adapters.posting import TIMEOUT_S, accepted, encoded, post
+from orchestrator.config.errors import SettingsError
+from orchestrator.ports import Unavailable
 
 DISCORD_CHARS, SLACK_CHARS = 2_000, 3_000
 MARKDOWN = re.compile(r"[\\`*_~|<>#\[\]]")  # a pod's text must not become a link, or a heading
@@ -21,12 +24,15 @@ class AlertSender:
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
         self._url, self._host = url, urllib.parse.urlsplit(url).hostname or ""
-        self._is_here = self._host == "localhost" or self._host.startswith("127.")  # without the environment's proxy
 
     async def send(self, message_id: str, body: Mapping[str, Any]) -> int:
         """Send a message and return the status. Raises WebhookRefused, ReceiverFailed or Unavailable."""
         content, given = encoded(self.form(message_id, body)), {"Idempotency-Key": message_id}
-        sending = post(self._url, content, given, quotes=True, timeout=self._timeout_s, trust_env=not self._is_here)
+        try:
+            client = outgoing(self._url)
+        except SettingsError as error:
+            raise Unavailable(str(error)) from None
+        sending = post(self._url, content, given, quotes=True, timeout=self._timeout_s, **client)
         return await accepted(sending, timeout_s=self._timeout_s, is_final=_is_final)
 
     def form(self, message_id: str, body: Mapping[str, Any]) -> Mapping[str, Any]:

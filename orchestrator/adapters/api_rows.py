@@ -110,6 +110,10 @@ class ApiRows:
         """The last decision of each pool, the offers, pauses and workers that wait."""
         return dict(await self._db.call("fleet_scaling_explain", p_fleet=self._fleet))
 
+    async def standing(self) -> Row:
+        """Who leads, and what the leader finds wrong: {leader, last, now, conditions}."""
+        return dict(await self._db.call("fleet_leadership", p_fleet=self._fleet))
+
     async def pauses(self) -> Row:
         """The pauses in force: {pool: {reason, until}}; `*` is every pool."""
         return dict((await self._db.call("fleet_pauses", p_fleet=self._fleet))["paused"])

@@ -141,6 +141,10 @@ class ClusterStore:
         args = {"p_id": node_task_id, "p_from": _words(from_statuses), "p_status": status, "p_error": error}
         return _ok(await self._lead("fleet_node_task_move", term, **args))
 
+    async def take_node_task(self, term: int, node_task_id: int) -> bool:
+        """Take an open node task from its agent, to do it over SSH. Return whether it was still open."""
+        return _ok(await self._lead("fleet_node_task_take", term, p_id=node_task_id))
+
     async def sweep(self, term: int) -> Mapping[str, int]:
         """Expire overdue operations and node tasks. Return how many: {operations, node_tasks}."""
         return await self._lead("fleet_cluster_sweep", term)

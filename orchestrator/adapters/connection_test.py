@@ -9,7 +9,7 @@ CONNECT_TIMEOUT_S = 10
 PASSING = ("starting up", "shutting down", "recovery mode", "unable to check out")
 # The errors of PostgreSQL, Supavisor (both modes, older and newer) and PgBouncer if no connection is left.
 FULL = ("too many", "remaining connection slots", "max clients", "max client conn", "no more connections")
-HOW = "set DATABASE_URL to a user, a password and a database that its server lets in"
+HOW = "set DATABASE_URL to a user, a password and a database that its server accepts"
 
 
 async def try_connection(url: str) -> None:

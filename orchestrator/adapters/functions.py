@@ -177,6 +177,8 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "p_limit",
             "p_lease_s",
             "p_after",
+            "p_owners",
+            "p_per_owner",
         ),
         "fleet_message_close": ("p_fleet", "p_term", "p_id", "p_error", "p_retry_s"),
         "fleet_webhook_put": ("p_fleet", "p_actor", "p_webhook"),
@@ -219,6 +221,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "p_via",
             "p_deadline_s",
         ),
+        "fleet_node_task_take": ("p_fleet", "p_term", "p_id"),
         "fleet_node_task_move": ("p_fleet", "p_term", "p_id", "p_from", "p_status", "p_error"),
         "fleet_cluster_sweep": ("p_fleet", "p_term"),
         "fleet_ended_attempts": ("p_fleet", "p_term", "p_cursor", "p_lag_s", "p_limit"),
@@ -237,6 +240,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_declare_programs": ("p_fleet", "p_term", "p_pools", "p_stuck_s"),
         "fleet_declare_release": ("p_fleet", "p_term", "p_releases", "p_task_types"),
         "fleet_note_tick": ("p_fleet", "p_term", "p_error", "p_for_s"),
+        "fleet_note_conditions": ("p_fleet", "p_term", "p_conditions", "p_for_s"),
         "fleet_store_away": ("p_fleet", "p_term", "p_reason", "p_since", "p_for_s"),
         "fleet_explain": ("p_fleet", "p_worker_id"),
         "fleet_explain_workers": ("p_fleet",),
@@ -251,6 +255,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_leadership": ("p_fleet",),
         "fleet_describe": (),
         "fleet_schema_problems": (),
+        "fleet_try_triggers": (),
         "fleet_changes": ("p_digest",),
     }
 )

@@ -16,16 +16,19 @@ import urllib3
 from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
+from orchestrator.adapters.http_client import ca_file, proxy
+
 
 @contextlib.contextmanager
 def response(method: str, url: str, limit_s: float, **options: Any) -> Iterator[requests.Response]:
     """Make a request with the options of `requests.request`; the body is to be read inside the block.
 
-    Raises the errors of `requests`, among them ReadTimeout if the block has not ended after `limit_s`.
+    Raises the errors of `requests`, among them ReadTimeout if the block has not ended after `limit_s`; SettingsError if
+    a variable of the environment about proxies or certificates cannot be used.
     """
     deadline = _TimeLimit(limit_s)
     try:
-        with deadline, requests.Session() as session:
+        with deadline, session_for(url) as session:
             for scheme in ("http://", "https://"):
                 session.mount(scheme, _Adapter())
             with _sent(session, method, url, **options) as reply:
@@ -36,6 +39,16 @@ def response(method: str, url: str, limit_s: float, **options: Any) -> Iterator[
         raise
     if deadline.is_over:  # an end in the middle of the headers looks like their end
         raise _late(limit_s)
+
+
+def session_for(url: str) -> requests.Session:
+    """Return a session for this URL's host, which reads nothing of the environment by itself. Raises SettingsError."""
+    session = requests.Session()
+    session.trust_env = False  # a .netrc would replace the API key
+    if (through := proxy(url)) is not None:
+        session.proxies = dict.fromkeys(("http", "https"), through)
+    session.verify = ca_file()
+    return session
 
 
 def _sent(session: requests.Session, method: str, url: str, **options: Any) -> requests.Response:

@@ -73,7 +73,10 @@ class OperatorRows:
         return dict(answer["paused"])
 
     async def leadership(self) -> Row:
-        """Return the leader ({holder, since, term} or None), and without a leader the last one: {leader, last, now}."""
+        """Return the leader ({holder, since, term} or None), else the last one: {leader, last, now, conditions}.
+
+        `conditions` is what the leader finds wrong, in the order in which it is shown; None without a recent record.
+        """
         return dict(await self._call("fleet_leadership"))
 
     async def explain(self, worker_id: str) -> Row:
@@ -129,6 +132,10 @@ class OperatorRows:
     async def describe(self) -> Row:
         """Return the schema's version, and the argument names of every function that can be called."""
         return dict(await self._db.call("fleet_describe"))
+
+    async def trigger_problems(self) -> Sequence[Row]:
+        """Return the user's triggers that make a write of ours fail: what, why, fix. The trial changes no row."""
+        return list((await self._db.call("fleet_try_triggers"))["problems"])
 
     async def schema_problems(self) -> Sequence[Row]:
         """Return what in the database differs from what the functions need: what, why and fix, the worst first."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
+from orchestrator.adapters.http_deadline import session_for
 from orchestrator.core.task_spans import TaskSpan
 
 MAX_WAITING = 4_096  # spans; more are dropped
@@ -21,12 +22,16 @@ class OtlpExporter:
     """Exports spans. `put` never waits."""
 
     def __init__(self, endpoint: str, fleet: str, version: str, count: Count, *, timeout_s: float = TIMEOUT_S) -> None:
-        """Raise ModuleNotFoundError without the SDK. OTEL_EXPORTER_OTLP_HEADERS is read by the SDK."""
+        """Raise ModuleNotFoundError without the SDK, and SettingsError if a proxy of the environment cannot be used.
+
+        The SDK reads OTEL_EXPORTER_OTLP_HEADERS.
+        """
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
         from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
 
         self._count = count
-        self._sender = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=timeout_s)
+        url = f"{endpoint.rstrip('/')}/v1/traces"
+        self._sender = OTLPSpanExporter(url, timeout=timeout_s, session=session_for(url))
         about = {"service.name": "gpu-orchestrator", "service.version": version, "gpu_orchestrator.fleet": fleet}
         self._resource = Resource.create(about)
         self._waiting: queue.Queue[TaskSpan] = queue.Queue(MAX_WAITING)

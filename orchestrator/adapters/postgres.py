@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from functools import partial
 from typing import Any, Self
 
 import psycopg
@@ -23,14 +22,18 @@ from orchestrator.adapters.connection_test import CONNECT_TIMEOUT_S, connection_
 from orchestrator.adapters.functions import refusal
 from orchestrator.adapters.notifications import ASKS, CONNECTED, FLEET, POLL_S, TASKS, Listeners, Publish, poll
 from orchestrator.adapters.replies import loads
+from orchestrator.adapters.session_test import is_direct, keeps_session
 from orchestrator.adapters.statements import bind, statement
-from orchestrator.ports import DatabaseAuth, PortError, TooManyConnections, Unavailable
+from orchestrator.ports import DatabaseAuth, EncodedTasks, PortError, TooManyConnections, Unavailable
+from worker import protocol
 
 CHANNELS = (TASKS, FLEET, ASKS)
-TRANSACTION_POOLER_PORT = 6543  # Supavisor: no LISTEN, no session settings, no prepared statements
+PREPARE_AFTER = 5  # calls of a statement
 DEADLOCK = "40P01"  # the transaction was rolled back, so a repetition is safe
 DEADLOCK_TRIES = 4
 BROKEN = (None, "57P01", "57P02")  # the connection is lost, or the server stopped or crashed
+TASKS_KEY = "tasks"
+CLAIMING = frozenset({protocol.CLAIM, protocol.COMPLETE_AND_CLAIM})  # functions whose answers have tasks
 CLAIMS = "the claims"  # no argument can have this name
 ASSUME = b"select set_config('role', 'gpu_worker', true), set_config('request.jwt.claims', %(the claims)s, true); "
 RECONNECT_TIMEOUT_S = 5.0  # the pool then waits for the next call, because its own back-off grows to minutes
@@ -58,7 +61,6 @@ class PostgresDb:
         kept: int = 1,
         call_timeout_s: float = 15,
     ) -> None:
-        pooled = str(conninfo_to_dict(url).get("port", "")) == str(TRANSACTION_POOLER_PORT)
         self._conninfo = make_conninfo(
             url,
             application_name=conninfo_to_dict(url).get("application_name", application_name),
@@ -68,10 +70,10 @@ class PostgresDb:
             keepalives_count=3,
         )
         self._call_timeout_s = call_timeout_s
-        self._in_session_mode = not pooled
         self._size, self._kept = pool_size, kept
         self._pool = self._new_pool()
-        self._listeners = Listeners(partial(poll, self.call, POLL_S) if pooled else self._listen)
+        self._listeners = Listeners(self._hear)
+        self._pooler_keeps_sessions: bool | None = None  # None: not found out
         self._checking: asyncio.Task[None] | None = None
         self._testing: asyncio.Task[PortError | None] | None = None
 
@@ -116,7 +118,7 @@ class PostgresDb:
             timeout=self._call_timeout_s,
             reconnect_timeout=RECONNECT_TIMEOUT_S,
             reconnect_failed=_try_on,
-            kwargs={"autocommit": True, "prepare_threshold": 5 if self._in_session_mode else None},
+            kwargs={"autocommit": True, "prepare_threshold": None},
             configure=self._configure,
         )
 
@@ -148,7 +150,8 @@ class PostgresDb:
         return answers
 
     async def _bounded(self, claims: Mapping[str, Any] | None, function: str, args: Mapping[str, Any]) -> Any:
-        text = statement(function, tuple(args))
+        apart = TASKS_KEY if claims is not None and function in CLAIMING else None
+        text = statement(function, tuple(args), apart=apart)
         values = {name: bind(name, value) for name, value in args.items()}
         limit = CallDeadline(self._call_timeout_s)
         kept_s = self._call_timeout_s * (1 - POOL_SHARE)
@@ -185,7 +188,8 @@ class PostgresDb:
 
     async def _configure(self, connection: psycopg.AsyncConnection[TupleRow]) -> None:
         set_json_loads(loads, connection)
-        if self._in_session_mode:
+        if await self._keeps_session(connection):
+            connection.prepare_threshold = PREPARE_AFTER
             limit_ms = int(self._call_timeout_s * 1000 * SERVER_SHARE)
             await connection.execute("select set_config('statement_timeout', %s, false)", (str(limit_ms),))
             await connection.execute(
@@ -195,6 +199,21 @@ class PostgresDb:
             await connection.execute(ENCODING)
             await connection.execute(STAY)
 
+    async def _keeps_session(self, connection: psycopg.AsyncConnection[TupleRow]) -> bool:
+        with CallDeadline(self._call_timeout_s).on(connection):
+            if await is_direct(connection):
+                return True
+        if self._pooler_keeps_sessions is None:
+            try:
+                self._pooler_keeps_sessions = await keeps_session(connection, self._connect, self._call_timeout_s)
+            except psycopg.OperationalError:  # such as no room for a second connection
+                if connection.broken:
+                    raise
+        return self._pooler_keeps_sessions is True
+
+    async def _connect(self) -> psycopg.AsyncConnection[TupleRow]:
+        return await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True, prepare_threshold=None)
+
     def _check_pool(self) -> None:
         if self._checking is None or self._checking.done():
             self._checking = asyncio.create_task(self._pool.check(), name="database_pool_check")
@@ -203,11 +222,15 @@ class PostgresDb:
         """Yield (channel, payload) forever, and reconnect if necessary. CONNECTED comes first, and after each gap."""
         return self._listeners.stream()
 
-    async def _listen(self, publish: Publish) -> None:
+    async def _hear(self, publish: Publish) -> None:
+        """Publish events: from LISTEN, or from a poll if a pooler takes the session away."""
         failures = 0
         while True:
             try:
-                async with await self._listening_connection() as connection:
+                async with await self._connect() as connection:
+                    if not await self._keeps_session(connection):
+                        break
+                    await self._listen(connection)
                     failures = 0
                     publish(CONNECTED)
                     while True:
@@ -218,18 +241,13 @@ class PostgresDb:
             except psycopg.Error:
                 await asyncio.sleep(LISTEN_BACKOFF_S[min(failures, len(LISTEN_BACKOFF_S) - 1)])
                 failures += 1
+        await poll(self.call, POLL_S, publish)
 
-    async def _listening_connection(self) -> psycopg.AsyncConnection[TupleRow]:
-        connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True, prepare_threshold=None)
-        try:
-            with CallDeadline(self._call_timeout_s).on(connection):
-                await connection.execute(STAY)
-                for channel in CHANNELS:
-                    await connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
-        except BaseException:
-            await connection.close()
-            raise
-        return connection
+    async def _listen(self, connection: psycopg.AsyncConnection[TupleRow]) -> None:
+        with CallDeadline(self._call_timeout_s).on(connection):
+            await connection.execute(STAY)
+            for channel in CHANNELS:
+                await connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
 
 
 async def _try_on(pool: psycopg_pool.AsyncConnectionPool[Any]) -> None:
@@ -262,9 +280,18 @@ async def _once(
     # thousand agents' calls would wait four times for our event loop. The values are quoted here, because such a
     # message has no parameters.
     cursor = psycopg.AsyncClientCursor(connection)
+    set_json_loads(_undecoded, cursor)
     await cursor.execute(ASSUME + statement, {CLAIMS: json.dumps(dict(claims)), **values})
     cursor.nextset()
-    return _of_row(await cursor.fetchone())
+    row = await cursor.fetchone()
+    answer = loads(_of_row(row))
+    if row is not None and len(row) > 1 and row[1] is not None:
+        answer[TASKS_KEY] = EncodedTasks(row[1])
+    return answer
+
+
+def _undecoded(reply: str | bytes) -> bytes:
+    return reply if isinstance(reply, bytes) else reply.encode()
 
 
 async def _value(connection: psycopg.AsyncConnection[TupleRow], statement: bytes, values: Mapping[str, Any]) -> Any:

@@ -9,7 +9,7 @@ from orchestrator.core.cluster_states import LIVE_MEMBER, ClusterStatus, MemberR
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.findings import findings_of
-from orchestrator.core.model import ClusterNeed, Demand, EndedBringUp, FaultedWorker, HeldBack, Worker
+from orchestrator.core.model import ClusterNeed, Demand, EndedBringUp, FaultedWorker, HeldBack, PodPrice, Worker
 from orchestrator.core.provider import OfferState
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.core.store_outage import waiting_since
@@ -109,7 +109,17 @@ def ended_bringup_of(row: Row) -> EndedBringUp:
         worked=row["worked"],
         boot_s=None if row.get("boot_s") is None else float(row["boot_s"]),
         offer=row.get("offer"),
-        usd_per_gpu_hour=None if row.get("usd_per_gpu_hour") is None else float(row["usd_per_gpu_hour"]),
+    )
+
+
+def pod_price_of(row: Row) -> PodPrice:
+    """Decode the price of an offer's newest pod."""
+    return PodPrice(
+        offer=row["offer"],
+        usd_per_gpu_hour=float(row["usd_per_gpu_hour"]),
+        created_at=moment(row["created_at"]),
+        ended_at=maybe_moment(row["ended_at"]),
+        ended_for_budget=int(row["ended_for_budget"]),
     )
 
 
@@ -163,18 +173,26 @@ def _held_back_of(row: Row) -> HeldBack | None:
     held = row.get("held_back")
     if held is None:
         return None
-    done_elsewhere_at = maybe_moment(row.get("done_elsewhere_at"))
+    opinion = row.get("second_opinion") or {}
     try:
         return HeldBack(
             since=moment(held["since"]),
             failures=int(held["failures"]),
             types=frozenset(held["types"]),
             codes=tuple(held["codes"]),
-            done_elsewhere_at=done_elsewhere_at,
+            suspect=held.get("suspect") is not False,
+            until=maybe_moment(held.get("until")),
+            trials=int(held.get("trials") or 0),
+            done_elsewhere=int(opinion.get("done", 0)),
+            failed_elsewhere=int(opinion.get("shared", 0)),
+            meanwhile=opinion.get("meanwhile") is True,
+            alike=opinion.get("alike") is True,
+            unlike=opinion.get("unlike") is True,
+            release_works=opinion.get("works") is not False,
         )
-    except (KeyError, TypeError, ValueError, OverflowError):
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
         # A person wrote the value. The worker claims nothing in any case, and one bad row must not stop every tick.
-        return HeldBack(moment(row["state_since"]), 0, frozenset(), (), done_elsewhere_at)
+        return HeldBack(moment(row["state_since"]), 0, frozenset(), ())
 
 
 def _disk_full_since(health: Any) -> datetime | None:

@@ -28,6 +28,7 @@ from orchestrator.adapters.runpod_replies import (
     pod,
     port_error,
     prices,
+    registry,
     volume,
 )
 from orchestrator.adapters.runpod_requests import create_body, rfc3339
@@ -139,6 +140,18 @@ class RunPodCloud:
         if len(found) != 1:
             names = ", ".join(sorted(known for _, known, _ in volumes)) or "none"
             raise BadSpec(f"{len(found)} network volumes are named {name!r}; the account has: {names}")
+        return found[0]
+
+    async def registry_id(self, name: str) -> str:
+        """Return the id of registry credentials by their name or id. BadSpec if none or several have this name."""
+        records = await self._whole_list("/v2/registries", "registries", Priority.OTHER)
+        registries = [one for record in records if (one := _read(registry, record, "list registries")) is not None]
+        found = [own for own, known in registries if known == name]
+        if name in {own for own, _ in registries}:
+            return name
+        if len(found) != 1:
+            names = ", ".join(sorted(known for _, known in registries)) or "none"
+            raise BadSpec(f"{len(found)} registry credentials are named {name!r}; the account has: {names}")
         return found[0]
 
     async def billing(self, since: datetime, until: datetime) -> tuple[Bill, ...]:

@@ -198,6 +198,13 @@ def volume(record: object) -> tuple[str, str, str] | None:
     return None if volume_id is None or name is None or center is None else (volume_id, name, center)
 
 
+def registry(record: object) -> tuple[str, str] | None:
+    """Read registry credentials: id, name. None for an unusable record."""
+    fields = an_object(record, "registry")
+    registry_id, name = known(text, fields, "id"), known(text, fields, "name")
+    return None if registry_id is None or name is None else (registry_id, name)
+
+
 def prices(reply: object) -> dict[str, float]:
     """Read the catalogue: "<GPU type>|<cloud>" -> dollars per hour of one GPU, without entries that have no price."""
     records = an_object(reply, "reply").get("gpus")

@@ -26,6 +26,8 @@ def create_body(spec: PodSpec) -> dict[str, Any]:
         "startSsh": True,
         "env": {**spec.env, "PUBLIC_KEY": spec.public_key, **ownership},
     }
+    if spec.registry_id:
+        body["registry"] = spec.registry_id
     if spec.global_networking:
         body["globalNetworking"] = True
     if spec.data_center:

@@ -7,14 +7,17 @@ and the log gets no gap.
 
 import asyncio
 import itertools
+import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
+from orchestrator.adapters.http_client import proxy
 from orchestrator.adapters.s3_signing import presigned
 from orchestrator.ports import BlobRefused, NoBucket, NotFound, ObjectExists, PortError, Unavailable
 
@@ -24,9 +27,6 @@ if TYPE_CHECKING:
 
 THREADS = 8  # simultaneous calls; each holds one connection and at most one piece of a log in memory
 CONNECT_TIMEOUT_S = 5.0
-READ_TIMEOUT_S = 30.0
-ATTEMPTS = 3  # in all, for throttling, 5xx and broken connections; boto pauses between them
-CALL_TIMEOUT_S = 120.0  # seconds for all attempts of one call
 MAX_GET_BYTES = 128 * 1024 * 1024  # of an object that is read as a whole: a piece of a log, or a list of files
 CHUNK_BYTES = 1024 * 1024
 MAX_UPLOADS = 10_000  # multipart uploads that one call lists
@@ -36,6 +36,24 @@ MALFORMED = (KeyError, ValueError, RecursionError)  # boto's and ours for a repl
 MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
 PRECONDITION_FAILED = 412  # HTTP status
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a call waits for the server."""
+
+    read_timeout_s: float
+    attempts: int  # in all, for throttling, 5xx and broken connections; boto pauses between them
+    call_timeout_s: float  # for all attempts of one call
+
+
+USUAL = Patience(30.0, 3, 120.0)
+ONE_LOOK = Patience(8.0, 1, 15.0)  # for a person who waits for the answer
+OWN_SETTINGS: dict[str, Any] = {  # of boto's: neither the environment nor a file of the user's has a say
+    "profile": (None, None, None, None),
+    "config_file": (None, None, os.devnull, None),
+    "credentials_file": (None, None, os.devnull, None),
+}
 _one_at_a_time = threading.Lock()  # a session makes no two clients at once
 
 
@@ -49,8 +67,10 @@ def s3_client(**options: Any) -> "S3Client":
 @cache
 def _session() -> "Session":
     import boto3  # noqa: PLC0415  see the module's docstring
+    from botocore.session import Session as Core  # noqa: PLC0415
 
-    return boto3.session.Session()
+    # A profile of the person who is logged in, and its keys, are not those of the bucket.
+    return boto3.session.Session(botocore_session=Core(session_vars=OWN_SETTINGS))
 
 
 class S3Blobs:
@@ -66,10 +86,11 @@ class S3Blobs:
         region: str,
         *,
         on_call: Callable[[str, PortError | None], None] = lambda _operation, _error: None,
+        patience: Patience = USUAL,
     ) -> None:
         """Configure the bucket. `on_call` gets each call: the operation, and None or its exception.
 
-        NotFound counts as an answer.
+        NotFound counts as an answer. Raises SettingsError if a proxy of the environment cannot be used.
         """
         self._endpoint_url = endpoint_url
         self._access_key = access_key
@@ -77,7 +98,10 @@ class S3Blobs:
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._region = region
-        self._on_call = on_call
+        self._on_call, self._patience = on_call, patience
+        url = endpoint_url or f"https://{bucket}.s3.{region}.amazonaws.com"
+        through = proxy(url)
+        self._proxies = dict.fromkeys(("http", "https"), through) if through else {}
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="s3")
 
     async def put(self, key: str, content: bytes, *, content_type: str) -> None:
@@ -87,7 +111,7 @@ class S3Blobs:
         def put() -> int:
             client = self._client
             client.put_object(Bucket=self._bucket, Key=name, Body=content, ContentType=content_type)
-            return int(client.head_object(Bucket=self._bucket, Key=name)["ContentLength"])
+            return int(_of_object(client.head_object(Bucket=self._bucket, Key=name))["ContentLength"])
 
         try:
             kept_bytes = await self._in_thread("put", put)
@@ -102,7 +126,7 @@ class S3Blobs:
 
         def get() -> bytes:
             content = bytearray()
-            body = self._client.get_object(Bucket=self._bucket, Key=name)["Body"]
+            body = _of_object(self._client.get_object(Bucket=self._bucket, Key=name))["Body"]
             for chunk in body.iter_chunks(CHUNK_BYTES):
                 content += chunk
                 if len(content) > MAX_GET_BYTES:
@@ -120,16 +144,18 @@ class S3Blobs:
     async def size(self, key: str) -> int:
         """Return the size in bytes. Raises NotFound."""
         name = self._prefix + key
-        return await self._in_thread(
-            "size", lambda: int(self._client.head_object(Bucket=self._bucket, Key=name)["ContentLength"])
-        )
+
+        def size() -> int:
+            return int(_of_object(self._client.head_object(Bucket=self._bucket, Key=name))["ContentLength"])
+
+        return await self._in_thread("size", size)
 
     async def look(self, key: str) -> Mapping[str, Any]:
         """Return what a HEAD shows of the object. Raises NotFound."""
         name = self._prefix + key
 
         def look() -> dict[str, Any]:
-            shown = self._client.head_object(Bucket=self._bucket, Key=name)
+            shown = _of_object(self._client.head_object(Bucket=self._bucket, Key=name))
             version, sha256 = shown.get("VersionId"), shown.get("Metadata", {}).get("sha256")
             seen = {"bytes": int(shown["ContentLength"]), "etag": shown["ETag"].strip('"')}
             return seen | ({"version": version} if version else {}) | ({"sha256": sha256[:64]} if sha256 else {})
@@ -190,15 +216,16 @@ class S3Blobs:
             aws_secret_access_key=self._secret_key,
             region_name=self._region,
             config=Config(
+                proxies=self._proxies,
                 signature_version="s3v4",
                 # A custom endpoint has no DNS name per bucket.
                 s3={"addressing_style": "path" if self._endpoint_url else "auto"},
                 # boto's newer default, a CRC in a trailing chunk, is refused by several servers other than AWS.
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",
-                retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
+                retries={"mode": "standard", "total_max_attempts": self._patience.attempts},
                 connect_timeout=CONNECT_TIMEOUT_S,
-                read_timeout=READ_TIMEOUT_S,
+                read_timeout=self._patience.read_timeout_s,
                 max_pool_connections=THREADS,
             ),
         )
@@ -219,7 +246,7 @@ class S3Blobs:
         except RuntimeError as error:  # the executor's error for a call after its shutdown
             raise Unavailable(CLOSED) from error
         try:
-            async with asyncio.timeout(CALL_TIMEOUT_S):
+            async with asyncio.timeout(self._patience.call_timeout_s):
                 answer = await asyncio.wrap_future(begun)
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) and not task.cancelling():
@@ -230,11 +257,18 @@ class S3Blobs:
                 self._on_call(operation, error)
             raise
         except TimeoutError:
-            late = Unavailable(f"S3 did not answer within {CALL_TIMEOUT_S:.0f} s")
+            late = Unavailable(f"S3 did not answer within {self._patience.call_timeout_s:.0f} s")
             self._on_call(operation, late)
             raise late from None
         self._on_call(operation, None)
         return answer
+
+
+def _of_object(answer: Any) -> dict[str, Any]:
+    """Return an answer about an object. Raises Unavailable for another one, such as the web page of a portal."""
+    if "ETag" not in answer:
+        raise Unavailable("S3 answered without an ETag: something else answers in its place")
+    return {**answer}
 
 
 def _translated(call: Callable[[], T]) -> T:

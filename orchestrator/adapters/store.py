@@ -14,6 +14,7 @@ from orchestrator.adapters.rows import (
     moment,
     need_of,
     offer_of,
+    pod_price_of,
     worker_of,
 )
 from orchestrator.core.failures import FailureCode
@@ -227,6 +228,10 @@ class SqlStore(OperatorRows):
         """Record that ticks fail. None: a tick has succeeded again."""
         await self._call("fleet_note_tick", p_term=term, p_error=error, p_for_s=for_s)
 
+    async def note_conditions(self, term: int, conditions: Sequence[Row], *, for_s: float) -> None:
+        """Record for `for_s` seconds what is wrong with the fleet, so that every command shows the same."""
+        await self._call("fleet_note_conditions", p_term=term, p_conditions=list(conditions), p_for_s=for_s)
+
 
 def _half(row: Row) -> DatabaseHalf:
     """Decode an answer of fleet_snapshot(). KeyError if it lacks a part."""
@@ -239,6 +244,7 @@ def _half(row: Row) -> DatabaseHalf:
         last_spawn_at={pool: moment(at) for pool, at in row["last_spawn_at"].items()},
         paused={pool: Pause(pause["reason"], maybe_moment(pause["until"])) for pool, pause in row["paused"].items()},
         ended=tuple(ended_bringup_of(bring_up) for bring_up in row["ended"]),
+        pod_prices=tuple(map(pod_price_of, row.get("pod_prices", ()))),
         promoted_releases=frozenset(row["promoted_releases"]),
         faults=tuple(fault_of(fault) for fault in row.get("faults", ())),
         clusters=tuple(need_of(cluster) for cluster in row.get("clusters") or ()),

@@ -6,9 +6,8 @@ migration has just made. Any other unclear answer may mean that the call was exe
 """
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Mapping
-from functools import cache, partial
+from functools import partial
 from typing import Any, Self
 
 import httpx
@@ -17,6 +16,7 @@ from supabase import AsyncClient, AsyncClientOptions, acreate_client
 
 from orchestrator.adapters.arguments import check_names, plain
 from orchestrator.adapters.functions import refusal
+from orchestrator.adapters.http_client import outgoing
 from orchestrator.adapters.notifications import POLL_S, Listeners, poll
 from orchestrator.adapters.replies import loads
 from orchestrator.ports import BadArgument, DatabaseAuth, PortError, SchemaMismatch, Unavailable
@@ -59,7 +59,7 @@ class SupabaseDb:
         http = _HttpClient(
             timeout=httpx.Timeout(call_timeout_s, connect=min(CONNECT_TIMEOUT_S, call_timeout_s)),
             limits=httpx.Limits(max_connections=pool_size, keepalive_expiry=KEEP_ALIVE_S),
-            verify=_trusted(),
+            **outgoing(url),
         )
         options = AsyncClientOptions(
             httpx_client=http, postgrest_client_retry=False, persist_session=False, auto_refresh_token=False
@@ -122,12 +122,6 @@ class _HttpClient(httpx.AsyncClient):
         response = await super().send(request, **options)
         response.json = lambda **_: loads(response.content)  # type: ignore[method-assign]
         return response
-
-
-@cache
-def _trusted() -> ssl.SSLContext:
-    """Return the trusted certificates, read once: reading takes 20 ms."""
-    return httpx.create_ssl_context()
 
 
 class _NotDone(Exception):

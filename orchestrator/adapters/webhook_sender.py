@@ -17,12 +17,13 @@ from typing import Any
 
 import httpx
 
+from orchestrator.adapters.http_client import trusted
 from orchestrator.adapters.posting import TIMEOUT_S, WebhookRefused, accepted, encoded, post
 from orchestrator.adapters.webhook_signatures import headers
 from orchestrator.core.webhook_addresses import Network, is_public, is_within
 from orchestrator.ports import Unavailable
 
-LOOKUPS = 64  # threads that ask for a name at once; one cannot be interrupted
+LOOKUPS = 256  # threads that ask for a name at once; one cannot be interrupted, and may outlive its message by 30 s
 ADDRESSES = 3  # of one name that are tried
 GONE = 410  # the receiver wants no more of it
 
@@ -41,7 +42,7 @@ class WebhookSender:
 
     def __init__(self, rules: SendingRules) -> None:
         self._rules = rules
-        self._ssl = httpx.create_ssl_context()
+        self._ssl = trusted()
         self._lookups = threading.BoundedSemaphore(LOOKUPS)
 
     async def send(self, message_id: str, url: str, body: Mapping[str, Any]) -> int:
@@ -49,7 +50,16 @@ class WebhookSender:
         sending = self._send(message_id, url, encoded(body))
         return await accepted(sending, timeout_s=self._rules.timeout_s, is_final=GONE.__eq__)
 
-    async def _send(self, message_id: str, url: str, content: bytes) -> tuple[int, str]:
+    async def check(self, url: str) -> None:
+        """Raise WebhookRefused for an address to which nothing is ever sent, and Unavailable if that is not known."""
+        try:
+            async with asyncio.timeout(self._rules.timeout_s):
+                await self._allowed(url)
+        except TimeoutError:
+            raise Unavailable("its name was not found in time") from None
+
+    async def _allowed(self, url: str) -> tuple[urllib.parse.SplitResult, Sequence[str]]:
+        """Return the parts of a URL, and the addresses of its host. Raises WebhookRefused or Unavailable."""
         try:
             parts = urllib.parse.urlsplit(url)
             port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -63,6 +73,10 @@ class WebhookSender:
                 raise WebhookRefused("its address is not a public one, and not in WEBHOOK_PRIVATE_NETWORKS")
             if parts.scheme != "https":
                 raise WebhookRefused("its URL does not begin with https://")
+        return parts, addresses
+
+    async def _send(self, message_id: str, url: str, content: bytes) -> tuple[int, str]:
+        parts, addresses = await self._allowed(url)
         signed = headers(self._rules.secrets, url, message_id, int(time.time()), content)
         for address in addresses[:-1]:
             try:

@@ -41,19 +41,23 @@ class WebhookStore:
         self,
         term: int,
         busy: Mapping[str, int],
+        owners: Mapping[str, int],
         *,
         per_host: int,
+        per_owner: int,
         limit: int,
         lease_s: float,
         after: str | None,
         of_fleet: bool = False,
     ) -> tuple[Sequence[Row], str | None]:
-        """Return messages {id, event, host, url, body, attempts} that are due, and where the next call continues.
+        """Return messages that are due, and where the next call continues.
 
-        They are about tasks, or with `of_fleet` about the fleet's alerts. Each of them is due again after `lease_s`.
-        `busy` counts for each host what is being sent.
+        They are {id, event, owner, host, url, body, attempts}: about tasks, or with `of_fleet` about the alerts of the
+        fleet. Each of them is due again after `lease_s`.
+        `busy` counts what is being sent for each host, and `owners` for each owner.
         """
-        args = {"p_busy": dict(busy), "p_per_host": per_host, "p_limit": limit, "p_lease_s": lease_s, "p_after": after}
+        args = {"p_busy": dict(busy), "p_owners": dict(owners), "p_per_host": per_host, "p_per_owner": per_owner}
+        args |= {"p_limit": limit, "p_lease_s": lease_s, "p_after": after}
         answer = await self._call("fleet_messages_take", p_term=term, p_of_fleet=of_fleet, **args)
         return list(answer["messages"]), answer["after"]
 

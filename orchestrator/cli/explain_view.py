@@ -25,6 +25,7 @@ from orchestrator.cli.tables import STYLES, Stacked, table
 from orchestrator.core import decision_text
 from orchestrator.core.meanings import NOBODY
 from orchestrator.core.plurals import counted
+from orchestrator.core.provider import place_of
 from orchestrator.core.states import State
 from orchestrator.diagnostics.causes import named
 from orchestrator.diagnostics.early_warnings import silent_leader
@@ -189,7 +190,7 @@ def _offers(offers: Sequence[OfferNow], now: datetime) -> RenderableType:
         until = f"{_clock(offer.until, now)} ({relative(offer.until, now)})" if offer.until else "–"
         refused = f"{offer.refusals} in a row" if offer.refusals else "–"
         code = f"{offer.last_code}: {offer.means or ''}" if offer.last_code else "–"
-        shown.add_row(offer.key, offer.state, until, refused, relative(offer.last_success, now), code)
+        shown.add_row(place_of(offer.key), offer.state, until, refused, relative(offer.last_success, now), code)
     return shown
 
 

@@ -24,7 +24,7 @@ services:
     build: .
     command: ["sh", "-c", "python -m orchestrator migrate && exec python -m orchestrator run"]
     env_file: .env
-    ports: ["{port}:8080"]
+    ports: ["127.0.0.1:{port}:8080"] # plain HTTP: a proxy with TLS on this machine passes WORKER_API_URL on to it
 {volumes}    restart: unless-stopped
     stop_grace_period: 30s
 """

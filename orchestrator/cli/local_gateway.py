@@ -3,7 +3,10 @@
 It answers the calls of worker/protocol.py without a database, and stores the outputs as files of one directory.
 """
 
+import functools
+import hashlib
 import json
+import os
 import secrets
 import threading
 from collections.abc import Callable, Mapping
@@ -18,6 +21,7 @@ RPC = "/rest/v1/rpc/"
 MAX_BODY_BYTES = 8 << 20  # of one call; the agent's largest is a result of 1 MiB
 BLOCK_BYTES = 1 << 20
 Answer = Mapping[str, Any]
+_md5 = functools.partial(hashlib.md5, usedforsecurity=False)  # the ETag of an object of a bucket
 
 
 class LocalGateway:
@@ -78,6 +82,11 @@ class LocalGateway:
         with self.changed:
             return self._granted.get(url_path)
 
+    def has(self, path: Path) -> bool:
+        """Whether this run has stored the output: it is written once."""
+        with self.changed:
+            return path in self.stored
+
     def note_stored(self, path: Path) -> None:
         """Remember an output that is complete."""
         with self.changed:
@@ -118,7 +127,8 @@ class LocalGateway:
                 continue
             path = f"/{self.token}/{quote(key)}"
             self._granted[path] = file
-            items.append({"method": "PUT", "key": key, "url": self.url + path, "location": file.as_uri()})
+            url = self.url + path
+            items.append({"method": "PUT", "key": key, "url": url, "head": url, "location": file.as_uri()})
         return {"items": items, "refused": refused}
 
 
@@ -139,19 +149,37 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send(200, reply)
 
+    def do_HEAD(self) -> None:
+        file = self._file()
+        if file is None or not self.gateway.has(file):
+            self.send_response(404)
+        else:
+            self.send_response(200)
+            self.send_header("Content-Length", str(file.stat().st_size))
+            with file.open("rb") as content:
+                self.send_header("ETag", f'"{hashlib.file_digest(content, _md5).hexdigest()}"')
+        self.end_headers()
+
     def do_PUT(self) -> None:
-        file = self.gateway.file_of(self.path) or self.gateway.file_of(quote(unquote(self.path)))
+        file = self._file()
         if file is None:
             self._send(403, {})
             return
+        is_there, left = self.gateway.has(file), self._length()
         file.parent.mkdir(parents=True, exist_ok=True)
-        left = self._length()
-        with file.open("wb") as target:
+        with Path(os.devnull if is_there else file).open("wb") as target:
             while left > 0 and (block := self.rfile.read(min(left, BLOCK_BYTES))):
                 left -= target.write(block)
-        if left == 0:
-            self.gateway.note_stored(file)
-            self._send(200, {})
+        if left:
+            return
+        if is_there:
+            self._send(412, {})
+            return
+        self.gateway.note_stored(file)
+        self._send(200, {})
+
+    def _file(self) -> Path | None:
+        return self.gateway.file_of(self.path) or self.gateway.file_of(quote(unquote(self.path)))
 
     def log_message(self, *_: object) -> None:
         """The command shows what matters."""

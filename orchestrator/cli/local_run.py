@@ -21,6 +21,8 @@ from orchestrator.pods.bundle import Bundle
 
 CLAIM_WITHIN_S = 30.0  # an agent that claims nothing by then has a reason: the disk, or this machine
 LOOK_S = 0.1
+READ_BYTES = 1 << 20  # of the log, at each look while the task runs
+LINE_CHARS = 4_000  # of a line that is shown: a terminal takes minutes for one of megabytes
 STOP_GRACE_S = 2.0
 CALL_S = 60.0  # for `start` and `stop`
 DEADMAN_S = 10.0  # if this program is killed, the agent ends after this time
@@ -109,7 +111,7 @@ def _agent(home: Path, bundle: Bundle, config: Mapping[str, Any]) -> Iterator[Pa
 
 def _follow(gateway: LocalGateway, run_dir: Path, show: Show) -> None:
     """Show log and progress until the agent has reported the end."""
-    log, shown = _Tail(run_dir / "logs" / "handler.log"), None
+    log, shown = Tail(run_dir / "logs" / "handler.log"), None
     until_s = time.monotonic() + CLAIM_WITHIN_S
     while True:
         with gateway.changed:
@@ -131,20 +133,38 @@ def _progress(progress: Mapping[str, Any]) -> str:
     return " ".join(filter(None, [None if fraction is None else f"{fraction:.0%}", progress.get("message")]))
 
 
-class _Tail:
-    """The lines that were added to a file."""
+class Tail:
+    """The lines that were added to a file. Of a long line, only the beginning is kept."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._offset, self._open = path, 0, ""
+        self._path, self._offset = path, 0
+        self._open, self._left_out = "", 0  # of the line that has not ended: its beginning, and characters after it
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def lines(self, *, is_last: bool) -> list[str]:
-        """Return the new complete lines; with `is_last` also an open one."""
+        """Return new complete lines, of up to READ_BYTES. With `is_last` return all, also an open one."""
+        lines: list[str] = []
         with self._path.open("rb") as file:
             file.seek(self._offset)
-            added = file.read()
-        self._offset += len(added)
-        *lines, self._open = (self._open + self._decoder.decode(added)).split("\n")
+            while added := file.read(READ_BYTES):
+                self._offset += len(added)
+                first, *others = self._decoder.decode(added).split("\n")
+                self._add(first)
+                for text in others:
+                    lines.append(self._ended())
+                    self._add(text)
+                if not is_last:
+                    break
         if is_last and self._open:
-            lines, self._open = [*lines, self._open], ""
+            lines.append(self._ended())
         return lines
+
+    def _add(self, text: str) -> None:
+        kept = text[: LINE_CHARS - len(self._open)]
+        self._open += kept
+        self._left_out += len(text) - len(kept)
+
+    def _ended(self) -> str:
+        cut = f"[… {self._left_out} characters left out …]" if self._left_out else ""
+        line, self._open, self._left_out = self._open + cut, "", 0
+        return line

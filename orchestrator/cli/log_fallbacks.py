@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.adapters.rows import worker_of
 from orchestrator.cli.log_lines import LogLine, stamp
 from orchestrator.cli.output import moment, one_line
+from orchestrator.diagnostics.log_delay import delay_of
 from orchestrator.pods.agent_control import TAIL_BYTES
 from orchestrator.ports import PortError
 
@@ -44,7 +45,7 @@ async def on_the_pod(
     except TimeoutError:
         return f"its pod did not answer within {POD_TIMEOUT_S:.0f} s"
     except PortError as error:
-        return f"{type(error).__name__}: {one_line(str(error))}"
+        return f"its logs cannot be read now: {one_line(delay_of(f'{type(error).__name__}: {error}'))}"
     finally:
         await ways.close()
     return found

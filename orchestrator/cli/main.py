@@ -7,16 +7,18 @@ plan has changes (or wrong usage), 3 not found, 4 configuration or authenticatio
 
 import gc
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from orchestrator.cli.command_table import COMMANDS, EXAMPLES
 from orchestrator.cli.examples import added
-from orchestrator.cli.program import suggestion, typed
+from orchestrator.cli.program import quoted, suggestion, typed
 
 if TYPE_CHECKING:
     from orchestrator.cli.output import Output
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 OBJECTS_AT_START = 200_000  # before a garbage collection: those during imports take a quarter of a short command's time
+
+UNKNOWN = re.compile(r"No command \"(.*?)\"\.|No such command '(.*?)'\.")  # ours, and click's in a group
+
+NAMED = 12  # commands that an error names
 
 
 class Commands(click.Group):
@@ -61,7 +67,7 @@ class Commands(click.Group):
         name = str(args[0]) if args else ""
         known = self.list_commands(ctx)
         if name and not name.startswith("-") and name not in known:
-            raise click.UsageError(f"There is no command {name!r}.{suggestion(name, known)}", ctx)
+            raise click.UsageError(f"No command {quoted(name)}.{suggestion(name, known)}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -77,10 +83,17 @@ class Commands(click.Group):
         click.Command.format_options(self, ctx, formatter)
 
 
-def main(argv: Sequence[str] | None = None, *, prog_name: str | None = None, only: Sequence[str] = ()) -> None:
+def main(
+    argv: Sequence[str] | None = None,
+    *,
+    prog_name: str | None = None,
+    only: Sequence[str] = (),
+    home: Path | None = None,
+) -> None:
     """Run a command line (sys.argv by default) and exit with its code.
 
-    `only` limits the commands; a single one is the program itself, without its name on the command line.
+    `only` limits the commands; a single one is the program itself, without its name on the command line. `home` has the
+    file `.env` that is read if the current directory has none.
     """
     from orchestrator.cli.output import Output
     from orchestrator.observability.redaction import redact_uncaught_errors
@@ -92,18 +105,20 @@ def main(argv: Sequence[str] | None = None, *, prog_name: str | None = None, onl
     command = commands.get_command(click.Context(commands), only[0]) if len(only) == 1 else commands
     assert command is not None  # noqa: S101  a script for a command that does not exist is a bug
     command.context_settings.setdefault("help_option_names", ["-h", "--help"])
-    sys.exit(exit_code(command, list(sys.argv[1:] if argv is None else argv), prog_name, output))
+    sys.exit(exit_code(command, list(sys.argv[1:] if argv is None else argv), prog_name, output, home))
 
 
-def exit_code(commands: click.Command, argv: list[str], prog_name: str | None, output: "Output") -> int:
-    """Run a command line, show its errors, and return its exit code."""
-    from orchestrator.config.env_file import BadEnvFile, read_env_file
+def exit_code(
+    commands: click.Command, argv: list[str], prog_name: str | None, output: "Output", home: Path | None = None
+) -> int:
+    """Run a command line, show its errors, and return its exit code. `home`: see `main`."""
+    from orchestrator.config.env_file import ENV_FILE, BadEnvFile, read_env_file
     from orchestrator.config.errors import SettingsError
     from orchestrator.errors import SETTING, Failure, Failures, from_port_error
     from orchestrator.ports import PortError
 
     try:
-        read_env_file()
+        read_env_file(home / ENV_FILE if home and not os.path.isfile(ENV_FILE) else ENV_FILE)  # noqa: PTH113  it never raises
     except BadEnvFile as error:
         fix = "correct or remove the file; docs/settings.md describes it"
         return output.fail(Failure(SETTING, what=".env cannot be used", why=str(error), fix=fix))
@@ -150,7 +165,15 @@ def _misused(error: click.ClickException, output: "Output") -> int:
     if ctx is None or isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
         return error.exit_code
-    return output.fail(Failure(BAD_ARGUMENT, why=error.format_message(), fix=f"{ctx.command_path} --help"))
+    said, fix = error.format_message(), f"{ctx.command_path} --help"
+    if unknown := UNKNOWN.match(said):
+        name = unknown[1] or unknown[2]
+        known = ctx.command.list_commands(ctx) if isinstance(ctx.command, click.Group) else ()
+        what = f"No command {quoted(name)}.{suggestion(name, known)}"
+        named = ", ".join(known) if len(known) <= NAMED else f"{len(known)} other commands"
+        why = f"{ctx.command_path} has {named}"
+        return output.fail(Failure(BAD_ARGUMENT, what=what, why=why, fix=fix))
+    return output.fail(Failure(BAD_ARGUMENT, why=said, fix=fix))
 
 
 def _version_option() -> click.Option:

@@ -24,6 +24,11 @@ UNITS = {
     "w": timedelta(weeks=1),
 }
 MAX_LABELS = 16
+EXAMPLE = """'{"name": "you"}'"""
+KINDS: dict[type, str] = {
+    list: "a list", str: "a text", int: "a number", float: "a number", bool: "true or false", type(None): "null",
+    dict: "an object",
+}  # fmt: skip
 MAX_PARAMS_BYTES = 1 << 20
 
 verbose_option = click.option("-v", "--verbose", is_flag=True, help="Also the formula of each decision.")
@@ -68,6 +73,11 @@ def labels(given: Sequence[str], name: str = "--label", most: int = MAX_LABELS) 
     return found
 
 
+def no_constant(name: str) -> None:
+    """Refuse NaN and Infinity, which Python reads and no database stores."""
+    raise ValueError(f"{name} is not JSON")
+
+
 def params(text: str) -> dict[str, Any]:
     """Read a JSON object from the text of an option, or from the file that it names. Raises Failure."""
     source = "--params"
@@ -75,13 +85,19 @@ def params(text: str) -> dict[str, Any]:
         source = "stdin" if text == "@-" else text[1:]
         text = file_text(text[1:], "the params", MAX_PARAMS_BYTES)
     try:
-        found = json.loads(text)
+        found = json.loads(text, parse_constant=no_constant)
     except (ValueError, RecursionError) as error:
-        raise Failure(BAD_ARGUMENT, what="the params are not JSON", why=f"{source}: {error}") from None
+        what = f"{_named(source)} must be a JSON object, for example {EXAMPLE}"
+        raise Failure(BAD_ARGUMENT, what=what, why=f"it is not JSON: {error}") from None
     if not isinstance(found, dict) or len(text) > MAX_PARAMS_BYTES:
-        kind = type(found).__name__ if len(text) <= MAX_PARAMS_BYTES else f"longer than {MAX_PARAMS_BYTES} bytes"
-        raise Failure(BAD_ARGUMENT, what="the params must be one JSON object", why=f"{source} is {kind}")
+        kind = KINDS[type(found)] if len(text) <= MAX_PARAMS_BYTES else f"longer than {MAX_PARAMS_BYTES} bytes"
+        what = f"{_named(source)} must be a JSON object, for example {EXAMPLE}"
+        raise Failure(BAD_ARGUMENT, what=what, why=f"it is {kind}")
     return found
+
+
+def _named(source: str) -> str:
+    return source if source == "--params" else f"--params from {source}"
 
 
 def file_text(path: str, what: str, most_bytes: int, fix: str | None = None) -> str:

@@ -25,8 +25,13 @@ def as_typed(text: str) -> str:
     return text.replace(PROGRAM, typed()) if PROGRAM in text else text
 
 
+def quoted(word: str) -> str:
+    """Return a word that a user typed, between quotes and without control characters."""
+    return '"' + "".join(c if c.isprintable() else "?" for c in word[:MAX_CHARS]) + '"'
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return ` Did you mean 'x'?` for the most similar word; an empty text if none is similar."""
+    """Return ` Did you mean "x"?` for the most similar word; an empty text if none is similar."""
     names = {str(name).casefold(): str(name) for name in known}  # a code may be a member of an enumeration
     near = difflib.get_close_matches(word.casefold(), names, 1, SIMILARITY)
-    return f" Did you mean {names[near[0]]!r}?" if near else ""
+    return f" Did you mean {quoted(names[near[0]])}?" if near else ""

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.output import Output
 from orchestrator.cli.progress import Progress, counting
 from orchestrator.cli.report_sources import ReportSources
 from orchestrator.cli.session import utcnow
+from orchestrator.cli.worker_report import concerning
 from orchestrator.core.clusters.rows import ClusterRow
 from orchestrator.core.model import ID_PATTERN
 from orchestrator.core.places import bucket_place
@@ -15,6 +17,7 @@ from orchestrator.diagnostics.collect import LIMITS, Part, ReportLimits
 from orchestrator.diagnostics.conditions import is_healthy
 from orchestrator.diagnostics.environment import environment
 from orchestrator.diagnostics.fact_sources import of_report
+from orchestrator.diagnostics.first_cause import of_fleet
 from orchestrator.diagnostics.rules import conditions
 from orchestrator.errors import BAD_ARGUMENT, Failure
 from orchestrator.ports import DatabaseHalf
@@ -90,10 +93,13 @@ async def report_on(
             sources = ReportSources(settings, stack, only, limits, progress)
             await sources.fill(report, given, deep=deep)
             half, handled, clusters = sources.half, settings.policy().handled, sources.clusters
-    found = conditions(of_report(report, half, handled, clusters))
+    found = conditions(of_report(report, half, handled, clusters, about_one=bool(only)))
+    if only:  # by a part of an id; without the database, no worker is known
+        found = concerning(found, next(iter(report["workers"]), only))
     report["missing_critical"] = report["environment"]["missing_critical"]
     report["recommendations"] = [one.as_json() for one in found]
     report["healthy"] = is_healthy(found)
+    report["first_cause"] = (cause := of_fleet(report["recommendations"])) and asdict(cause)
     return report
 
 

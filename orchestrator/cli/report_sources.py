@@ -147,9 +147,14 @@ class ReportSources:
 
     async def _s3(self) -> Part:
         from orchestrator import wiring
+        from orchestrator.adapters.s3 import ONE_LOOK
         from orchestrator.config.validation import lacks
 
-        return {} if lacks(self._settings, "blobs") else await collect.store(wiring.open_blobs(self._settings))
+        if lacks(self._settings, "blobs"):
+            return {}
+        blobs = wiring.open_blobs(self._settings, patience=ONE_LOOK)
+        self._stack.push_async_callback(blobs.close)
+        return await collect.store(blobs)
 
     async def _analysis(self, database: Part) -> Part:
         """Return the last decisions, and each pool's present size."""
@@ -210,6 +215,9 @@ class ReportSources:
     async def _network(self) -> Part:
         import httpx
 
+        from orchestrator.adapters.http_client import client as client_for
+        from orchestrator.config.errors import SettingsError
+
         settings = self._settings
         gateway = None if settings.pods_use_supabase else settings.worker_url
         places = {
@@ -219,15 +227,15 @@ class ReportSources:
             "worker_api": gateway and f"{gateway}/healthz",
             "elsewhere": ELSEWHERE,
         }
-        async with httpx.AsyncClient(timeout=self._limits.part_s, follow_redirects=False) as client:
 
-            async def get(url: str) -> int:
-                try:
+        async def get(url: str) -> int:
+            try:
+                async with client_for(url, timeout=self._limits.part_s) as client:
                     return (await client.get(url)).status_code
-                except httpx.HTTPError as error:
-                    raise PortError(f"{type(error).__name__} {error}") from None
+            except (httpx.HTTPError, SettingsError) as error:
+                raise PortError(f"{type(error).__name__} {error}") from None
 
-            return await collect.network({name: url for name, url in places.items() if url}, get, self._limits.part_s)
+        return await collect.network({name: url for name, url in places.items() if url}, get, self._limits.part_s)
 
     def _code(self, database: Part) -> Part:
         """Compare the code on the pods and the schema in the database with the local ones."""

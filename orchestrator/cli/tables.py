@@ -29,6 +29,13 @@ STYLES = {
     "Failed": "red",
     "Cancelled": "dim",
 }
+MARKS = {  # of the results of doctor's checks
+    "ok": ("ok  ", "green"),
+    "note": ("note", "cyan"),
+    "warn": ("warn", "yellow"),
+    "fail": ("FAIL", "bold red"),
+    "skip": ("skip", "dim"),
+}
 AGES = ("age", "heartbeat", "took", "after")
 MONEY = ("$/h", "spent", "cost", "booting", "busy", "idle", "draining", "booked", "RunPod", "difference")
 HEADS = {"short id": "task"}  # columns that are shown under another name
@@ -49,7 +56,8 @@ def table(*columns: str) -> Table:
     made = Table(box=None, header_style="bold", pad_edge=False)
     for name in columns:
         last, side = name == columns[-1], "right" if name in RIGHT else "left"
-        made.add_column(HEADS.get(name, name), no_wrap=not last, overflow="fold", justify=side)  # type: ignore[arg-type]
+        kept = {"no_wrap": not last, "overflow": "fold" if last else "ellipsis"}
+        made.add_column(HEADS.get(name, name), justify=side, **kept)  # type: ignore[arg-type]
     return made
 
 

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.cli.output import one_line
 from orchestrator.errors import BAD_OUTPUT, NO_BUCKET, Failure
+from orchestrator.outputs import ITS_TASKS, owner_of
 from orchestrator.ports import NotFound, PortError
+from worker.rules import name_problem
 
 if TYPE_CHECKING:
     from orchestrator.ports import Blobs
@@ -16,7 +19,6 @@ LIST_BYTES = 256 << 20  # of a stored list of outputs
 URL_S = 3_600
 CHUNK_BYTES = 1 << 20
 READ_S = 60.0  # without a byte
-MAX_PARTS = 32  # of a path
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ async def files_of(task: Mapping[str, Any], blobs: "Blobs | None") -> list[Store
     result = result if isinstance(result, Mapping) else {}
     rows = result.get("outputs")
     if isinstance(result.get("outputs_list"), str) and blobs is not None:
-        rows = await _stored_list(blobs, result["outputs_list"])
+        rows = await _stored_list(blobs, result["outputs_list"], task)
     found = [one for one in map(_file, rows if isinstance(rows, list) else ()) if one]
     location = task.get("output_location")
     if location and location not in {one.location for one in found}:
@@ -46,33 +48,33 @@ async def files_of(task: Mapping[str, Any], blobs: "Blobs | None") -> list[Store
 
 def target(directory: Path, name: str) -> Path:
     """Return where a file is written, below the directory. Raises Failure for a name that leads elsewhere."""
-    parts = PurePosixPath(name.replace("\\", "/")).parts
-    bad = not parts or len(parts) > MAX_PARTS or any(part in {"..", "/"} or "\0" in part for part in parts)
-    if bad or not all(part.isprintable() for part in parts):
-        raise Failure(BAD_OUTPUT, why=f"the name {name[:100]!r} is not a path below a directory")
-    path = directory.joinpath(*parts)
+    name = name.replace("\\", "/")
+    if why := name_problem(name):
+        raise Failure(BAD_OUTPUT, why=f"the name {name[:100]!a} is not a path below a directory: {why}")
+    path = directory.joinpath(*name.split("/"))
     if not path.resolve().is_relative_to(directory.resolve()):  # a symbolic link that was there before
         raise Failure(BAD_OUTPUT, why=f"{path} leads out of {directory}")
     return path
 
 
-def url_of(blobs: "Blobs", one: StoredFile) -> str:
-    """Return an address that needs no credential for URL_S seconds. Raises Failure outside the bucket."""
-    key = blobs.key_of(one.location)
-    if key is None:
-        why = f"{one.location[:200]} is not below S3_PREFIX in S3_BUCKET"
-        raise Failure(BAD_OUTPUT, what="the output is not in the bucket", why=why)
-    return blobs.sign("GET", key, expires_s=URL_S)
+def url_of(blobs: "Blobs", one: StoredFile, task: Mapping[str, Any]) -> str:
+    """Return an address that needs no credential for URL_S seconds.
+
+    Raises Failure outside the bucket, and outside the folders of the task and its dependencies.
+    """
+    return blobs.sign("GET", _key(blobs, one.location, task), expires_s=URL_S)
 
 
 async def download(url: str, one: StoredFile, path: Path, done: Callable[[int], None]) -> None:
     """Write the object to a temporary name, compare its size, and rename it. Raises Failure."""
     import httpx
 
+    from orchestrator.adapters.http_client import client as client_for
+
     path.parent.mkdir(parents=True, exist_ok=True)
     part, written = path.with_name(f".{path.name}.part"), 0
     try:
-        async with httpx.AsyncClient(timeout=READ_S) as client, client.stream("GET", url) as reply:
+        async with client_for(url, timeout=READ_S) as client, client.stream("GET", url) as reply:
             if reply.status_code != httpx.codes.OK:
                 raise Failure(BAD_OUTPUT, why=f"the bucket answered {reply.status_code} for {one.location}")
             with part.open("wb") as file:
@@ -91,13 +93,22 @@ async def download(url: str, one: StoredFile, path: Path, done: Callable[[int], 
         part.unlink(missing_ok=True)
 
 
-async def _stored_list(blobs: "Blobs", location: str) -> list[Any]:
-    key = blobs.key_of(location)
+def _key(blobs: "Blobs", location: str, task: Mapping[str, Any]) -> str:
+    key, place = blobs.key_of(location), one_line(location, 200)
+    if key is None:
+        why = f"{place} is not below S3_PREFIX in S3_BUCKET"
+        raise Failure(BAD_OUTPUT, what="the output is not in the bucket", why=why)
+    if owner_of(key, task) is None:
+        why = f"{place} is not in the folder of {ITS_TASKS}"
+        raise Failure(BAD_OUTPUT, what="the output is not this task's", why=why)
+    return key
+
+
+async def _stored_list(blobs: "Blobs", location: str, task: Mapping[str, Any]) -> list[Any]:
+    key = _key(blobs, location, task)
     try:
-        if key is None or await blobs.size(key) > LIST_BYTES:
-            raise Failure(
-                BAD_OUTPUT, why=f"the list {location[:200]} is not in the bucket, or above {LIST_BYTES} bytes"
-            )
+        if await blobs.size(key) > LIST_BYTES:
+            raise Failure(BAD_OUTPUT, why=f"the list {location[:200]} is above {LIST_BYTES} bytes")
         return [json.loads(line) for line in (await blobs.get(key)).splitlines() if line.strip()]
     except (NotFound, ValueError, RecursionError) as error:
         raise Failure(BAD_OUTPUT, why=f"the list {location}: {error}") from None

@@ -1,13 +1,16 @@
 """Follows one task to its end, for `submit --wait` and `tasks watch TASK`."""
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.fixes import whole
 from orchestrator.cli.output import Output, ago, one_line, span
 from orchestrator.cli.session import utcnow
-from orchestrator.cli.task_rows import attempts_made, note
+from orchestrator.cli.task_rows import attempts_made, note, waits_for_worker
+from orchestrator.diagnostics import first_cause
+from orchestrator.diagnostics.first_cause import FirstCause
 from orchestrator.errors import ENDED_BADLY, NO_TASK, NOT_IN_TIME, Failure
 
 if TYPE_CHECKING:
@@ -15,7 +18,10 @@ if TYPE_CHECKING:
 
 EVERY_S = 1.0
 FOR_S = 7 * 86_400.0  # Ctrl-C ends it earlier; the task continues
+CAUSE_EVERY_S = 2.0
 RESULT_CHARACTERS = 2_000
+TEXT_CHARACTERS = 1_000
+SPINNER = 2  # columns
 COMPLETE = "Complete"
 ENDED = (COMPLETE, "Failed", "Cancelled")
 
@@ -26,7 +32,9 @@ async def follow(store: "SqlStore", output: Output, task_id: str, *, for_s: floa
     Raises Failure if the task fails, is cancelled or deleted, or has not ended after `for_s` seconds.
     """
     try:
-        return await _to_its_end(store, output, task_id, for_s)
+        with output.waiting("asking the database") as show_line:
+            row = await _to_its_end(store, output, task_id, for_s, show_line)
+        return show_result(output, row)
     except asyncio.CancelledError:  # Ctrl-C
         if output.err.is_terminal:
             output.say("")  # below ^C
@@ -34,21 +42,54 @@ async def follow(store: "SqlStore", output: Output, task_id: str, *, for_s: floa
         raise
 
 
-async def _to_its_end(store: "SqlStore", output: Output, task_id: str, for_s: float) -> Mapping[str, Any]:
-    began, seen = utcnow(), None
+async def _to_its_end(
+    store: "SqlStore", output: Output, task_id: str, for_s: float, show_line: Callable[[str], None]
+) -> Mapping[str, Any]:
+    """`show_line` changes the last line of a terminal, which is not kept."""
+    began, seen, why = utcnow(), None, WaitCause(store)
     while True:
         row = await store.find.task(task_id)
         if row is None:
             raise Failure(NO_TASK, why=f"the database has no task {task_id}")
-        if (facts := _facts(row)) != seen:
-            output.say(f"{span(ago(began, utcnow())):>6}  {_line(row)}")
+        cause = await why.of(row)
+        said, lasts = _line(row), span(ago(began, utcnow()))
+        if (facts := (*_facts(row), cause and (cause.kind, cause.fix))) != seen:
+            output.say(f"{lasts:>6}  {said}")
+            for line in _because(cause) if cause else ():
+                output.say(f"{'':>6}  {line}")
             seen = facts
         if row["status"] in ENDED:
-            return show_result(output, row)
+            return row
+        show_line(one_line(f"{lasts}  {said}" + (f": {cause.text}" if cause else ""), output.err.width - SPINNER))
         if (ago(began, utcnow()) or 0) > for_s:
             fix = f"python -m orchestrator tasks watch {task_id}"
             raise Failure(NOT_IN_TIME, why=f"after {span(for_s)} task {task_id} is {row['status']}", fix=fix)
         await asyncio.sleep(EVERY_S)
+
+
+class WaitCause:
+    """Why a task that is ready to run gets no worker, asked at most once in CAUSE_EVERY_S."""
+
+    def __init__(self, store: "SqlStore") -> None:
+        self._store, self._asked_s = store, -CAUSE_EVERY_S
+        self._found: FirstCause | None = None
+
+    async def of(self, row: Mapping[str, Any]) -> FirstCause | None:
+        """Return the first cause; None if the task waits for something of its own, or nothing is wrong."""
+        if not waits_for_worker(row):
+            return None
+        if time.monotonic() - self._asked_s >= CAUSE_EVERY_S:
+            known = first_cause.known(await self._store.leadership())
+            self._found = first_cause.of_task(known, row["pool"], row["task_type"])
+            self._asked_s = time.monotonic()
+        return self._found
+
+
+def _because(cause: FirstCause) -> Iterator[str]:
+    yield one_line(cause.text, TEXT_CHARACTERS)
+    if cause.evidence:
+        yield one_line(cause.evidence, TEXT_CHARACTERS)
+    yield f"fix: {one_line(cause.fix, TEXT_CHARACTERS)}"
 
 
 def _facts(row: Mapping[str, Any]) -> tuple[Any, ...]:

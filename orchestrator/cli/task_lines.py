@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
+from orchestrator.cli.options import no_constant
+
 MAX_LINE_BYTES = 2 << 20  # params have 1 MiB at most
 NAMESPACE = uuid.UUID("0e2c8d5c-6a55-5d0c-9d0e-6f7c2b8f3a41")  # of the ids that are made from lines
 
@@ -51,7 +53,7 @@ def read(file: IO[bytes], key: str, task_type: str | None = None) -> Iterator[Li
 def _task(text: bytes, task_type: str | None) -> dict[str, Any] | str:
     """Return the task of a line, or why it is none. The database checks the fields."""
     try:
-        found = json.loads(text)
+        found = json.loads(text, parse_constant=no_constant)
     except RecursionError:
         return "not JSON: nested too deeply"
     except ValueError as error:

@@ -77,6 +77,12 @@ def note(row: Row, now: datetime) -> str:
     return one_line(": ".join(filter(None, (row.get("failure_code"), row.get("error_message")))), NOTE_CHARACTERS)
 
 
+def waits_for_worker(row: Row) -> bool:
+    """Whether a task waits for nothing but a worker."""
+    reason = row.get("waits") or {"kind": "worker"}
+    return bool(row["status"] == "Queued" and reason["kind"] == "worker")
+
+
 def waits(row: Row, now: datetime) -> str:
     """Return what a queued task waits for: `retry in 30s: NO_HANDLER`. The reason is data of the database."""
     reason = row.get("waits") or {"kind": "worker"}

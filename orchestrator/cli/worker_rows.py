@@ -1,14 +1,17 @@
 """Derived values of a worker row for operators: ages, flags and what it waits for. They are never stored."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from orchestrator.cli.output import ago, one_line, relative, span, usd
 from orchestrator.core.findings import Severity
-from orchestrator.core.meanings import START_LEADER
 from orchestrator.core.plurals import at_least, counted
 from orchestrator.core.states import LIVE, State, WaitingOn
+from orchestrator.diagnostics import first_cause
+from orchestrator.diagnostics.advice import without
+from orchestrator.diagnostics.condition_kinds import ConditionKind
 from orchestrator.diagnostics.fact_sources import worker_of
 from orchestrator.diagnostics.failing_stage import failing_stage
 from orchestrator.diagnostics.worker_rules import overdue
@@ -16,6 +19,7 @@ from orchestrator.observability.redaction import plain
 
 HIDDEN = ("token_jti",)  # useless to a reader, and a part of the worker's credentials
 BUSY = "busy"
+LINE_CHARS = 1_000
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
@@ -65,12 +69,12 @@ def note(row: Mapping[str, Any], now: datetime) -> str:
         parts.append(f"{row['stage']} {span(ago(row.get('stage_since'), now))}")
     running = row.get("tasks_running")
     if (waiting := waits_for(row)) and not (running and waiting in {"tasks", WaitingOn.WORKER}):
-        parts.append(f"waits for {waiting}")
+        parts.append(waiting if waiting.endswith(".") else f"waits for {waiting}")  # a sentence says it all
     if row.get("drain_requested_at") and row["status"] != State.TERMINATING:
         parts.append("asked to end")
     if running:
         parts.append(f"works on {counted(running, 'task')}")
-    return one_line("; ".join(parts))
+    return one_line("; ".join(parts).replace(".; ", "; "))
 
 
 def waits_for(row: Mapping[str, Any]) -> str | None:
@@ -91,13 +95,28 @@ def busy_share(row: Mapping[str, Any]) -> float | None:
 
 
 def leaderless(leadership: Mapping[str, Any]) -> str | None:
-    """Return a warning with its fix if nobody leads, else None."""
+    """Return a warning with its fix if nobody leads, else None. It is the condition `no_leader`."""
     if leadership["leader"] is not None:
         return None
-    since, now = "on this fleet yet", datetime.fromisoformat(leadership["now"])
+    since, now = "none has led this fleet yet", datetime.fromisoformat(leadership["now"])
     if last := leadership["last"]:
-        since = f"for {span(ago(last['until'], now))} (last leader: {plain(last['holder'])})"
-    return f"No orchestrator has been running {since}; workers continue, none is started or ended. fix: {START_LEADER}"
+        since = f"for {span(ago(last['until'], now))}, last leader: {plain(last['holder'])}"
+    row = ConditionKind.NO_LEADER.row
+    return f"{row.text} ({since}); {row.then}. fix: {row.fix}"
+
+
+def warning(leadership: Mapping[str, Any], pools: Collection[str] | None = None) -> str | None:
+    """Return the first cause of what is wrong on one line, with its fix: of the fleet, or of tasks of these pools.
+
+    None if nothing is known to be wrong.
+    """
+    if missing := leaderless(leadership):
+        return missing
+    cause = first_cause.of_standing(leadership, pools)
+    if cause is None:
+        return None
+    fix = without(cause.fix, "list", "tasks list", instead="python -m orchestrator health")
+    return plain(one_line(replace(cause, fix=fix).line, LINE_CHARS))
 
 
 def by_pool(counts: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -12,6 +12,8 @@ LINE = re.compile(r"([a-z_]{1,20})=([\x20-\x7e]{0,400})")
 SHA = re.compile(r"[0-9a-f]{64}")
 PROCESS = re.compile(r"([0-9]{1,9}) ([0-9]{1,15}) ([0-9a-f]{64}|unknown)")
 VERSION = re.compile(r"slurm(?:-wlm)? ([0-9]{1,3}(?:\.[0-9]{1,3}){1,3})")
+API_URL = re.compile(r"https?://[!-~]{1,200}", re.ASCII)
+API_ERROR_CHARS = 100
 HOSTNAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}")
 # The words of sinfo's %T. Half a word, or a word of a later release, is no state.
 STATE = re.compile(
@@ -82,6 +84,7 @@ def reading(
     clock = answer.number("clock")
     version = VERSION.match(answer.get("version") or "")
     hostname = answer.get("hostname") or ""
+    api_reached, api_url, api_error = _of_api(answer)
     return Reading(
         reached=True if clock is not None else None,
         slurmctld_state=_ping(answer.get("ping")),
@@ -102,10 +105,19 @@ def reading(
         # date(1) cuts the fraction off, which is half a second on average
         clock_skew_s=None if clock is None else round(clock + 0.5 - asked_at.timestamp(), 1),
         peers=_peers(answer, peers),
-        api_reachable=answer.yes("api"),
+        api_reachable=api_reached,
+        api_url=api_url,
+        api_error=api_error,
         agent_log_tail=tuple(map(_agent_code, answer.every("agent"))) if asked_agent and answer.is_complete else None,
         error=_error(answer),
     )
+
+
+def _of_api(answer: ScriptAnswer) -> tuple[bool | None, str | None, str | None]:
+    """Return whether the agent's API was reached, its URL, and why not."""
+    said, _, rest = (answer.get("api") or "").partition(" ")
+    url, _, why = rest.partition(" ")
+    return {YES: True, "no": False}.get(said), url if API_URL.fullmatch(url) else None, why[:API_ERROR_CHARS] or None
 
 
 def _ping(value: str | None) -> DaemonState | None:

@@ -22,6 +22,7 @@ from orchestrator.core.cluster_states import (
 from orchestrator.core.clusters import actions as act
 from orchestrator.core.clusters.actions import ClusterAction
 from orchestrator.core.clusters.addresses import NodeName
+from orchestrator.core.clusters.operations import is_heard
 from orchestrator.core.clusters.rows import ClusterRow, MemberRow
 from orchestrator.core.clusters.view import Configuration, Node
 from orchestrator.ports import PortError
@@ -29,7 +30,6 @@ from orchestrator.ports.clusters import ClusterRows
 
 ADD_S = 1_800.0  # until a new member is ready
 KEY_S = 300.0  # for a managed key: two heartbeats of an idle agent, and a retry
-HEARD_S = 60.0  # an agent that was heard within it gets its node tasks with its next heartbeat
 
 ROWS_ONLY = (
     act.Join | act.MoveMember | act.UpdateMember | act.RefuseOperation | act.Allocate | act.MoveCluster | act.Scale
@@ -37,7 +37,7 @@ ROWS_ONLY = (
 )  # fmt: skip
 Calls = (
     act.Configure | act.Reconfigure | act.StartController | act.StartNode | act.Smoke | act.DrainNode | act.RemoveNode
-    | act.ReconcileAuthorizedKey
+    | act.ReconcileAuthorizedKey | act.TakeOverKey
 )  # fmt: skip
 
 
@@ -141,6 +141,9 @@ class ClusterExecutor:
                 await self._rows.move_member(term, cluster, name, leaving, removed, action.why)
             case act.ReconcileAuthorizedKey():
                 await self._reconcile_key(term, row, action)
+            case act.TakeOverKey():
+                if await self._rows.take_node_task(term, action.node_task_id):
+                    await self._key_over_ssh(term, row, name, action.node_task_id)
             case _:
                 assert_never(action)
         return True
@@ -171,10 +174,9 @@ class ClusterExecutor:
         """Put the managed key on a pod: by its agent if the agent is heard, which works without SSH, or over SSH."""
         if self._managed_key is None:
             raise node.NodeFailed("NO_MANAGED_KEY", "this orchestrator has no SSH key")
-        worker = self._members.worker(action.worker_id)
-        heard_at = worker.last_heartbeat if worker else None
-        is_heard = heard_at is not None and (self._now() - heard_at).total_seconds() < HEARD_S
-        via = NodeTaskVia.AGENT if is_heard else NodeTaskVia.SSH
+        member = next((one for one in row.members if one.worker_id == action.worker_id), None)
+        heard = is_heard(member.worker if member else None, self._now())
+        via = NodeTaskVia.AGENT if heard else NodeTaskVia.SSH
         task_id = await self._rows.node_task(
             term, row.id, action.worker_id,
             operation_id=action.operation_id, kind=NodeTaskKind.AUTHORIZED_KEY, payload={"key": self._managed_key},
@@ -182,10 +184,16 @@ class ClusterExecutor:
         )  # fmt: skip
         if task_id is None or via is NodeTaskVia.AGENT:
             return
-        queued, dispatched = [NodeTaskStatus.QUEUED], [NodeTaskStatus.DISPATCHED]
-        await self._rows.move_node_task(term, task_id, queued, NodeTaskStatus.DISPATCHED)
+        await self._rows.move_node_task(term, task_id, [NodeTaskStatus.QUEUED], NodeTaskStatus.DISPATCHED)
+        await self._key_over_ssh(term, row, action.worker_id, task_id)
+
+    async def _key_over_ssh(self, term: int, row: ClusterRow, worker_id: str, task_id: int) -> None:
+        """Write the managed line of a node task that this leader has taken. Raises PortError or NodeFailed."""
+        if self._managed_key is None:
+            raise node.NodeFailed("NO_MANAGED_KEY", "this orchestrator has no SSH key")
+        dispatched = [NodeTaskStatus.DISPATCHED]
         try:
-            async with self._members.session(action.worker_id) as session:
+            async with self._members.session(worker_id) as session:
                 await node.set_authorized_key(session, row.id, self._managed_key)
         except (PortError, node.NodeFailed) as error:
             await self._rows.move_node_task(term, task_id, dispatched, NodeTaskStatus.FAILED, error=str(error))

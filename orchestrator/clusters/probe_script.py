@@ -12,35 +12,46 @@ AGENT_TAIL_BYTES = 16_384
 AGENT_LINES = 20
 NODES_BYTES = 16_384  # of the list of nodes: 64 of 80 bytes, and more
 
-# stdin: nothing. argv: the API's URL or "", then NAME=IP=PORT of each peer.
+# stdin: nothing. argv: the configuration of the agent's launch or "", the API's URL of new launches or "", then
+# NAME=IP=PORT of each peer. The URL that the agent was started with is tested, as the agent calls it: without a proxy.
 _REACH = rf"""
-import socket, sys, threading, urllib.error, urllib.request
+import json, re, socket, sys, threading, urllib.error, urllib.request
 def say(text):
-    sys.stdout.write(text + "\n"); sys.stdout.flush()
-def api(url):
+    sys.stdout.write("".join(c for c in text if " " <= c <= "~") + "\n"); sys.stdout.flush()
+def started_with(path, url):
     try:
-        urllib.request.urlopen(url, timeout={ASK_S - 1}).close()
+        with open(path, encoding="utf-8") as file:
+            found = json.loads(file.read(1 << 20)).get("api_url")
+    except (OSError, ValueError, AttributeError):
+        return url
+    return found if isinstance(found, str) and re.match("https?://", found) else url
+def api(url):
+    name = re.sub("//[^/@]*@", "//", url)[:200].replace(" ", "")
+    try:
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({{}}))
+        direct.open(url, timeout={ASK_S - 1}).close()
     except urllib.error.HTTPError:
         pass
-    except Exception:
-        return say("api=no")
-    say("api=yes")
+    except Exception as error:
+        return say("api=no %s %s" % (name, str(getattr(error, "reason", error))[:90]))
+    say("api=yes " + name)
 def peer(name, ip, port):
     try:
         socket.create_connection((ip, int(port)), {ASK_S - 1}).close()
     except OSError:
         return say("peer=%s no" % name)
     say("peer=%s yes" % name)
-asked = [threading.Thread(target=peer, args=one.split("="), daemon=True) for one in sys.argv[2:]]
-if sys.argv[1]:
-    asked.append(threading.Thread(target=api, args=(sys.argv[1],), daemon=True))
+asked = [threading.Thread(target=peer, args=one.split("="), daemon=True) for one in sys.argv[3:]]
+url = started_with(sys.argv[1], sys.argv[2])
+if url:
+    asked.append(threading.Thread(target=api, args=(url,), daemon=True))
 for one in asked:
     one.start()
 for one in asked:
     one.join({ASK_S})
 """
 
-# $2: the agent's nonce or "". $3: python. $4: the API's URL or "". Then the peers.
+# $2: the agent's nonce or "". $3: python. $4: the API's URL of new launches or "". Then the peers.
 PROBE = (
     BASE
     + rf"""
@@ -104,8 +115,9 @@ if [ -z "$lacks" ] && [ -s "$ROOT/etc/slurm.conf" ]; then
   {{ said=$(timeout -k 1 {ASK_S} scontrol ping 2>&1 | head -n 1 | head -c 300)
     case "$said" in *' is UP'*) echo ping=up ;; *) say ping "down $said" ;; esac; }} &
 fi
-if [ -n "$api" ] || [ $# -gt 0 ]; then
-  timeout -k 1 $(({ASK_S} + 2)) "$python" -I -c "$reach" "$api" "$@" 2>/dev/null &
+launch=${{nonce:+{BASE_DIR}/run/$nonce/config.json}}
+if [ -n "$api$nonce" ] || [ $# -gt 0 ]; then
+  timeout -k 1 $(({ASK_S} + 2)) "$python" -I -c "$reach" "$launch" "$api" "$@" 2>/dev/null &
 fi
 nodes= # printed when nothing else writes: the list of a large cluster is longer than one write to a pipe
 if [ -z "$lacks" ] && [ -s "$ROOT/etc/slurm.conf" ]; then

@@ -30,4 +30,4 @@ def cluster_problems(pool: Pool, where: str) -> Iterator[SettingProblem]:
     for key, value in (("min_active_gpus", pool.min_active), ("machines_to_keep_idle", pool.keep_idle)):
         if value:
             why = f"{key} = {value}, and the number of its workers is the number of nodes of its cluster"
-            yield SettingProblem(what, why, f"remove {key}; cluster create has --min-nodes")
+            yield SettingProblem(what, why, f"remove {key}; python -m orchestrator cluster create has --min-nodes")

@@ -1,11 +1,21 @@
 """The settings of the systems that the orchestrator talks to. The docstring of a section is its heading in the docs."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, Field, SecretStr
 
+from orchestrator.config.names import Bucket, Host, Key, LogLevel, Prefix, Region
 from orchestrator.config.setting import setting
-from orchestrator.config.types import ENCRYPTED_URL, AlertUrl, Conninfo, Count, FleetId, Networks, QuietTimes, Url
+from orchestrator.config.types import (
+    ENCRYPTED_URL,
+    AlertUrl,
+    Conninfo,
+    Count,
+    FleetId,
+    Networks,
+    QuietTimes,
+    Url,
+)
 from orchestrator.config.weak_secrets import MIN_SECRET_BYTES, MIN_TOKEN_BYTES
 
 
@@ -15,11 +25,11 @@ class Needed(BaseModel):
     database_url: Conninfo | None = setting(
         None,
         "The database with the task queue: PostgreSQL 15 or newer. A session pooler works (Supabase: port 5432). A "
-        "transaction pooler (port 6543) has no LISTEN, so the orchestrator polls for changes every second. "
+        "transaction pooler has no LISTEN, so the orchestrator polls for changes every second. "
         "Percent-encode every character of the password that is not a letter or a digit. The form host=… "
         "password='…' dbname=… of libpq works too.",
     )
-    runpod_api_key: SecretStr | None = setting(
+    runpod_api_key: Key | None = setting(
         None, "The RunPod API key (RunPod console, Settings, API keys). It needs the right to read and write pods."
     )
     runpod_ssh_public_key: str | None = setting(
@@ -28,11 +38,11 @@ class Needed(BaseModel):
     runpod_ssh_private_key: SecretStr | None = setting(
         None, "The private key that belongs to it: the whole file in OpenSSH or PEM form, without a passphrase."
     )
-    s3_bucket: str | None = setting(None, "The bucket for worker logs and task outputs.")
+    s3_bucket: Bucket | None = setting(None, "The bucket for worker logs and task outputs.")
     aws_access_key_id: str | None = setting(
         None, "The key of the bucket. It stays in the orchestrator; pods upload through presigned URLs."
     )
-    aws_secret_access_key: SecretStr | None = setting(None, "The secret half of the bucket's key.")
+    aws_secret_access_key: Key | None = setting(None, "The secret half of the bucket's key.")
     worker_jwt_secret: SecretStr | None = setting(
         None,
         "The secret that signs worker tokens (HS256, the same on every replica): openssl rand -hex 32",
@@ -61,7 +71,7 @@ class Places(BaseModel):
         "still use SUPABASE_URL, unless WORKER_API_URL is set.",
         limits=ENCRYPTED_URL,
     )
-    supabase_service_role_key: SecretStr | None = setting(
+    supabase_service_role_key: Key | None = setting(
         None, "The service_role key or sb_secret_ key of the Supabase project."
     )
     supabase_publishable_key: str | None = setting(
@@ -82,13 +92,18 @@ class Places(BaseModel):
     runpod_api_base_url: Url = setting(
         "https://api.runpod.io", "The URL of RunPod's API (REST v2), without a slash at the end.", limits=ENCRYPTED_URL
     )
-    s3_endpoint_url: Url | None = setting(None, "The URL of the S3 service, if it is not AWS.", limits=ENCRYPTED_URL)
-    aws_region: str = setting(
+    s3_endpoint_url: Url | None = setting(
+        None,
+        "The URL of the S3 service, if it is not AWS. AWS_ENDPOINT_URL_S3 and AWS_ENDPOINT_URL are read too.",
+        variables=("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+        limits=ENCRYPTED_URL,
+    )
+    aws_region: Region = setting(
         "us-east-1",
         "The region of the bucket. AWS_DEFAULT_REGION is read too.",
         variables=("AWS_REGION", "AWS_DEFAULT_REGION"),
     )
-    s3_prefix: str = setting("", "Every key in the bucket begins with this prefix and a slash.")
+    s3_prefix: Prefix = setting("", "Every key in the bucket begins with this prefix and a slash.")
     fleet_id: FleetId = setting(
         "default",
         "The name of this environment. The orchestrator never changes pods or rows of another fleet. Give each "
@@ -98,7 +113,10 @@ class Places(BaseModel):
         "it needs its own FLEET_ID.",
         limits="letters, digits, - and _, at most 63",
     )
-    host: str = setting("0.0.0.0", "The address of /healthz, /readyz, /metrics and the worker gateway.")  # noqa: S104  a container's only door; what is behind it checks tokens
+    host: Host = setting(
+        "0.0.0.0",  # noqa: S104  a container's only door; what is behind it checks tokens
+        "The address of /healthz, /readyz, /metrics and the worker gateway. :: means all addresses, of IPv6 and IPv4.",
+    )
     port: Annotated[int, Field(ge=0, le=65_535)] = setting(8080, "The port at this address.")
     trusted_proxy_hops: Annotated[int, Field(ge=0, le=8)] | None = setting(
         None,
@@ -112,7 +130,7 @@ class Places(BaseModel):
     railway_git_commit_sha: str | None = setting(
         None, "Railway sets this for deploys from GitHub. /healthz and the metrics show it."
     )
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = setting("INFO", "DEBUG, INFO, WARNING or ERROR.")
+    log_level: LogLevel = setting("INFO", "DEBUG, INFO, WARNING or ERROR.")
     metrics_token: SecretStr | None = setting(
         None,
         "The token that Prometheus sends to read /metrics (Authorization: Bearer …); closed if not set: "

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from orchestrator.config.command_check import command_problems
 from orchestrator.config.errors import SettingProblem
 from orchestrator.config.handler_check import handler_problems
 from orchestrator.config.settings import Settings
@@ -24,6 +25,7 @@ def doubtful(settings: Settings) -> Iterator[SettingProblem]:
             setting = "MAX_ACTIVE_GPUS" if pool.name == "default" else f"max_active_gpus of [pools.{pool.name}]"
             why = f"no worker is ever started, and tasks of pool {pool.name} wait"
             yield SettingProblem(f"{setting} is 0", why, f"raise {setting}, if tasks should run")
+    yield from command_problems(settings)
     yield from (one.problem for one in handler_problems(settings) if not one.is_certain)
 
 

@@ -1,4 +1,6 @@
-"""The file `.env` of the working directory: settings for every command. The environment takes precedence.
+"""The file `.env`: settings for every command. The environment takes precedence.
+
+It is the one of the working directory; the scripts of the repository also find the one there.
 
 This module imports no setting, so `--help` stays fast.
 """
@@ -13,6 +15,7 @@ MAX_LINE_CHARS = 8 << 10  # python-dotenv's time grows with the square of a line
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 # Names by which a file could change how this process and its children start. They are ignored.
 IGNORED = re.compile(r"PATH|BASH_ENV|ENV|IFS|(LD|DYLD)_.*|PYTHON.*")
+PATHS = frozenset({"WORKER_CODE_DIR", "POOLS_FILE"})
 NO_FILES = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
@@ -21,7 +24,10 @@ class BadEnvFile(Exception):
 
 
 def read_env_file(path: Path = ENV_FILE) -> None:
-    """Add the variables of the file to the environment, without those that are set. Raises BadEnvFile."""
+    """Add the variables of the file to the environment, without those that are set. Raises BadEnvFile.
+
+    A path in a file of another directory is relative to that directory.
+    """
     try:
         if not path.is_file():  # a directory or a pipe of this name is not ours
             return
@@ -42,7 +48,7 @@ def read_env_file(path: Path = ENV_FILE) -> None:
         raise BadEnvFile(f"{path} has a NUL character")
     for name, value in _values(text).items():
         if value is not None and NAME.fullmatch(name) and not IGNORED.fullmatch(name):
-            os.environ.setdefault(name, value)
+            os.environ.setdefault(name, str(path.parent / value) if value and name in PATHS else value)
 
 
 def _values(text: str) -> dict[str, str | None]:

@@ -97,9 +97,12 @@ def _name(item: Mapping[str, Any]) -> str:
     return str(item["loc"][0]).upper() if item["loc"] else ""
 
 
+MAY_HOLD_A_SECRET = frozenset({"KEY", "SECRET", "URL", "TOKEN", "DSN", "HEADERS", "ENDPOINT", "ENV"})  # words of a name
+
+
 def _problem(item: Mapping[str, Any]) -> SettingProblem:
     name = _name(item) or "settings"
-    secret = any(word in name for word in ("KEY", "SECRET", "URL", "TOKEN"))
+    secret = not MAY_HOLD_A_SECRET.isdisjoint(name.split("_"))
     given = "its value" if secret else f"{shown(item.get('input'))} from the environment"
     return SettingProblem(
         f"{name} cannot be used",

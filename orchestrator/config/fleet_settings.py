@@ -1,12 +1,23 @@
 """The settings of the fleet: how many workers, on which machines, and what they run."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, Field
 
+from orchestrator.config.names import CloudKind
 from orchestrator.config.setting import setting
-from orchestrator.config.types import Batch, Count, Deadlines, Dollars, GpuTypes, Handlers, Names, Seconds
+from orchestrator.config.types import (
+    Batch,
+    Centers,
+    Count,
+    Deadlines,
+    Dollars,
+    GpuTypes,
+    Handlers,
+    Seconds,
+    Variables,
+)
 
 
 class Scaling(BaseModel):
@@ -116,15 +127,20 @@ class Machines(BaseModel):
         "next.",
         pool_key="gpu_types",
     )
-    runpod_data_centers: Names = setting(
+    runpod_data_centers: Centers = setting(
         (), "Data centres, in order of preference, comma-separated. Empty means any.", pool_key="data_centers"
     )
-    runpod_cloud: Literal["SECURE", "COMMUNITY"] = setting("SECURE", "SECURE or COMMUNITY.", pool_key="cloud")
+    runpod_cloud: CloudKind = setting("SECURE", "SECURE or COMMUNITY.", pool_key="cloud")
     runpod_worker_image: str = setting(
         "runpod/pytorch:2.4.0-py3.11-cuda12.4.1-devel-ubuntu22.04",
         "The image of the pods. It must start an SSH server that accepts PUBLIC_KEY, as RunPod's own images do.",
         pool="image",
         pool_key="image",
+    )
+    runpod_registry_auth: str | None = setting(
+        None,
+        "For a private image: the name (or id) of the registry credentials in the RunPod account.",
+        pool="registry_auth",
     )
     runpod_storage_name: str | None = setting(None, "The name of a network volume to mount.", pool="volume_name")
     runpod_volume_mount_path: str = setting(
@@ -146,7 +162,8 @@ class WorkerPrograms(BaseModel):
 
     worker_code_dir: Path | None = setting(
         None,
-        "The directory with your handlers. The orchestrator sends it to every worker and checks it by hash.",
+        "The directory with your handlers. The orchestrator sends it to every worker and checks it by hash. It sends "
+        "no .env, keys, caches, or what .orchestratorignore names: doctor code shows the list.",
         limits="at most 50 MiB",
     )
     worker_handlers: Handlers = setting(
@@ -165,7 +182,7 @@ class WorkerPrograms(BaseModel):
     worker_setup_command: str | None = setting(
         None, "A command that runs once per pod, before the agent starts: pip install -r requirements.txt"
     )
-    worker_env: Names = setting(
+    worker_env: Variables = setting(
         (),
         "The names of other variables, set here, that handlers and the setup command receive, comma-separated: "
         "HF_TOKEN,HF_HOME. Settings of the orchestrator cannot be among them.",

@@ -16,6 +16,7 @@
     [task_types.finetune]
     timeout_s = 7200                       # at most 2592000, 30 days
     max_attempts = 2                       # 1 to 100
+    keep_processes = true                  # what its handler starts may outlive a task (docs/handlers.md)
 
 docs/settings.md names the setting that each key overrides. A key that is left out has the environment's value, and
 [pools.default] changes the default pool itself.
@@ -97,6 +98,7 @@ class TypeEntry(BaseModel):
 
     timeout_s: Annotated[float, Field(gt=0, le=30 * 86_400)] | None = None
     max_attempts: Annotated[int, Field(ge=1, le=100)] | None = None
+    keep_processes: bool | None = None
 
 
 class PoolsFile(BaseModel):
@@ -117,7 +119,10 @@ class PoolsFile(BaseModel):
         """Return the declaration of each task type that the file names."""
         pool_of = {kind: name for name, pool in self.pools.items() for kind in pool.task_types or ()}
         named = {name: self.task_types.get(name, TypeEntry()) for name in sorted({*pool_of, *self.task_types})}
-        return tuple(TaskType(name, pool_of.get(name), e.timeout_s, e.max_attempts) for name, e in named.items())
+        return tuple(
+            TaskType(name, pool_of.get(name), e.timeout_s, e.max_attempts, e.keep_processes)
+            for name, e in named.items()
+        )
 
 
 def read_pools(path: Path | None, default: Pool) -> tuple[tuple[Pool, ...], tuple[TaskType, ...]]:

@@ -2,19 +2,21 @@
 
 import os
 import urllib.parse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from orchestrator.config.connection_settings import Messages, Needed, Places, Telemetry
+from orchestrator.config.conninfo import conninfo_passwords
 from orchestrator.config.fleet_settings import Machines, Scaling, WorkerPrograms
+from orchestrator.config.placeholders import refuse_own_name, refuse_placeholder, refuse_reference
 from orchestrator.config.pools import read_pools
 from orchestrator.config.setting import settings_of
-from orchestrator.config.types import conninfo_passwords, in_digits, is_number, unquoted
+from orchestrator.config.types import in_digits, is_number, unquoted
 from orchestrator.core.policy import Policy, Pool
 from orchestrator.core.provider import Offer
-from orchestrator.observability.redaction import SECRET_NAMES, passwords
+from worker.secret_values import secrets_in, secrets_of
 
 if TYPE_CHECKING:
     from orchestrator.config.ssh_keys import Pair
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 
 
 SECTIONS = (Needed, Places, Scaling, Machines, WorkerPrograms, Messages, Telemetry)
+
+
+KEY_TEXTS = frozenset({"runpod_ssh_private_key", "runpod_ssh_public_key"})  # ssh_keys.py undoes what was done to them
+COMMANDS = frozenset({"worker_setup_command", "worker_start_command", "worker_handlers"})  # a shell reads these
 
 
 class Settings(Telemetry, Messages, WorkerPrograms, Machines, Scaling, Places, Needed, BaseSettings):
@@ -33,14 +39,25 @@ class Settings(Telemetry, Messages, WorkerPrograms, Machines, Scaling, Places, N
     @classmethod
     def _as_written(cls, value: object, info: ValidationInfo) -> object:
         field = cls.model_fields[info.field_name or ""]
-        return in_digits(unquoted(value)) if is_number(field.annotation) else unquoted(value)
+        if info.field_name in KEY_TEXTS:
+            return unquoted(value, strips=False)
+        given = unquoted(value)
+        if isinstance(given, str) and info.field_name not in COMMANDS:
+            refuse_own_name(info.field_name or "", given)
+            refuse_reference(given)
+            refuse_placeholder(given)
+        if not is_number(field.annotation):
+            return given
+        extra: dict[str, Any] = field.json_schema_extra  # type: ignore[assignment]
+        return in_digits(given, extra["unit"])
 
     @property
     def worker_url(self) -> str | None:
         """How pods reach the worker RPC."""
         if self.worker_api_url or self.supabase_url:
             return self.worker_api_url or self.supabase_url
-        return f"https://{self.railway_public_domain}" if self.railway_public_domain else None
+        domain = (self.railway_public_domain or "").removeprefix("https://").rstrip("/")
+        return f"https://{domain}" if domain else None
 
     @property
     def proxy_hops(self) -> int:
@@ -118,8 +135,8 @@ class Settings(Telemetry, Messages, WorkerPrograms, Machines, Scaling, Places, N
         )
 
     def secrets(self) -> tuple[str, ...]:
-        """Every secret value, for redaction: whole settings, and the passwords within any."""
-        found = [value for name, value in self.handler_env.items() if SECRET_NAMES.search(name)]
+        """Every secret value, for redaction: whole settings, and the passwords and tokens within any."""
+        found = list(secrets_of(self.handler_env))
         if self.database_url:
             found += conninfo_passwords(self.database_url.get_secret_value())
         if self.alert_webhook_url:  # an answer can quote the path, which has the token
@@ -129,5 +146,5 @@ class Settings(Telemetry, Messages, WorkerPrograms, Machines, Scaling, Places, N
             value = getattr(self, name)
             text = value.get_secret_value() if isinstance(value, SecretStr) else value
             if isinstance(text, str):
-                found += [text, *passwords(text)] if isinstance(value, SecretStr) else passwords(text)
+                found += [text, *secrets_in(text)] if isinstance(value, SecretStr) else secrets_in(text)
         return tuple(dict.fromkeys(found))

@@ -4,7 +4,6 @@ import ipaddress
 import re
 import urllib.parse
 from collections import Counter
-from collections.abc import Iterator
 from datetime import time
 from types import UnionType
 from typing import Annotated, Union, get_args, get_origin
@@ -13,7 +12,10 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode
 
+from orchestrator.config.conninfo import conninfo
 from orchestrator.config.errors import shown
+from orchestrator.config.names import gpu_types
+from orchestrator.config.placeholders import refuse_names, refuse_reference
 from orchestrator.config.weak_secrets import is_readable_on_the_way
 from orchestrator.core.model import ID_PATTERN
 from orchestrator.core.stages import STAGE_SPECS
@@ -24,23 +26,45 @@ STAGES = tuple(
     stage for stage in STAGE_SPECS if stage not in {Stage.INTENT, Stage.POD_CREATED}
 )  # what a bring-up may take
 QUOTED = re.compile(r"(['\"])((?:(?!\1).)*)\1", re.DOTALL)
+CURLY = re.compile(r"[\u2018\u201c](.*)[\u2019\u201d]", re.DOTALL)  # what a word processor makes of quotes
+AROUND = "\ufeff\u200b"  # marks that an editor writes and nobody sees
 URL_CHARACTERS = re.compile(r"[A-Za-z0-9\-._~:/@!$&'()*+,;=%\[\]]*")  # RFC 3986, without what follows a path
+OTHER_LIST = re.compile(r"[;\[\]{}|\"]")  # of a JSON list, or between the entries of other tools' lists
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 CLOCK = r"((?:[01]\d|2[0-3]):[0-5]\d)"
 QUIET_TIMES = re.compile(rf"{CLOCK}-{CLOCK}(?: +([A-Za-z0-9_+/-]{{1,60}}))?", re.ASCII)
 NUMBER = re.compile(r"-?(?=[0-9.]*[1-9])[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,3})?|0+(?:\.0+)?", re.ASCII)  # no -0
-URL_START = re.compile(r"postgres(?:ql)?://")
-# As written, in a URL's query and among libpq's pairs: there with a backslash before what means something else.
-PASSWORD = re.compile(r"(?:ssl)?password\s*=\s*(?:'((?:[^'\\]|\\.)*)'|((?:[^\s&\\]|\\.)+))", re.DOTALL)
 
 
-def unquoted(value: object) -> object:
-    """Return a text without the quotes around it. `docker run --env-file` keeps them as a part of the value."""
-    found = QUOTED.fullmatch(value) if isinstance(value, str) else None
-    return found[2] if found else value
+def unquoted(value: object, *, strips: bool = True) -> object:
+    """Return a text without the quotes around it and, with `strips`, without spaces, line ends and marks around it.
+
+    `docker run --env-file` keeps quotes and the line ends of Windows as a part of the value.
+    """
+    if not isinstance(value, str):
+        return value
+    text = value.strip().strip(AROUND).strip() if strips else value
+    if found := QUOTED.fullmatch(text):
+        text = found[2]
+    elif found := CURLY.fullmatch(text):
+        text = found[1]
+    return text.strip() if strips else text
 
 
 def _split(value: object) -> object:
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    if found := OTHER_LIST.search(value):
+        raise ValueError(f"{found[0]} is no part of a list: write entries with commas between them, without brackets")
+    return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+def _variables(value: tuple[str, ...]) -> tuple[str, ...]:
+    for one in value:
+        if not VARIABLE.fullmatch(one):  # what follows a '=' may be a secret
+            what = f"{shown(one.partition('=')[0])} with a value" if "=" in one else shown(one)
+            raise ValueError(f"{what} is no name of a variable: write names alone, with commas between them")
+    return value
 
 
 def _networks(value: tuple[str, ...]) -> tuple[str, ...]:
@@ -94,47 +118,12 @@ def _fleet(value: str) -> str:
     return value
 
 
-def conninfo_passwords(text: str) -> Iterator[str]:
-    """The passwords in a connection string, as libpq reads them and as written; not one that is the user's own name."""
-    read = _as_libpq(text)
-    written = (quoted or bare for quoted, bare in PASSWORD.findall(text))
-    for password in (read.get("password"), read.get("sslpassword"), *written):
-        if password and password != read.get("user"):
-            yield password
-            yield urllib.parse.unquote(password)
-
-
-def _conninfo(value: SecretStr) -> SecretStr:
-    """Refuse a connection string that libpq would refuse or split in the wrong place: its error quotes the password."""
-    text = value.get_secret_value()
-    is_url = URL_START.match(text)
-    if not is_url and "=" not in text.partition("://")[0]:
-        raise ValueError("must be a URL that begins with postgresql:// (or libpq's host=… dbname=…)")
-    read = _as_libpq(text)
-    login, at, rest = text.partition("://")[2].partition("@")
-    is_misplaced = "@" in rest.partition("?")[0] or (at and "/" in login and "?" not in login)
-    if is_url and (is_misplaced or "?" in read.get("user", "")):
-        raise ValueError("an '@' or '/' stands in a password or the user's name: write %40 or %2F for it")
-    if re.search(r"[^\d,]", read.get("port", "")):
-        raise ValueError("its port is not a number")
-    return value
-
-
-def _as_libpq(text: str) -> dict[str, str]:
-    from psycopg import ProgrammingError  # noqa: PLC0415  not needed where Supabase's API is the way in
-    from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415
-
-    try:
-        return {name: str(value) for name, value in conninfo_to_dict(text).items()}
-    except ProgrammingError:
-        how = "a password with a space is '…' in host=… password=…, and has %20 in a URL, where % itself is %25"
-        raise ValueError(f"it cannot be read as a connection string, and may not be shown; {how}") from None
-
-
 def _url(value: str) -> str:
     """Refuse a URL that another program could read as the address of another host."""
+    refuse_reference(value, within=True)
     if not value.startswith(("http://", "https://")):
         raise ValueError("must begin with http:// or https://")
+    refuse_names(value.partition("://")[2])
     if not URL_CHARACTERS.fullmatch(value):
         raise ValueError(
             "contains a character that no base URL has: a space, a backslash, '?', '#', or one beyond ASCII"
@@ -179,10 +168,11 @@ def _quiet_times(value: object) -> object:
     return begin, end, zone
 
 
-def in_digits(value: object) -> object:
+def in_digits(value: object, unit: str | None = None) -> object:
     """Check that a number is written in the usual form: Python also reads 1_000 and others."""
     if isinstance(value, str) and not NUMBER.fullmatch(value.strip()):
-        raise ValueError("is not a number in digits, such as 3 or 0.5")
+        its_unit = f"; its unit is {unit}, and is not written" if unit else ""
+        raise ValueError(f"is not a number in digits, such as 3 or 0.5{its_unit}")
     return value
 
 
@@ -197,12 +187,14 @@ Batch = Annotated[int, Field(ge=1, le=100)]  # what worker_claim hands out at mo
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 Dollars = Annotated[float, Field(ge=0, le=1_000_000)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+Variables = Annotated[Names, AfterValidator(_variables)]
 Networks = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_networks)]
-GpuTypes = Annotated[Names, AfterValidator(_some_gpu)]
+GpuTypes = Annotated[Names, AfterValidator(_some_gpu), AfterValidator(gpu_types)]
+Centers = Annotated[Names, AfterValidator(lambda names: tuple(map(str.upper, names)))]
 Handlers = Annotated[tuple[tuple[str, str], ...], NoDecode, BeforeValidator(_handlers)]  # task type, what does it
 Deadlines = Annotated[tuple[tuple[str, Seconds], ...], NoDecode, BeforeValidator(_deadlines)]  # stage, seconds
 FleetId = Annotated[str, AfterValidator(_fleet)]
-Conninfo = Annotated[SecretStr, AfterValidator(_conninfo)]
+Conninfo = Annotated[SecretStr, AfterValidator(conninfo)]
 Url = Annotated[str, AfterValidator(_url)]  # without a slash at its end
 ENCRYPTED_URL = "https://, or http:// on this machine"
 AlertUrl = Annotated[SecretStr, AfterValidator(_alert_url)]

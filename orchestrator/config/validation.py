@@ -3,6 +3,8 @@
 import os
 from collections.abc import Callable, Mapping
 
+from orchestrator.config.endpoints import endpoint_problems
+from orchestrator.config.env_file import ENV_FILE
 from orchestrator.config.errors import PATH_CHARS, SettingProblem, SettingsError, shown
 from orchestrator.config.handler_check import handler_problems
 from orchestrator.config.setting import settings_of
@@ -18,7 +20,7 @@ PUBLIC_KEY = "set SUPABASE_PUBLISHABLE_KEY=sb_publishable_… (or the legacy ano
 
 def contradictions(settings: Settings) -> list[SettingProblem]:
     """Return the settings that are valid alone and contradict each other."""
-    problems = []
+    problems = list(endpoint_problems(settings))
     if settings.max_active_gpus and settings.min_active_gpus > settings.max_active_gpus:
         why = f"{settings.min_active_gpus} is more than MAX_ACTIVE_GPUS={settings.max_active_gpus}"
         problems.append(SettingProblem("MIN_ACTIVE_GPUS contradicts MAX_ACTIVE_GPUS", why, "lower MIN_ACTIVE_GPUS"))
@@ -78,8 +80,11 @@ def _missing_database(settings: Settings) -> list[SettingProblem]:
         why = "SUPABASE_URL is set, and neither SUPABASE_SERVICE_ROLE_KEY nor DATABASE_URL"
         fix = "set SUPABASE_SERVICE_ROLE_KEY to the project's secret key (sb_secret_…, or the legacy service_role key)"
         return [SettingProblem("SUPABASE_SERVICE_ROLE_KEY is missing", why, fix)]
-    fix = "set DATABASE_URL=postgresql://… (PostgreSQL 15 or newer), or SUPABASE_URL and SUPABASE_SERVICE_ROLE_KEY"
-    return [SettingProblem("no database is given", "DATABASE_URL is not set in the environment", fix)]
+    why = "neither DATABASE_URL nor SUPABASE_URL is set, and this directory has no .env"
+    if os.path.exists(ENV_FILE):  # noqa: PTH110  it never raises
+        why = "neither DATABASE_URL nor SUPABASE_URL is set, in the environment or in .env"
+    fix = "python -m orchestrator init; or set DATABASE_URL=postgresql://…"
+    return [SettingProblem("no database is given", why, fix)]
 
 
 def _missing_shell(settings: Settings) -> list[SettingProblem]:

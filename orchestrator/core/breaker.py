@@ -1,15 +1,16 @@
 """The breaker and its spawn limits: how many spawns of a pool may begin now, given how the last bring-ups ended.
 
     halted       the provider refused for a reason that a person must correct (balance, quota, key): wait, try one
-    open         too many bring-ups failed, or workers soon after promotion: one canary at a time, more and more rarely
+    open         too many bring-ups failed, or workers soon after promotion: one canary at a time, more and more rarely;
+                 or tasks fail on every worker: one more at most, then none: those that are there try now and then
     new_release  no worker of this release was ever promoted: one canary before the others
     paced        the newest bring-up failed: one new worker in PACE_S
 
 All limits derive from the ended bring-ups, so a new leader decides the same. The breaker trips at the bring-up with
 which the failure rate of FAILURE_WINDOW_MINUTES exceeds MAX_WORKER_FAILURE_RATE. A success closes it; time alone does
 not. Each failed canary costs money, so the pause before the next one grows with the time for which its release has
-failed: after a fix, a pool loses at most another half of its outage. A new release may be the fix, so its pause starts
-at the minimum.
+failed: after a fix outside, a pool loses at most another half of its outage. A new release (image, code, handlers,
+set-up command) may be the fix, so its first canary starts at once.
 
 A promoted worker is on probation until it has completed a task, or for the failure window if there is no task. If it
 fails before, it counts as a failed bring-up at that moment, and its promotion does not count as a success: an image
@@ -29,6 +30,7 @@ from orchestrator.core.failures import UNTRIED, Breaker, codes_where
 from orchestrator.core.model import EndedBringUp, Snapshot
 from orchestrator.core.policy import Policy, Pool
 from orchestrator.core.provider import OfferState
+from orchestrator.core.states import READY, State
 
 PACE_S = 10.0  # between two spawns after a failure, and at least between a failed canary and the next
 CANARY_SHARE = 0.5  # of the time for which this release has failed: the pause before the next canary
@@ -64,11 +66,16 @@ def spawn_limit(pool: Pool, snapshot: Snapshot, policy: Policy, spawning: int) -
     ended = sorted((_as_counted(c, policy) for c in snapshot.ended if c.pool == pool.name), key=lambda c: c.at)
     bring_ups = [c for c in ended if c.promoted or c.exit_cause in COUNTED]
     tried = [c for c in bring_ups if c.promoted or c.failure_code not in UNTRIED]
+    release = policy.release(pool)
+    # What still starts of an earlier release says nothing about this one.
+    mine = [w for w in snapshot.workers if w.pool == pool.name and w.state is State.SPAWNING]
+    spawning = max(0, spawning - sum(w.release not in (None, release) for w in mine))
     canary = max(0, 1 - spawning)
-    halt = _halt(pool, snapshot)
+    halt = _halt(pool, release, snapshot)
     if halt:
         return halt if halt.spawns == 0 else SpawnLimit(canary, halt.reason)
-    release = policy.release(pool)
+    if limited := failing(pool, release, snapshot, spawning):
+        return limited
     if opened := _opened(tried, release, snapshot, policy, spawning):
         return opened
     pace = _pace(pool, snapshot, bring_ups, policy)
@@ -87,6 +94,23 @@ def _as_counted(ended: EndedBringUp, policy: Policy) -> EndedBringUp:
     if ended.exit_cause is not ExitCause.RELEASE_BAD and _lasted(ended, failed_at, policy):
         return ended
     return replace(ended, promoted=False, at=failed_at)
+
+
+def failing(pool: Pool, release: str, snapshot: Snapshot, spawning: int) -> SpawnLimit | None:
+    """Return the limit while tasks fail on every ready worker of the release.
+
+    One more may try the tasks of suspects. If they fail on several workers, yet another one would only fail them too.
+    """
+    here = [w for w in snapshot.workers if (w.pool, w.release) == (pool.name, release) and w.state in READY]
+    held = [w.held_back for w in here if w.held_back]
+    if not held or len(held) < len(here):
+        return None
+    paused = [one for one in held if not one.suspect]
+    bad = paused and not any(one.release_works for one in paused)
+    detail = {"bad_release": release} if bad else {"failing": ", ".join(sorted({c for one in held for c in one.codes}))}
+    after = [one.until for one in paused if one.until and one.until > snapshot.now]
+    reason = Blocked(BlockedReason.BREAKER_OPEN, detail=detail, until=min(after, default=None))
+    return SpawnLimit(0 if paused else max(0, 1 - spawning), reason)
 
 
 def _lasted(ended: EndedBringUp, until: datetime, policy: Policy) -> bool:
@@ -112,7 +136,8 @@ def _opened(
     tries = [ended.at for ended in tried if ended.release == release and ended.at >= tripped.since]
     failing_s = (tries[-1] - tries[0]).total_seconds() if tries else 0.0
     next_at = tried[-1].at + timedelta(seconds=min(max(PACE_S, CANARY_SHARE * failing_s), CANARY_MAX_S))
-    if not spawning and next_at > snapshot.now:
+    is_tried = any(ended.release in (None, release) for ended in tried if ended.at >= tripped.since)
+    if is_tried and not spawning and next_at > snapshot.now:
         return SpawnLimit(0, Blocked(BlockedReason.BREAKER_OPEN, detail=tripped.why, until=next_at))
     return SpawnLimit(max(0, 1 - spawning), Blocked(BlockedReason.BREAKER_OPEN, detail=tripped.why))
 
@@ -160,11 +185,15 @@ def _trip(
     return opened
 
 
-def _halt(pool: Pool, snapshot: Snapshot) -> SpawnLimit | None:
-    """Wait after a refusal that a person must correct: longer after each refusal in a row."""
+def _halt(pool: Pool, release: str, snapshot: Snapshot) -> SpawnLimit | None:
+    """Wait after a refusal that a person must correct: longer after each refusal in a row.
+
+    A refusal of an earlier release's image or settings says nothing about this one.
+    """
     refused: list[EndedBringUp] = []
     for ended in snapshot.ended:
         refused_here = ended.failure_code in OF_THE_SPEC and ended.pool == pool.name
+        refused_here = refused_here and ended.release in (None, release)
         if ended.promoted or ended.failure_code not in UNTRIED:
             refused.clear()
         elif ended.failure_code in OF_THE_ACCOUNT or refused_here:

@@ -6,19 +6,20 @@ every worker is drained, and the cost of this stays within the budget. A new wor
 or it would be drained before it completes a task. The statement that records an intent checks the same sums in the
 database; here they explain why nothing is spawned.
 
-A pod may cost more than the catalogue says. Then its price counts for the next pods of its offer: otherwise they would
-be created and drained again without end, and each would cost money.
+A pod may cost more than the catalogue says. Then its price counts for the next pods of its offer, until a newer pod of
+the offer shows another one: otherwise pods would be created and drained again without end, and each would cost money.
+The prices come from the database, so a new leader knows them too.
 """
 
 from collections.abc import Iterable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from orchestrator.core.actions import Terminate
 from orchestrator.core.blocked import Blocked, BlockedReason
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.model import Snapshot, Worker
+from orchestrator.core.model import PodPrice, Snapshot, Worker
 from orchestrator.core.policy import Policy, Pool
 from orchestrator.core.provider import Offer
 from orchestrator.core.states import Stage, State
@@ -26,9 +27,9 @@ from orchestrator.core.states import Stage, State
 SLACK_S = 180.0  # for the tick to notice, and for the provider to complete a delete
 ORDER = (State.SPAWNING, State.IDLE, State.ACTIVE)  # which workers end first when the hourly cost is too high
 HOUR_S = 3600.0
-PRICE_SEEN_S = (
-    600.0  # for how long the price of an ended pod counts: one expensive host must not stop the fleet for longer
-)
+PRICE_SEEN_S = 600.0  # for how long the price of an ended pod counts, if the budget did not end it
+TOO_DEAR_S = 3600.0  # and if it did: no pod of its offer is tried at the catalogue's price before; doubles in a row
+TOO_DEAR_MAX_S = 86_400.0
 
 
 def wind_down_s(policy: Policy) -> float:
@@ -58,26 +59,40 @@ class BudgetRoom:
     """The money that may still be committed in this tick. A reservation counts at once."""
 
     def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
-        self._policy, self._prices, self._seen = policy, snapshot.prices, _observed_prices(snapshot)
+        self._policy, self._prices, self._seen = policy, snapshot.prices, _seen_prices(snapshot)
         self._hourly_usd = snapshot.spent.hourly_usd
         self._today_usd, self._committed_usd = snapshot.spent.today_usd, snapshot.spent.committed_usd
 
     def price(self, pool: Pool, offer: Offer) -> float | None:
         """Return the dollars per hour of one worker: by the catalogue, or what the offer's last pod cost if more."""
-        known = (self._prices.get(f"{offer.gpu_type}|{offer.cloud}"), self._seen.get(offer.key))
-        return max((of_one * pool.gpu_count for of_one in known if of_one is not None), default=None)
+        seen = self._seen.get(offer.key)
+        known = (self._listed(pool, offer), None if seen is None else seen.usd_per_gpu_hour * pool.gpu_count)
+        return max((usd for usd in known if usd is not None), default=None)
 
     def refusal(self, pool: Pool, offer: Offer, own: Worker | None = None) -> Blocked | None:
         """Return why the budgets do not allow this offer, with the sums.
 
         `own` has a reservation that this one replaces.
         """
-        hourly, daily = self._policy.hourly_budget_usd, self._policy.daily_budget_usd
-        if hourly is None and daily is None:
+        if self._policy.hourly_budget_usd is None and self._policy.daily_budget_usd is None:
             return None
-        rate = self.price(pool, offer)
+        rate, listed = self.price(pool, offer), self._listed(pool, offer)
         if rate is None:
             return Blocked(BlockedReason.PRICE_UNKNOWN, detail={"gpu_type": offer.gpu_type, "cloud": offer.cloud})
+        reason = self._excess(offer, rate, own)
+        if reason is None or listed is None or self._excess(offer, listed, own):
+            return reason
+        detail = {**reason.detail, "offer": offer.key, "rate_usd": rate, "listed_usd": listed}
+        return Blocked(BlockedReason.DEAR_PODS, detail=detail, until=_counts_until(self._seen[offer.key]))
+
+    def _listed(self, pool: Pool, offer: Offer) -> float | None:
+        """Return the dollars per hour of one worker by the catalogue."""
+        usd = self._prices.get(f"{offer.gpu_type}|{offer.cloud}")
+        return None if usd is None else usd * pool.gpu_count
+
+    def _excess(self, offer: Offer, rate: float, own: Worker | None) -> Blocked | None:
+        """Return why the budgets do not allow a worker of this price."""
+        hourly, daily = self._policy.hourly_budget_usd, self._policy.daily_budget_usd
         running = self._hourly_usd - (own.reserved_usd_per_hour if own else 0)
         if hourly is not None and running + rate > hourly:
             detail = {"running_usd": running, "rate_usd": rate, "gpu_type": offer.gpu_type, "limit_usd": hourly}
@@ -96,20 +111,27 @@ class BudgetRoom:
         self._committed_usd += rate * wind_down_s(self._policy) / HOUR_S - (own.reserved_usd if own else 0)
 
 
-def _observed_prices(snapshot: Snapshot) -> Mapping[str, float]:
-    """Return the dollars per hour of one GPU of each offer.
-
-    That is the price of its most expensive live pod or, without one, of the last pod that ended.
-    """
-    since = snapshot.now - timedelta(seconds=PRICE_SEEN_S)
-    ended = (one for one in snapshot.ended if one.at > since)
-    seen = [(one.at, one.usd_per_gpu_hour, one.offer) for one in ended if one.usd_per_gpu_hour is not None]
-    seen += [
-        (snapshot.now, w.price_usd_per_hour / w.gpu_count, w.metadata.offer)
+def _seen_prices(snapshot: Snapshot) -> Mapping[str, PodPrice]:
+    """Return the price that counts of each offer: of its newest pod, the most expensive one if several are as new."""
+    live = [
+        PodPrice(w.metadata.offer, w.price_usd_per_hour / w.gpu_count, w.created_at, None, 0)
         for w in snapshot.workers
-        if w.price_usd_per_hour is not None and w.gpu_count
+        if w.metadata.offer is not None and w.price_usd_per_hour is not None and w.gpu_count
     ]
-    return {offer: usd for _, usd, offer in sorted(seen, key=lambda one: one[:2]) if offer is not None}
+    oldest_first = sorted((*snapshot.pod_prices, *live), key=lambda one: (one.created_at, one.usd_per_gpu_hour))
+    newest = {one.offer: one for one in oldest_first}
+    return {
+        offer: one for offer, one in newest.items() if (until := _counts_until(one)) is None or until > snapshot.now
+    }
+
+
+def _counts_until(price: PodPrice) -> datetime | None:
+    """Return when the price of a pod counts no more; None while the pod lives."""
+    if price.ended_at is None:
+        return None
+    in_a_row = min(price.ended_for_budget, 10)
+    held_s = min(TOO_DEAR_S * 2 ** (in_a_row - 1), TOO_DEAR_MAX_S) if in_a_row else PRICE_SEEN_S
+    return price.ended_at + timedelta(seconds=held_s)
 
 
 def plan(snapshot: Snapshot, policy: Policy, *, leaving: frozenset[str]) -> list[Terminate]:
@@ -119,7 +141,7 @@ def plan(snapshot: Snapshot, policy: Policy, *, leaving: frozenset[str]) -> list
     here.sort(key=lambda w: (-ORDER.index(w.state), w.created_at), reverse=True)
     spent, daily = snapshot.spent, policy.daily_budget_usd
     if daily is not None and spent.today_usd + spent.committed_usd >= daily:
-        sums = f"${spent.today_usd:.2f} spent today + ${spent.committed_usd:.2f} committed"
+        sums = f"${spent.today_usd:.2f} spent today and ${spent.committed_usd:.2f} to end the workers"
         why = f"{sums} reach DAILY_BUDGET_USD={daily:g}"
         return [_end(worker, why) for worker in here]
     if policy.hourly_budget_usd is None:

@@ -57,8 +57,11 @@ def row_sentence(row: Mapping[str, Any]) -> str:
 
 def _why(inputs: Mapping[str, Any], wanted: int) -> str:
     claimable, running, busy = (_number(inputs, name) for name in ("claimable", "running", "busy"))
-    demand = f"{counted(claimable, 'task') if claimable else 'no tasks'} ready"
+    blocked = inputs.get("blocked")
+    paused = _number(blocked, "paused") if isinstance(blocked, Mapping) else 0  # ready for the workers that are there
+    demand = f"{counted(claimable + paused, 'task') if claimable + paused else 'no tasks'} ready"
     demand += f" and {running} running" if running else ""
+    demand += ", but spawning is paused" if paused else ""
     if "cluster" in inputs:
         return f"{demand}, cluster {inputs['cluster']}" if inputs["cluster"] else f"{demand}, no cluster"
     per_gpu, keep_idle, least = (_number(inputs, name) for name in ("tasks_per_gpu", "keep_idle", "min_active"))

@@ -95,12 +95,12 @@ class FailureCode(Explained):
         "add to RUNPOD_GPU_TYPE or RUNPOD_DATA_CENTERS; python -m orchestrator explain scaling",
         Blames.NOTHING, Breaker.OFFER, PodExistence.NEVER_CREATED)
     QUOTA = "QUOTA", FailureRow(
-        "The account may not rent more: RunPod refused because of a quota or a spending limit.",
+        "The account may not rent more, because of a quota or a spending limit.",
         OPERATOR, "nothing is rented until it is raised; the refused offer is tried again at intervals",
         "raise it in the RunPod console, or lower MAX_ACTIVE_GPUS",
         Blames.NOTHING, Breaker.ACCOUNT, PodExistence.NEVER_CREATED)
     BALANCE = "BALANCE", FailureRow(
-        "The RunPod account has too little money to rent a pod.",
+        "The balance of the RunPod account is too low to rent a pod.",
         OPERATOR, "nothing is rented until there is money; at $0 RunPod deletes every pod",
         "add funds in the RunPod console, or set MAX_ACTIVE_GPUS=0",
         Blames.NOTHING, Breaker.ACCOUNT, PodExistence.NEVER_CREATED)
@@ -112,7 +112,7 @@ class FailureCode(Explained):
     BAD_SPEC = "BAD_SPEC", FailureRow(
         "RunPod rejected the request itself: an image, GPU type, data centre or volume that it does not know.",
         OPERATOR, "the same request would be refused; it is tried again at intervals",
-        "compare RUNPOD_WORKER_IMAGE, RUNPOD_GPU_TYPE, RUNPOD_DATA_CENTERS and RUNPOD_STORAGE_NAME",
+        "compare RUNPOD_WORKER_IMAGE, RUNPOD_GPU_TYPE, RUNPOD_DATA_CENTERS, RUNPOD_STORAGE_NAME, RUNPOD_REGISTRY_AUTH",
         Blames.NOTHING, Breaker.SPEC, PodExistence.NEVER_CREATED)
     CREATE_UNKNOWN = "CREATE_UNKNOWN", FailureRow(
         "The create call got no clear answer, and no pod of that name appeared.",
@@ -121,7 +121,8 @@ class FailureCode(Explained):
     NO_RUNTIME = "NO_RUNTIME", FailureRow(
         "The pod did not start: it had no runtime at the deadline.",
         PROVIDER, AVOIDED,  # the deadline of the stage is the shorter one
-        "set BRINGUP_DEADLINES=pod_running=1200 and SPAWNING_TIMEOUT_SEC=1500 if the image is large; else none needed",
+        "set BRINGUP_DEADLINES=pod_running=1200 and SPAWNING_TIMEOUT_SEC=1500 if the image is large; "
+        "set RUNPOD_REGISTRY_AUTH if it is private; else none needed",
         Blames.SUSPICION)
     IMAGE_PULL_SLOW = "IMAGE_PULL_SLOW", FailureRow(  # the pod's log shows that the image is still being pulled
         "The pod is still pulling its image.",
@@ -136,7 +137,7 @@ class FailureCode(Explained):
         PROVIDER, AVOIDED, MORE,
         Blames.SUSPICION, pod=PodExistence.GONE)
     POD_MISSING = "POD_MISSING", FailureRow(
-        "The pod is gone: it is absent from two complete lists of RunPod, and we did not delete it.",
+        "The pod is gone: RunPod lists it no more, and we did not delete it.",
         PROVIDER, "its tasks are queued again; terminate, respawn",
         "see who else uses RUNPOD_API_KEY, and the account's balance",
         Blames.NOTHING, pod=PodExistence.GONE)
@@ -267,16 +268,16 @@ class FailureCode(Explained):
         PROVIDER, "terminate, respawn: possibly on another machine", MORE,
         Blames.PLACE, Breaker.HOST)
     TASKS_FAIL_HERE = "TASKS_FAIL_HERE", FailureRow(
-        "Its tasks failed one after the other, and other workers completed tasks of the same types.",
+        "Its tasks failed one after the other, and other workers completed the same tasks.",
         PROVIDER, "it is replaced; its host is avoided for an hour; its tasks get one attempt back", MORE,
         Blames.SUSPICION)
     TASKS_FAIL_EVERYWHERE = "TASKS_FAIL_EVERYWHERE", FailureRow(
-        "Tasks fail one after the other on several workers of this release.",
-        OPERATOR, "the breaker opens: one canary at a time until one completes a task",
+        "The same tasks fail on all workers of this release, which has completed no such task.",
+        OPERATOR, "one worker stays and tries tasks now and then; no other one is started before one succeeds",
         "correct the handler or the image, and deploy; " + LOGS,
         Blames.NOTHING)
     TASKS_FAIL_UNJUDGED = "TASKS_FAIL_UNJUDGED", FailureRow(
-        "Its tasks failed one after the other, and no other worker ran such a task in time.",
+        "Its tasks failed one after the other, and no other worker could try them.",
         OPERATOR, "it is replaced; its tasks get one attempt back", LOGS,
         Blames.NOTHING)
     NOT_CLAIMING = "NOT_CLAIMING", FailureRow(
@@ -330,6 +331,10 @@ class FailureCode(Explained):
         "The running worker has fewer GPUs than at its start.",
         PROVIDER, AVOIDED, MORE,
         Blames.FAULT)
+    GPU_HUNG = "GPU_HUNG", FailureRow(
+        "The driver of the running worker gives no answer any more, not even to checks without a task.",
+        PROVIDER, AVOIDED, MORE,
+        Blames.FAULT)
     GPU_RECOVERY = "GPU_RECOVERY", FailureRow(
         "The driver wants a GPU to be reset, or the machine to be rebooted.",
         PROVIDER, AVOIDED, MORE,
@@ -359,7 +364,7 @@ class FailureCode(Explained):
     DEPLOY_TIMEOUT = "DEPLOY_TIMEOUT", FailureRow(
         "Slurm did not run on every node of a cluster before the deadline.",
         OPERATOR, "the cluster fails, and all its workers end",
-        "correct what cluster explain names: the pool in POOLS_FILE, or RUNPOD_WORKER_IMAGE",
+        "correct what python -m orchestrator cluster explain names: the pool in POOLS_FILE, or RUNPOD_WORKER_IMAGE",
         Blames.NOTHING)
     POOL_REMOVED = "POOL_REMOVED", FailureRow(
         "The pool of a cluster is no longer a cluster pool in POOLS_FILE.",

@@ -2,23 +2,30 @@
 
 The agent sends {u, code, severity, since, evidence} records in its heartbeat (`worker/findings.py` has its rules). A
 record counts only if the catalogue has its code with the same severity. Any other record is *unknown*: it is shown and
-never leads to an action. `core/guards.py` decides what follows from a finding.
+never leads to an action. So is a signal that the agent could not read several times in a row ({signal: why}).
+`core/guards.py` decides what follows from a finding.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.meanings import LOGS, MORE, NOBODY, OPERATOR, PROVIDER, Meaning
 from orchestrator.core.xids import XIDS, XidClass, xid_meaning
-from worker.protocol import FINDINGS
+from worker.protocol import FINDINGS, UNKNOWN
 
 MAX_FINDINGS = 32
+MAX_SIGNALS = 16
 CODE_CHARS, EVIDENCE_CHARS = 64, 200
+UNREAD, UNREADABLE = "SIGNAL_LOST", "SIGNAL_UNKNOWN"  # a signal that a machine with a GPU gives; any other one
+UNCHECKED = "GPU_UNCHECKED"
+ALWAYS_READ = frozenset({"nvidia_smi", "monitor"})  # signals that every machine with a GPU gives
+NO_PROGRAM = "No such file"  # nvidia-smi is not installed: that is no change, and bring-up decides about it
 SHOWN = "nothing: it is only shown"
 DISK_ROOM = "raise RUNPOD_CONTAINER_DISK_GB, or let the handlers delete their files"
 
@@ -65,12 +72,24 @@ class GuardFinding:
 
 
 def findings_of(health: Any) -> tuple[GuardFinding, ...]:
-    """Decode the findings in an agent's health. An unreadable record affects no other. No code: no finding."""
-    records = health.get(FINDINGS) if isinstance(health, Mapping) else None
-    if not isinstance(records, list):
+    """Decode the findings in an agent's health. An unreadable record affects no other. No code: no finding.
+
+    Signals that it cannot read come last, each as a warning or a note.
+    """
+    if not isinstance(health, Mapping):
         return ()
-    found = (_finding_of(record) for record in records[:MAX_FINDINGS])
+    records, signals = health.get(FINDINGS), health.get(UNKNOWN)
+    found = [_finding_of(record) for record in records[:MAX_FINDINGS]] if isinstance(records, list) else []
+    if isinstance(signals, Mapping):
+        found += [_unread(*signal) for signal in islice(signals.items(), MAX_SIGNALS)]
     return tuple(one for one in found if one is not None)
+
+
+def _unread(signal: Any, why: Any) -> GuardFinding | None:
+    if not isinstance(signal, str) or not isinstance(why, str) or not _clean(signal, CODE_CHARS):
+        return None
+    code = UNREAD if signal in ALWAYS_READ and NO_PROGRAM not in why else UNREADABLE
+    return GuardFinding(code, GUARDS[code].severity, None, _clean(f"{signal}: {why}", EVIDENCE_CHARS), GUARDS[code])
 
 
 def _finding_of(record: Any) -> GuardFinding | None:
@@ -138,6 +157,15 @@ GUARDS: Mapping[str, Guard] = MappingProxyType({
     "GPU_LOST": _ends(22, Severity.REPLACE, FailureCode.GPU_LOST),
     "GPU_COUNT_DROPPED": _ends(22, Severity.REPLACE, FailureCode.GPU_COUNT_DROPPED),
     "GPU_RECOVERY": _ends(22, Severity.REPLACE, FailureCode.GPU_RECOVERY),
+    "GPU_HUNG": _ends(22, Severity.REPLACE, FailureCode.GPU_HUNG),
+    UNCHECKED: Guard(22, Severity.BLOCK, Meaning(
+        "The driver gives no answer, so no further task begins before a check.", PROVIDER,
+        "the running task goes on; then the driver is checked, and if that fails too, the worker is replaced", MORE),
+        FailureCode.GPU_HUNG),
+    UNREAD: Guard(22, Severity.WARN, Meaning(
+        "The state of the GPUs is unknown: the agent gets no answer about them.", PROVIDER,
+        "if that lasts, the next task waits for a check, and the worker is replaced if the check fails", MORE)),
+    UNREADABLE: _notes(22, "The agent cannot read this signal on this machine.", MORE),
     "ECC_UNCORRECTED": _ends(22, Severity.REPLACE, FailureCode.ECC_UNCORRECTED),
     "ECC_CONTAINED": _warns(
         22, "A GPU had an uncorrected memory error that affected one program only.", PROVIDER, MORE),

@@ -1,35 +1,43 @@
 """The end of a worker that claims no more tasks: its tasks fail, its disk is full, or it does not ask for any.
 
-After WORKER_MAX_CONSECUTIVE_FAILURES different tasks in a row have failed, the database gives a worker no more tasks.
-Such a worker is no capacity, so another one is started while there is work. It gives a second opinion:
+After WORKER_MAX_CONSECUTIVE_FAILURES different tasks in a row have failed, the database holds a worker back. The same
+tasks on other workers of its release decide, and a task that fails on another machine too says nothing about either:
 
-    another worker completes tasks of the same types       the worker is sick: replaced, its host gets a strike
+    others complete most of the tasks that fail here       the worker is sick: replaced, its host gets a strike
     its own check fails (its agent reports a full disk)    the worker is sick: replaced
-    another worker of the release fails such tasks too     the release is bad: the breaker opens, no host gets a strike
-    neither, for as long as a bring-up may take            the worker is replaced, and its host gets no strike
+    enough of its tasks failed only here                   a suspect: no capacity, so another worker is started while
+                                                           there is work, and tries these tasks
+    first attempts fail elsewhere too, later ones do not   it claims again, until chance cannot explain its failures
+    its tasks fail elsewhere too                           the inputs or the release: it pauses, and claims again
+    so they do on all workers, again and again, and the    the release is bad: one worker stays and tries, the others
+    release has never completed such a task                end, and no host gets a strike
 
-Another worker's success counts only if it began after these tasks had begun to fail. Failures that the handler marks as
-permanent count against a worker only if there is such a success: otherwise the inputs may be the cause.
+Without work, suspects count as the warm workers of MIN_ACTIVE_GPUS and MACHINES_TO_KEEP_IDLE (`kept`).
+Bad inputs therefore end no worker. Two exceptions cost no host a strike: if MAX_ACTIVE_GPUS or a budget leaves no room
+for a worker on another machine, a suspect pauses, and if its next tasks fail too, its successor tries them; and a
+worker on which more than BAD_TRIALS times the limit of tasks failed, none of which others could try, while they
+complete such tasks, is replaced.
+Each task that a sick or replaced worker failed since its last success gets one attempt back, once per task.
 
-If MAX_ACTIVE_GPUS leaves no room for a second worker, the worker is replaced at once, and its successor gives the
-second opinion. Each task that a replaced worker failed since its last success gets one attempt back, once per task.
-
-The controller of a cluster is never held back: no other worker of its pool can give a second opinion.
+The controller of a cluster is never held back: no other worker of its pool can try its tasks.
 """
 
-from datetime import timedelta
+from dataclasses import replace
+from math import ceil
 
 from orchestrator.core import guards
 from orchestrator.core.actions import Terminate
+from orchestrator.core.budget import BudgetRoom
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import HeldBack, Snapshot, Worker
-from orchestrator.core.policy import Policy
+from orchestrator.core.policy import Policy, Pool
 from orchestrator.core.states import READY, State
 
 UNCLAIMED_S = 300.0  # an idle agent claims at least twice a minute
 DISK_FULL_S = 30.0  # an agent that has just freed space reports it with its next heartbeats
-REMEMBERED = timedelta(hours=1)  # for how long a worker that was replaced without a second opinion counts
+UNTRIED_S = 900.0  # after which a suspect claims again if nobody has tried its tasks, as in worker_fitness.sql
+BAD_TRIALS = 3  # pauses after each of which enough tasks failed again
 
 
 def end(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | None:
@@ -78,51 +86,118 @@ def _claims_nothing(worker: Worker, snapshot: Snapshot) -> bool:
 
 
 def _end_of_held_back(worker: Worker, held: HeldBack, snapshot: Snapshot, policy: Policy) -> Terminate | None:
-    """Return the end of a worker whose tasks failed in a row; None while it waits for a second opinion."""
+    """Return the end of a worker whose tasks failed in a row; None while the same tasks elsewhere do not decide."""
     failed = f"{held.failures} different tasks failed in a row ({', '.join(held.codes)})"
     if worker.disk_full_since:
         return _sick(worker, FailureCode.DISK_FULL, f"{failed}, and its disk is full")
-    if held.done_elsewhere_at:
-        done = f"another worker completed such a task at {held.done_elsewhere_at:%H:%M:%S}"
-        return _sick(worker, FailureCode.TASKS_FAIL_HERE, f"{failed}, and {done}")
-    also = _also_failing(worker, held, snapshot)
-    if also:
-        why = f"{failed}, as on {also} of the same release"
+    if _is_succeeded(worker, snapshot, policy):
+        why = f"{failed}, and a worker of the present release is ready"
+        return Terminate(worker.id, worker.state, ExitCause.SUPERSEDED, None, why)
+    enough = ceil(policy.max_failures / 2)
+    if held.trials and held.unlike and held.done_elsewhere >= enough:  # also if tasks fail at first on the others
+        return _completed_elsewhere(worker, held, failed)
+    if held.suspect:
+        return _end_of_suspect(worker, held, failed, snapshot, policy)
+    if not held.release_works and _is_sure(held, policy) and _another_tries(worker, snapshot):
+        why = f"{failed}, as on the other workers of release {worker.release}, which has completed no such task"
         return Terminate(worker.id, worker.state, ExitCause.RELEASE_BAD, FailureCode.TASKS_FAIL_EVERYWHERE, why)
-    held_s = (snapshot.now - held.since).total_seconds()
-    if held_s >= policy.spawning_timeout_s:
-        none = f"no other worker has run such a task for {held_s:.0f} s"
-    elif not _has_room(worker, snapshot, policy):
-        none = "MAX_ACTIVE_GPUS leaves no room for a second opinion"
-    else:
-        return None
-    return _sick(worker, FailureCode.TASKS_FAIL_UNJUDGED, f"{failed}, and {none}")
+    return None
+
+
+def _end_of_suspect(
+    worker: Worker, held: HeldBack, failed: str, snapshot: Snapshot, policy: Policy
+) -> Terminate | None:
+    """Return the end of a worker that failed enough tasks which did not fail on other machines."""
+    pool = next((pool for pool in policy.pools if pool.name == worker.pool), None)
+    demand = next((one for one in snapshot.demand if one.pool == worker.pool), None)
+    waiting = demand.claimable if demand else 0
+    most = held.done_elsewhere >= ceil(policy.max_failures / 2) and held.done_elsewhere > held.failed_elsewhere
+    # Others may have completed them only because the world, or these tasks, are well by now: it claims once more.
+    if most and (held.meanwhile or (not waiting and not held.alike)):
+        return _completed_elsewhere(worker, held, failed)
+    if held.trials and held.until is None and (limit := _no_room(worker, snapshot, policy)):
+        return _sick(worker, FailureCode.TASKS_FAIL_UNJUDGED, f"{failed}, and {limit} has no room for another")
+    if _is_sure(held, policy) and held.meanwhile and not held.failed_elsewhere:
+        why = f"{failed}, and other workers completed such tasks meanwhile"
+        return _sick(worker, FailureCode.TASKS_FAIL_UNJUDGED, why)
+    idle_s, held_s = ((snapshot.now - since).total_seconds() for since in (worker.state_since, held.since))
+    is_undecided = demand is not None and (demand.queued or demand.running) and held_s < UNTRIED_S
+    is_idle = worker.state is State.IDLE and not waiting and not is_undecided
+    if is_idle and pool is not None and idle_s >= pool.idle_timeout_s and worker.id not in kept(pool, snapshot, policy):
+        why = f"no task for {idle_s:.0f} s, and {failed}"
+        return Terminate(worker.id, worker.state, ExitCause.IDLE_TIMEOUT, None, why)
+    return None
+
+
+def kept(pool: Pool, snapshot: Snapshot, policy: Policy) -> list[str]:
+    """Return the suspects that a pool without work keeps warm, because it has too few other workers for that.
+
+    No task would show that another worker is better.
+    """
+    demand = next((one for one in snapshot.demand if one.pool == pool.name), None)
+    if demand is not None and (demand.claimable or demand.running):
+        return []
+    here = [w for w in snapshot.workers if w.pool == pool.name]
+    live = sum(1 for w in here if w.state is State.SPAWNING or (w.state in READY and w.is_fit))
+    suspects = [
+        w.id
+        for w in here
+        if w.state is State.IDLE and w.held_back and replace(w, held_back=None).is_fit
+        if not w.is_fit and w.release == policy.release(pool)
+    ]
+    return suspects[: max(0, min(max(pool.min_active, pool.keep_idle), pool.max_active) - live)]
+
+
+def _completed_elsewhere(worker: Worker, held: HeldBack, failed: str) -> Terminate:
+    done = f"other workers completed {held.done_elsewhere} of these tasks"
+    return _sick(worker, FailureCode.TASKS_FAIL_HERE, f"{failed}, and {done}")
+
+
+def _is_sure(held: HeldBack, policy: Policy) -> bool:
+    """Whether so many tasks failed in a row, over several pauses, that their inputs alone hardly explain it."""
+    return held.trials >= BAD_TRIALS and held.failures > BAD_TRIALS * policy.max_failures
 
 
 def _sick(worker: Worker, code: FailureCode, why: str) -> Terminate:
     return Terminate(worker.id, worker.state, ExitCause.WORKER_SICK, code, why)
 
 
-def _also_failing(worker: Worker, held: HeldBack, snapshot: Snapshot) -> str | None:
-    """Return another worker of the release that fails such tasks too, or was replaced for it before."""
-    for other in snapshot.workers:
-        same = other.id != worker.id and (other.pool, other.release) == (worker.pool, worker.release)
-        here = other.machine_id is not None and other.machine_id == worker.machine_id
-        if same and not here and other.held_back and other.held_back.types & held.types:
-            return other.id
-    unsettled = {FailureCode.TASKS_FAIL_UNJUDGED, FailureCode.TASKS_FAIL_EVERYWHERE}
-    for bring_up in reversed(snapshot.ended):
-        same = bring_up.worker_id != worker.id and (bring_up.pool, bring_up.release) == (worker.pool, worker.release)
-        if same and bring_up.failure_code in unsettled and bring_up.ending_since:
-            recent = snapshot.now - bring_up.ending_since <= REMEMBERED
-            return bring_up.worker_id if recent else None
-    return None
+def _is_succeeded(worker: Worker, snapshot: Snapshot, policy: Policy) -> bool:
+    """Whether a fit worker of the present release can do the work of this worker of an earlier one."""
+    pool = next((pool for pool in policy.pools if pool.name == worker.pool), None)
+    if pool is None or worker.release == policy.release(pool):
+        return False
+    here = (one for one in snapshot.workers if one.pool == worker.pool and one.release == policy.release(pool))
+    return any(one.state in READY and one.is_fit and one.held_back is None for one in here)
 
 
-def _has_room(worker: Worker, snapshot: Snapshot, policy: Policy) -> bool:
-    """Whether another worker of the pool can give the second opinion, or may be started for it."""
+def _another_tries(worker: Worker, snapshot: Snapshot) -> bool:
+    """Whether another worker of the release stays and tries its tasks now and then, if this one ends."""
+    ready = [
+        one
+        for one in snapshot.workers
+        if (one.pool, one.release) == (worker.pool, worker.release) and one.state in READY
+    ]
+    return all(one.held_back for one in ready) and ready[0].id != worker.id  # workers are sorted by id
+
+
+def _no_room(worker: Worker, snapshot: Snapshot, policy: Policy) -> str | None:
+    """Return what leaves no room for a worker on another machine that can try the tasks. None if one may.
+
+    Another suspect can: it claims again after its pause.
+    """
     pool = next((pool for pool in policy.pools if pool.name == worker.pool), None)
     here = [w for w in snapshot.workers if w.pool == worker.pool and w.id != worker.id]
     live = [w for w in here if w.state is State.SPAWNING or w.state in READY]
     free = pool.max_active - len(live) - 1 if pool is not None else 0
-    return free > 0 or (free == 0 and any(w.is_fit for w in live))
+    apart = any((w.machine_id or w.id) != worker.machine_id for w in live)
+    if pool is None or free < 0 or (free == 0 and not apart):
+        return "MAX_ACTIVE_GPUS"
+    return None if apart or not _only_successor_fits(worker, pool, snapshot, policy) else "the budget"
+
+
+def _only_successor_fits(worker: Worker, pool: Pool, snapshot: Snapshot, policy: Policy) -> bool:
+    """Whether the budgets pay for another worker of the pool only in the place of this one."""
+    room = BudgetRoom(snapshot, policy)
+    refused = [offer for offer in pool.offers if room.refusal(pool, offer)]
+    return len(refused) == len(pool.offers) and any(room.refusal(pool, offer, worker) is None for offer in refused)

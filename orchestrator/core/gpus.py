@@ -21,7 +21,9 @@ REPEATED = 2  # times that make a repeatable Xid fatal
 FATAL_XIDS, REPEATABLE_XIDS = numbers(XidClass.FATAL), numbers(XidClass.REPEATABLE)
 WARNING_XIDS = numbers(XidClass.PROGRAM)
 (RECOVERY_XID,) = numbers(XidClass.RECOVERY)
+SHOWN_GPUS, COMPLAINT_CHARS = 8, 200  # that a reason names
 ABSENT = re.compile(r"gpu is lost|requires reset", re.IGNORECASE)
+UNREACHED = re.compile(rf"{ABSENT.pattern}|unable to determine the device handle", re.IGNORECASE)
 NO_ANSWER = re.compile(r"\[.*\]|ERR!|N/A|", re.IGNORECASE)
 XID = re.compile(
     r"(?:\[\s*(?P<at>\d+\.\d+)\])?.*NVRM: Xid "
@@ -66,7 +68,7 @@ def inventory(found: Sections, gpu_type: str | None, count: int) -> CheckResult:
         result.blame(FailureCode.GPU_NOT_ATTACHED, f"nvidia-smi shows no GPU: {_complaint(answer)}")
         return result
     if len(seen) != count:
-        result.blame(FailureCode.GPU_COUNT, f"{len(seen)} GPUs answer, {count} are rented")
+        result.blame(FailureCode.GPU_COUNT, f"{len(seen)} GPUs answer, {count} are rented{_which(seen, count, answer)}")
     profile = PROFILES.get(gpu_type or "")
     if len(names) > 1:
         result.blame(FailureCode.GPU_TYPE, f"they are not of one type: {', '.join(names)}")
@@ -86,6 +88,16 @@ def inventory(found: Sections, gpu_type: str | None, count: int) -> CheckResult:
             result.blame(FailureCode.GPU_MEMORY, why)
     result.facts["memory_mib"] = [gpu.memory_mib for gpu in seen]
     return result
+
+
+def _which(seen: tuple[Gpu, ...], count: int, answer: ToolOutput) -> str:
+    """Name the GPUs that answer, those whose number is missing, and nvidia-smi's own words about the others."""
+    named = ", ".join(f"GPU {gpu.index}" + (f" at {gpu.bus}" if gpu.bus else "") for gpu in seen[:SHOWN_GPUS])
+    gaps = sorted(set(map(str, range(count))) - {str(gpu.index) for gpu in seen}, key=int)[:SHOWN_GPUS]
+    missing = f"; missing: {', '.join(f'GPU {index}' for index in gaps)}" if gaps else ""
+    said = [line.strip() for line in answer.text.splitlines() if UNREACHED.search(line)][:SHOWN_GPUS]
+    words = f"; nvidia-smi says: {'; '.join(said)[:COMPLAINT_CHARS]}" if said else ""
+    return f": {named}{missing}{words}"
 
 
 def health(found: Sections, image_cuda: tuple[int, int] | None, *, in_use: bool = False) -> CheckResult:

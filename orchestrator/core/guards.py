@@ -21,7 +21,7 @@ from datetime import datetime, timedelta
 from orchestrator.core.actions import Terminate
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.findings import GuardFinding, Severity
+from orchestrator.core.findings import UNCHECKED, GuardFinding, Severity
 from orchestrator.core.model import Snapshot, Worker
 from orchestrator.core.policy import Policy
 from orchestrator.core.states import READY, State
@@ -111,6 +111,8 @@ def _has_recent_heartbeat(worker: Worker, snapshot: Snapshot, policy: Policy) ->
 
 def _lasts(finding: GuardFinding, worker: Worker, snapshot: Snapshot) -> bool:
     since = reported_since(finding.since, worker, snapshot)
+    if finding.code == UNCHECKED:  # the agent checks the driver as soon as no task runs, and reports the result
+        since = worker.state_since if worker.state is State.IDLE and not worker.tasks_running else None
     return since is not None and snapshot.now - since >= timedelta(seconds=LASTS_S)
 
 

@@ -82,7 +82,7 @@ def _spawning(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
         why = f"pod {pod.id} has its id; the reply to the create call was lost"
         billed_s = (snapshot.now - worker.stage_since).total_seconds()
         return Adopt(worker.id, pod.id, why, pod.price_usd_per_hour, billed_s)
-    end = _requested_end(worker) or _overdue(worker, snapshot, policy)
+    end = _requested_end(worker) or _overdue(worker, snapshot, policy) or rollout.obsolete(worker, snapshot, policy)
     if end:
         return end
     if worker.pod_id is None:

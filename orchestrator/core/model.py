@@ -38,13 +38,21 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """A worker that claims no more tasks because its last ones all failed."""
+    """A worker whose last tasks all failed, and what the same tasks did on other workers of its release."""
 
     since: datetime
-    failures: int  # different tasks in a row
+    failures: int  # different tasks since its last success
     types: frozenset[str]  # of these tasks
     codes: tuple[str, ...]
-    done_elsewhere_at: datetime | None  # when another worker last completed a task of one of these types
+    suspect: bool = True  # enough of these tasks failed only here; otherwise it only pauses
+    until: datetime | None = None  # from when on it claims again; None: not before another worker has tried its tasks
+    trials: int = 0  # how often it claimed again, and its tasks failed again
+    done_elsewhere: int = 0  # of these tasks, those that another worker completed
+    failed_elsewhere: int = 0  # of these tasks, those that failed on another machine too
+    meanwhile: bool = False  # whether other workers completed such tasks at once while they failed here
+    alike: bool = False  # whether such tasks fail on other workers at first too
+    unlike: bool = False  # whether so many completed there that chance does not explain the failures here
+    release_works: bool = True  # whether a worker of its release has completed such a task
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +106,8 @@ class Worker:
 
     @property
     def is_fit(self) -> bool:
-        """Whether its own state allows it to claim tasks."""
-        if self.held_back is not None or self.disk_full_since is not None:
+        """Whether its own state allows it to complete tasks."""
+        if (self.held_back is not None and self.held_back.suspect) or self.disk_full_since is not None:
             return False
         return not any(finding.severity.blocks for finding in self.findings)
 
@@ -130,7 +138,17 @@ class EndedBringUp:
     worked: bool = False  # the promoted worker has completed a task
     boot_s: float | None = None  # of a promoted worker, from the intent to the promotion
     offer: str | None = None  # key of the offer for its pod
-    usd_per_gpu_hour: float | None = None  # what its pod cost, if RunPod named a price
+
+
+@dataclass(frozen=True, slots=True)
+class PodPrice:
+    """What the newest pod of an offer cost, of those whose price RunPod has named."""
+
+    offer: str
+    usd_per_gpu_hour: float
+    created_at: datetime  # of its worker's row
+    ended_at: datetime | None  # None: it is live
+    ended_for_budget: int  # pods of the offer that the budget ended, the newest ones in a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,12 +232,14 @@ class Snapshot:
     last_spawn_at: Mapping[str, datetime]  # pool -> the newest intent, also of ended workers
     paused: Mapping[str, Pause]  # by pool, or EVERY_POOL
     ended: tuple[EndedBringUp, ...] = ()  # bring-ups of the last day, at most 100 a pool, newest last
+    pod_prices: tuple[PodPrice, ...] = ()  # one of an offer, of bring-ups that ended within a day
     promoted_releases: frozenset[str] = frozenset()  # in the last 30 days
     faults: tuple[FaultedWorker, ...] = ()  # of the last hour, at most 100
     spent: Spent = Spent(0, 0, 0)
     avoid: Mapping[str, datetime] = field(default_factory=dict)  # "machine:<id>", "place:<center>|<GPU>" -> until when
     prices: Mapping[str, float] = field(default_factory=dict)  # "<GPU>|<cloud>" -> $/h of one GPU; only with a budget
     volumes: Mapping[str, Volume] = field(default_factory=dict)  # by name; without those that were not requested yet
+    registry_problems: Mapping[str, str] = field(default_factory=dict)  # registry credentials by name -> why unusable
     unanswered_at: Mapping[str, datetime] = field(
         default_factory=dict
     )  # worker -> when the gateway last could not answer its call, which shows that the worker runs

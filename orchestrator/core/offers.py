@@ -16,7 +16,7 @@ from orchestrator.core.blocked import Blocked, BlockedReason, line
 from orchestrator.core.budget import BudgetRoom
 from orchestrator.core.model import Snapshot, Worker
 from orchestrator.core.policy import Policy, Pool
-from orchestrator.core.provider import Offer
+from orchestrator.core.provider import Offer, place_of
 from orchestrator.core.states import Stage, State, WaitingOn
 
 FORGIVEN = timedelta(hours=1)  # after an hour without a refusal, the probe budget ends
@@ -49,6 +49,9 @@ class OfferSelector:
         volume = self._snapshot.volumes.get(pool.volume_name or "")
         if volume and volume.problem:
             return Blocked(BlockedReason.VOLUME_UNUSABLE, detail={"error": volume.problem})
+        registry_problem = self._snapshot.registry_problems.get(pool.registry_auth or "")
+        if registry_problem:
+            return Blocked(BlockedReason.REGISTRY_UNUSABLE, detail={"error": registry_problem})
         offers = self.within(pool)
         if not offers:
             center = volume.data_center if volume else None
@@ -62,7 +65,9 @@ class OfferSelector:
         return Blocked(BlockedReason.OFFERS_REFUSED, until=until)
 
     def within(self, pool: Pool) -> list[Offer]:
-        """Return the pool's offers in which its network volume can be mounted."""
+        """Return the pool's offers in which its network volume can be mounted. None without usable credentials."""
+        if pool.registry_auth in self._snapshot.registry_problems:
+            return []
         volume = self._snapshot.volumes.get(pool.volume_name or "")
         if volume is None:
             return list(pool.offers)
@@ -117,7 +122,7 @@ def plan(
         blocked = _blocked_intent(pool, snapshot, policy, bringing_up + len(creates), worker)
         offer = None if blocked else selector.choose(pool, worker)
         if offer:
-            why = f"intent recorded; asking for {offer.key}"
+            why = f"intent recorded; asking for {place_of(offer.key)}"
             creates.append(Create(worker.id, pool.name, offer, why, selector.room.price(pool, offer)))
             continue
         reason = blocked or selector.obstacle(pool, worker)

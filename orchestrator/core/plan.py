@@ -110,18 +110,24 @@ def _replaced(actions: Iterable[Action], ends: Iterable[Terminate]) -> list[Acti
 
 
 def _bounded(actions: Iterable[Action], snapshot: Snapshot) -> Iterable[Action]:
-    """Keep the first actions that write rows, remarks last, and the most urgent questions. The next tick continues."""
+    """Keep the first actions that write rows, and the most urgent questions. The next tick continues.
+
+    Ends come first: a worker that is started in the place of another one must not be there before that one ends.
+    Remarks come last.
+    """
     rows, questions = 0, sum(one.id in snapshot.in_flight for one in snapshot.workers if one.state in READY)
 
-    def place(action: Action) -> tuple[bool, float]:
-        """Return the place of an action. A pod that SSH did not reach is first, because its tries belong together.
+    def place(action: Action) -> tuple[int, float]:
+        """Return the place of an action.
 
-        Then follows the one with the oldest answer.
+        Of the questions, a pod that SSH did not reach is first, because its tries belong together. Then follows the
+        one with the oldest answer.
         """
         answer = snapshot.pod_answers.get(action.worker_id) if isinstance(action, AskPod) else None
         if answer is None or (answer.calls_unanswered is None and answer.has_network):
-            return isinstance(action, Wait), 0.0 if answer is None else -1.0
-        return False, answer.at.timestamp()
+            rank = 0 if isinstance(action, Terminate) else 2 if isinstance(action, Wait) else 1
+            return rank, 0.0 if answer is None else -1.0
+        return 1, answer.at.timestamp()
 
     for action in sorted(actions, key=place):
         rows += isinstance(action, WRITTEN)

@@ -41,6 +41,7 @@ class Pool:
     env: tuple[str, ...] | None = None  # names of WORKER_ENV that its workers get; None: all
     min_cuda: str | None = None  # "12.4": of the machine's driver; None: the version in the image's name
     kind: PoolKind = PoolKind.QUEUE
+    registry_auth: str | None = None  # the provider's name or id of the credentials for a private image
     install_slurm: bool = False  # a cluster pool: whether Slurm may be installed on pods whose image has none
 
 
@@ -52,6 +53,7 @@ class TaskType:
     pool: str | None
     timeout_s: float | None
     max_attempts: int | None
+    keep_processes: bool | None = None  # what a handler of it starts may outlive the task
 
 
 @dataclass(frozen=True, slots=True)

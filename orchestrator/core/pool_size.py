@@ -1,5 +1,6 @@
 """The present and wanted size of a pool."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.core.blocked import Blocked
@@ -20,6 +21,8 @@ class Size:
     target: int
     awaited: str | None = None  # why a first worker of the present release is needed, if it is (rollout.py)
     replacement: Worker | None = None  # that worker, while it spawns
+    unfit: Sequence[Worker] = ()  # ready ones that are no capacity; they count towards MAX_ACTIVE_GPUS
+    suspects: int = 0  # that stay warm without work, so that no other worker is started for that
     cluster: ClusterNeed | None = None  # of a cluster pool, while it has a live cluster
     unwanted: tuple[Worker, ...] = ()  # of a cluster pool: workers that its cluster does not keep
     refused: Blocked | None = None  # of a cluster pool: why not all of the missing workers can be paid

@@ -96,6 +96,7 @@ class PodSpec:
     volume_mount_path: str
     database_id: str | None = None  # the owner
     min_cuda: str | None = None  # "12.4": the lowest CUDA version that the machine's driver must support
+    registry_id: str | None = None  # of the provider's credentials for a private image
     global_networking: bool = False  # a private address that other pods of the account reach
 
 
@@ -105,3 +106,17 @@ class Volume:
 
     data_center: str | None
     problem: str | None  # why it cannot be used
+
+
+def short_gpu(gpu_type: str) -> str:
+    """Return a GPU type as people name it: `RTX 4090`."""
+    return gpu_type.removeprefix("NVIDIA ").removeprefix("GeForce ")
+
+
+def place_of(key: str) -> str:
+    """Return the key of an offer in words: `RTX 4090, any data centre, secure cloud`."""
+    gpu, _, rest = key.partition("|")
+    center, _, cloud = rest.partition("|")
+    if not cloud:  # another program wrote it
+        return key
+    return f"{short_gpu(gpu)}, {'any data centre' if center in {'*', ''} else center}, {cloud.lower()} cloud"

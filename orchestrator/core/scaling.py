@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from math import ceil
 from statistics import median
 
-from orchestrator.core import breaker, cluster_scaling, rollout, store_outage
+from orchestrator.core import breaker, cluster_scaling, fitness, rollout, store_outage
 from orchestrator.core.actions import Action, PoolDecision, Spawn, Terminate
 from orchestrator.core.blocked import INTENTS, SPAWNS, TASKS, WORKERS, Blocked, BlockedReason
 from orchestrator.core.exit_causes import ExitCause
@@ -45,16 +45,19 @@ def size_of(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozense
         demand = replace(demand, claimable=0, blocked={**demand.blocked, "store": demand.claimable})
     here = [w for w in snapshot.workers if w.pool == pool.name and w.id not in leaving]
     ready = [w for w in here if w.state in READY and w.is_fit]
-    unfit = sum(1 for w in here if w.state in READY and not w.is_fit)
+    unfit = [w for w in here if w.state in READY and not w.is_fit]
     spawning = [w for w in here if w.state is State.SPAWNING]
     busy = sum(1 for w in ready if w.tasks_running)
     ending = [w for w in snapshot.workers if w.pool == pool.name and (w.state is State.TERMINATING or w.id in leaving)]
     running = max(0, demand.running - sum(w.tasks_running for w in ending))
-    wanted = max(ceil((demand.claimable + running) / pool.tasks_per_gpu), busy + pool.keep_idle, pool.min_active)
+    kept = [one for one in fitness.kept(pool, snapshot, policy) if one not in leaving]
+    warm = max(busy + pool.keep_idle, pool.min_active) - len(kept)
+    wanted = max(ceil((demand.claimable + running) / pool.tasks_per_gpu), warm)
     awaited = rollout.awaited(pool, policy, [*here, *ending], demand)
     replacement = next((w for w in spawning if awaited and w.release == policy.release(pool)), None)
-    target = max(0, min(wanted, pool.max_active - unfit))  # ending workers have pods until they are terminated
-    return Size(demand, ready, spawning, ending, busy, running, wanted, target, awaited, replacement)
+    target = max(0, min(wanted, pool.max_active - len(unfit)))  # ending workers have pods until they are terminated
+    counted = demand, ready, spawning, ending, busy, running, wanted, target
+    return Size(*counted, awaited, replacement, suspects=len(kept), unfit=unfit)
 
 
 def allowed(pool: Pool, size: Size, snapshot: Snapshot, policy: Policy) -> int:
@@ -86,17 +89,19 @@ def plan(
         f"min(max(ceil(({demand.claimable} ready + {size.running} running) / {pool.tasks_per_gpu}), "
         f"{size.busy} busy + {pool.keep_idle} kept idle, {pool.min_active} min), {pool.max_active} max) = {target}"
     )
+    if size.suspects:
+        rule += f"; {size.suspects} fewer, because as many suspects stay warm until tasks come"
     if size.awaited:
         rule += f"; 1 more, {size.awaited}"
-    reasons = _blocked(pool, size, snapshot)
+    reasons = _blocked(pool, size, snapshot) + _failing(pool, size, snapshot, policy)
     actions: list[Action] = []
     if size.asked > 0:
         spawns = _spawns(pool, size, snapshot, policy, selector, offers, reasons)
-        if size.awaited is None or size.replacement or (spawns and size.live < pool.max_active):
+        if size.awaited is None or size.replacement or (spawns and size.live + len(size.unfit) < pool.max_active):
             why = None if size.missing > 0 else size.awaited
             actions += [replace(spawn, reason=why) for spawn in spawns] if why else spawns
         elif spawns or _only_money(pool, size, snapshot, policy, selector):
-            actions += rollout.place(pool, snapshot, policy, size.ready, size.awaited)
+            actions += rollout.place(pool, snapshot, policy, [*size.unfit, *size.ready], size.awaited)
     if size.missing < 0 and not any(isinstance(action, Terminate) for action in actions):
         # The tasks of lost workers will be queued again soon, so idle workers stay for them.
         kept = ceil(sum(w.tasks_running for w in size.ending if w.id in lost) / pool.tasks_per_gpu)
@@ -148,6 +153,14 @@ def _blocked(pool: Pool, size: Size, snapshot: Snapshot) -> list[Blocked]:
     if pause and intents:
         reasons.append(_paused(pause, intents, INTENTS))
     return reasons
+
+
+def _failing(pool: Pool, size: Size, snapshot: Snapshot, policy: Policy) -> list[Blocked]:
+    """Return why tasks wait although no worker is missing: the last ones failed on every worker."""
+    if size.asked > 0 or not size.demand.claimable:  # the breaker's limit of the spawns has the same reason
+        return []
+    failing = breaker.failing(pool, policy.release(pool), snapshot, len(size.spawning))
+    return [replace(failing.reason, count=size.demand.claimable, unit=TASKS)] if failing else []
 
 
 def _paused(pause: Pause, count: int, unit: str) -> Blocked:

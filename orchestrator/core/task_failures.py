@@ -60,6 +60,10 @@ class TaskFailure(Explained):
         "The handler's result was refused: too large, not JSON, or refused by a trigger on tasks for half an hour.",
         OPERATOR, "nothing: another attempt would end the same way",
         "upload it and return its location, or change that trigger; then " + RETRY)
+    OUTPUT_REFUSED = "OUTPUT_REFUSED", Meaning(
+        "It made a file that cannot be stored: its name, its kind, its size, or a link that leaves the task's folder.",
+        OPERATOR, "nothing: another attempt would make the same file",
+        "rename or copy the file that the task's message names (docs/outputs.md has the rules); then " + RETRY)
     RELEASED = "RELEASED", Meaning(
         "The worker gave the task back: it had to end, or it could not serve the task.",
         NOBODY, "it goes back to the queue, and the attempt does not count; from the third time in a row on it waits",
@@ -91,7 +95,7 @@ class TaskFailure(Explained):
         OPERATOR, "nothing: it gets no bytes that its dependency did not store",
         "find out who writes to S3_BUCKET; submit the dependency again, and this task with it")
     INPUTS_TOO_LARGE = "INPUTS_TOO_LARGE", Meaning(
-        "Its params and the results of the tasks that it depends on are more than a claim can carry.",
+        "Its params and its dependencies' results are more than the 32 MiB or 500,000 JSON values of a claim.",
         OPERATOR, "nothing: no worker can receive it", "store large data with task.upload() in the handlers; " + RETRY)
     INPUTS_UNREADABLE = "INPUTS_UNREADABLE", Meaning(
         "Its params or its dependencies' results are nested too deeply, or a number is too long.",

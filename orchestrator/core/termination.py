@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from orchestrator.core.actions import Action, Delete, Flush, MarkTerminated, Wait
 from orchestrator.core.cluster_states import LIVE_MEMBER, ClusterStatus
 from orchestrator.core.exit_causes import ABRUPT
-from orchestrator.core.failures import NEVER_CREATED, NOT_OUR_POD
+from orchestrator.core.failures import NEVER_CREATED, NOT_OUR_POD, FailureCode
 from orchestrator.core.model import Snapshot, Worker
 from orchestrator.core.pod_evidence import is_absent, is_ours, may_run
 from orchestrator.core.pod_tracking import LISTING_LAG_S, created_by
@@ -25,7 +25,8 @@ UNREACHED_TRIES, UNREACHED_S = 3, 15.0
 DELETED_AGE_S = 2.0
 WITH_JOBS = frozenset({ClusterStatus.RUNNING, ClusterStatus.DEGRADED, ClusterStatus.DELETING})
 STILL_LISTED = "it is still listed since"  # part of `waiting_for` of a deleting row
-SEARCHED = f"lists over {LISTING_LAG_S:.0f} s without a pod of its name"  # the same, if its pod is not known
+# The same, if its pod is not known.
+SEARCHED = f"RunPod's confirmation that no pod has its name, over {LISTING_LAG_S:.0f} s"
 
 
 def next_step(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Policy) -> Action | None:
@@ -84,7 +85,7 @@ def _deleting(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
     if pod is not None:
         if sent and snapshot.now < worker.next_attempt_at:
             return _still_listed(worker, snapshot, policy)
-        return Delete(worker.id, pod.id, "still listed after the delete" if sent else "its work is done")
+        return Delete(worker.id, pod.id, "still listed after the delete" if sent else _ended_by(worker))
     # A row that names a foreign pod was copied from another database.
     is_foreign = any(pod.id == worker.pod_id for pod in snapshot.foreign_pods)
     if worker.pod_id is not None and not sent and not is_foreign and (not unlisted or is_ours(worker, snapshot)):
@@ -93,6 +94,12 @@ def _deleting(worker: Worker, pod: Pod | None, snapshot: Snapshot, policy: Polic
     if worker.pod_id is None and worker.failure_code in NEVER_CREATED:
         return MarkTerminated(worker.id, f"no pod was ever created ({worker.failure_code})")
     return _confirmed(worker, snapshot, policy)
+
+
+def _ended_by(worker: Worker) -> str:
+    if worker.failure_code is FailureCode.SETUP_FAILED:
+        return "its set-up failed"
+    return f"it failed ({worker.failure_code})" if worker.failure_code else "its work is done"
 
 
 def _confirmed(worker: Worker, snapshot: Snapshot, policy: Policy) -> MarkTerminated | Wait | None:

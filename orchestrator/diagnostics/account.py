@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from orchestrator.adapters import http_client
 from orchestrator.ports import Unavailable
 
 TIMEOUT_S = 10.0
@@ -16,20 +17,23 @@ BALANCE = {"query": "query { myself { clientBalance currentSpendPerHr } }"}
 
 
 def account(base_url: str, api_key: str) -> httpx.AsyncClient:
-    """Return a client with this key."""
-    return httpx.AsyncClient(base_url=base_url, headers={"Authorization": f"Bearer {api_key}"}, timeout=TIMEOUT_S)
+    """Return a client with this key. Raises SettingsError."""
+    headers = {"Authorization": f"Bearer {api_key}"}
+    return http_client.client(base_url, base_url=base_url, headers=headers, timeout=TIMEOUT_S)
 
 
 async def money(client: httpx.AsyncClient) -> tuple[float, float]:
     """Return the balance, and what the account spends per hour, in dollars.
 
-    Unavailable if RunPod does not show them.
+    Only RunPod's old API (GraphQL) shows them, which ends in 2027: Unavailable, and nothing else may depend on them.
     """
     try:
         async with asyncio.timeout(TIMEOUT_S), client.stream("POST", "/graphql", json=BALANCE) as reply:
             reply.raise_for_status()
             myself = json.loads(await _bounded(reply))["data"]["myself"]
         balance_usd, hourly_usd = float(myself["clientBalance"]), float(myself["currentSpendPerHr"] or 0)
+    except httpx.HTTPStatusError as error:
+        raise Unavailable(f"RunPod shows no balance to programs ({error.response.status_code})") from error
     except (httpx.HTTPError, TimeoutError) as error:
         raise Unavailable(f"{type(error).__name__}: {error}".rstrip(": ")) from error
     except (KeyError, TypeError, ValueError, RecursionError) as error:

@@ -25,11 +25,13 @@ def _clusters(facts: Facts) -> Iterator[Condition]:
             ended = standing(row)
             detail |= {"what": ended.what, "fix": ended.fix}
             evidence = ended.code or ""
-            yield Condition(ConditionKind.CLUSTER_FAILED, row.id, detail, evidence, waits, row.status_since)
+            kind, since = ConditionKind.CLUSTER_FAILED, row.status_since
+            yield Condition(kind, row.id, detail, evidence, waits, since, pools=(row.pool,))
         elif row.status is ClusterStatus.DELETING and waits:
             now = standing(row)
             detail |= {"what": f"it waits for {now.what}, and claims no task", "fix": now.fix}
-            yield Condition(ConditionKind.CLUSTER_DEGRADED, row.id, detail, "", waits, row.status_since)
+            kind, since = ConditionKind.CLUSTER_DEGRADED, row.status_since
+            yield Condition(kind, row.id, detail, "", waits, since, pools=(row.pool,))
         elif row.status in WORKING or (
             row.status is ClusterStatus.DEPLOYING and facts.ago_s(row.status_since) >= SETTLES_S
         ):
@@ -49,8 +51,9 @@ def _problems(facts: Facts, row: ClusterRow, detail: dict[str, str], waits: Impa
     evidence = "; ".join(f"{one.code}: {one.evidence}" for one in found[:SHOWN])
     controller = facts.controllers.get(row.id)
     runs = controller is not None and not any(_silences(one, controller) for one in found)
-    impact = Impact.NONE if runs else waits
-    yield Condition(ConditionKind.CLUSTER_DEGRADED, row.id, detail, evidence, impact, row.status_since)
+    impact, pools = (Impact.NONE, ()) if runs else (waits, (row.pool,))
+    kind, since = ConditionKind.CLUSTER_DEGRADED, row.status_since
+    yield Condition(kind, row.id, detail, evidence, impact, since, pools=pools)
 
 
 def _silences(problem: ClusterProblem, controller: str) -> bool:

@@ -109,7 +109,7 @@ def _deploying(row: ClusterRow) -> ClusterStanding:
     if ready >= row.nodes:
         what = "the smoke job"
     then = "after the smoke job it is running; at the deadline it fails, and every worker ends"
-    return _made(ORCHESTRATOR, what, then, f"python -m orchestrator cluster explain {row.id}")
+    return _made(ORCHESTRATOR, what, then, f"python -m orchestrator cluster members {row.id}")
 
 
 def _running(row: ClusterRow) -> ClusterStanding:
@@ -125,7 +125,7 @@ def _running(row: ClusterRow) -> ClusterStanding:
 def _degraded(row: ClusterRow) -> ClusterStanding:
     what = row.reason or f"{ready_nodes(row)} of {row.nodes} nodes are ready"
     then = "a lost node is replaced; the cluster is running again after its smoke job"
-    return _made(ORCHESTRATOR, what, then, f"python -m orchestrator cluster explain {row.id}")
+    return _made(ORCHESTRATOR, what, then, f"python -m orchestrator cluster members {row.id}")
 
 
 def _deleting(row: ClusterRow) -> ClusterStanding:
@@ -140,7 +140,7 @@ def _ended(row: ClusterRow) -> ClusterStanding:
     if row.status is ClusterStatus.DELETED:
         return ClusterStanding(NOBODY, what, None, "nothing: it has ended", "nothing to do", row.failure_code)
     again = f"python -m orchestrator cluster create NAME --pool {row.pool} --nodes {row.nodes}"
-    fix = cause.fix if cause else f"python -m orchestrator cluster explain {row.id}; then {again}"
+    fix = cause.fix if cause else f"python -m orchestrator cluster operations {row.id}; then {again}"
     return ClusterStanding(OPERATOR, what, None, "nothing: its workers end, its tasks wait", fix, row.failure_code)
 
 
@@ -157,8 +157,14 @@ _STANDINGS = {
 def problems(row: ClusterRow, now: datetime) -> tuple[ClusterProblem, ...]:
     """Return what is wrong: the diagnoses of core/clusters/diagnoses.py, and why the last members failed."""
     found = [ClusterProblem(one.code, one.worker_id, one.cause, one.fix, one.evidence) for one in diagnose(row, now)]
-    failed = [_failure(one) for one in ended_members(row) if one.status is MemberStatus.FAILED]
-    return (*found, *(one for one in failed if one and row.status not in ENDED))
+    return (*found, *_unreplaced(row))
+
+
+def _unreplaced(row: ClusterRow) -> tuple[ClusterProblem, ...]:
+    """Return why the members failed whose places are still empty: a failure ends when another node is ready."""
+    empty = 0 if row.status in ENDED else row.nodes - ready_nodes(row)
+    failed = [one for one in ended_members(row) if one.status is MemberStatus.FAILED]
+    return tuple(one for one in map(_failure, failed[-empty:] if empty > 0 else ()) if one)
 
 
 def _failure(member: MemberRow) -> ClusterProblem | None:

@@ -19,13 +19,13 @@ from orchestrator.adapters.cluster_rows import known_clusters
 from orchestrator.adapters.functions import FUNCTIONS
 from orchestrator.adapters.rows import worker_of
 from orchestrator.adapters.store import SqlStore
+from orchestrator.config.code_files import BadCode
 from orchestrator.core.clusters.rows import ClusterRow
 from orchestrator.core.policy import Policy
 from orchestrator.core.provider import Pod
 from orchestrator.diagnostics import workers
 from orchestrator.diagnostics.facts import CONNECTED
 from orchestrator.pods import agent_commands
-from orchestrator.pods.bundle import BadCode
 from orchestrator.pods.final_snapshot import take as take_snapshot
 from orchestrator.ports import AuthFailed, Blobs, DatabaseHalf, NotFound, PortError, SessionPool, UnknownWorker
 

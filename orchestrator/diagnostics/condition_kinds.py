@@ -11,11 +11,13 @@ spent without control. Otherwise the condition is a warning.
 from dataclasses import dataclass
 from enum import Flag, auto
 
-from orchestrator.core.meanings import Explained
+from orchestrator.core.blocked import ROOM
+from orchestrator.core.meanings import BUDGET, CAPACITY, OPERATOR, ORCHESTRATOR, PROVIDER, Explained
 
 HIGH, MEDIUM, LOW = "HIGH", "MEDIUM", "LOW"
 MIGRATE = "python -m orchestrator migrate"
 START = "Start it: python -m orchestrator run (on Railway: restart the service)"
+ONCE_CORRECTED = "the tasks wait until that is corrected"
 RESOLVED = "none needed; python -m orchestrator list --all shows which workers it was"
 
 
@@ -37,6 +39,8 @@ class ConditionRow:
     fix: str
     unhealthy: Impact = Impact.NONE  # the fleet is UNHEALTHY if a condition of this kind does one of these
     level: str = MEDIUM  # of a condition that does none of them: MEDIUM, a warning; LOW, a remark
+    who: str = OPERATOR  # must act, unless `detail` names the party
+    then: str = ONCE_CORRECTED  # what happens by itself to the tasks that wait because of it, unless `detail` says it
     alert: str | None = None  # its rule in ops/alerts.yml
     waits_s: float = 0.0  # seconds since its `since`, after which the alert rule and the message count it
     after_s: float = 60.0  # seconds for which it must last until the rule fires, or its message is sent
@@ -69,23 +73,26 @@ class ConditionKind(Explained):
         "see its load and size; python -m orchestrator doctor database", alert="OrchestratorDatabaseSlow", after_s=300)
     NO_LEADER = "no_leader", ConditionRow(
         "Orchestrator", "The orchestrator process is not running", START, Impact.WAIT | Impact.MONEY,
-        alert="OrchestratorNobodyLeads")
+        who=ORCHESTRATOR, then="workers continue; none is started or ended", alert="OrchestratorNobodyLeads")
     TICKS_FAIL = "ticks_fail", ConditionRow(
         "Orchestrator", "The orchestrator leads, but its ticks fail: nothing is started or ended",
         "read its log: tick_aborted; python -m orchestrator migrate, if the database refuses a call",
-        Impact.WAIT | Impact.MONEY, alert="OrchestratorTicksAborted", after_s=120)
+        Impact.WAIT | Impact.MONEY, who=ORCHESTRATOR, then="it tries again at each tick",
+        alert="OrchestratorTicksAborted", after_s=120)
     LEADER_SILENT = "leader_silent", ConditionRow(
         "Orchestrator", "The orchestrator does not renew its lease: {what}", "see whether its process hangs",
         level=LOW, alert="OrchestratorLoopStands")
     STORE_DOWN = "store_down", ConditionRow(
         "S3", "S3 cannot be used: no worker claims a task, and results wait",
-        "python -m orchestrator doctor s3", Impact.WAIT | Impact.MONEY, alert="OrchestratorStoreDown", after_s=120)
+        "python -m orchestrator doctor s3", Impact.WAIT | Impact.MONEY, who=PROVIDER,
+        then="workers claim again once it takes objects", alert="OrchestratorStoreDown", after_s=120)
     STORE_SLOW = "store_slow", ConditionRow(
         "S3", "S3 is slow: one request took {seconds:.1f} s", "python -m orchestrator doctor s3",
         alert="OrchestratorStoreSlow", after_s=300)
     STORE_UNREACHED = "store_unreached", ConditionRow(
-        "S3", "Worker {worker} has had a result for {lasts} that S3 does not take from it",
-        "python -m orchestrator explain {worker}; terminate {worker}, if S3 works for others", Impact.MONEY,
+        "S3", "Worker {worker} cannot store its result in S3, for {lasts} now",
+        "python -m orchestrator explain {worker}; python -m orchestrator terminate {worker}, if S3 works for others",
+        Impact.MONEY,
         alert="OrchestratorStoreUnreached")
     STORE_UNSEEN = "store_unseen", ConditionRow(
         "S3", "S3 refuses or does not answer this process, but works for the orchestrator",
@@ -99,32 +106,40 @@ class ConditionKind(Explained):
         alert="OrchestratorRunPodRefuses", after_s=300)
     PROVIDER_DOWN = "provider_down", ConditionRow(
         "RunPod", "RunPod does not answer", "See its status page; nothing is decided", Impact.WAIT | Impact.MONEY,
+        who=PROVIDER, then="workers are started again once it answers",
         alert="OrchestratorDependencyDown", after_s=300)
     PROVIDER_UNSEEN = "provider_unseen", ConditionRow(
         "RunPod", "RunPod refuses or does not answer this process, but works for the orchestrator",
         "python -m orchestrator doctor runpod; is RUNPOD_API_KEY here the orchestrator's?")
+    HALTED = "halted", ConditionRow(
+        "RunPod", "RunPod refuses to rent for pool {pool} ({code}): {means}", "{fix}", Impact.WAIT,
+        alert="OrchestratorHalted", after_s=120)
     NO_MONEY = "no_money", ConditionRow(
         "RunPod", "The RunPod account has no money: {balance_usd:usd}",
         "add funds in the RunPod console; at $0 RunPod deletes every pod", Impact.WAIT | Impact.LOSS,
         alert="OrchestratorNoMoney", after_s=120)
-    HALTED = "halted", ConditionRow(
-        "RunPod", "RunPod refuses to rent for pool {pool} ({code}): {means}", "{fix}", Impact.WAIT,
-        alert="OrchestratorHalted", after_s=120)
     BUDGET_SPENT = "budget_spent", ConditionRow(
         "Cost", "The budget does not allow another worker of pool {pool}",
         "raise DAILY_BUDGET_USD or MAX_HOURLY_COST_USD; python -m orchestrator cost --since 24h", Impact.WAIT,
-        alert="OrchestratorBudgetSpent", after_s=300)
+        who=BUDGET, then=ROOM, alert="OrchestratorBudgetSpent", after_s=300)
+    DEAR_PODS = "dear_pods", ConditionRow(
+        "Cost", "Pods of pool {pool} cost more than RunPod's catalogue says, and more than the budget allows",
+        "raise DAILY_BUDGET_USD or MAX_HOURLY_COST_USD, or name other types in RUNPOD_GPU_TYPE; "
+        "python -m orchestrator explain scaling", Impact.WAIT, after_s=120)
     PRICE_UNKNOWN = "price_unknown", ConditionRow(
         "RunPod", "RunPod shows no price for a GPU of pool {pool}, so no budget can allow it",
         "see python -m orchestrator gpus; name other types in RUNPOD_GPU_TYPE, or remove the budgets", Impact.WAIT,
-        after_s=300)
+        who=BUDGET, then=ROOM, after_s=300)
     SOLD_OUT = "sold_out", ConditionRow(
         "RunPod", "Every offer of pool {pool} is sold out",
         "add to RUNPOD_GPU_TYPE or RUNPOD_DATA_CENTERS; python -m orchestrator explain scaling", Impact.WAIT,
+        who=CAPACITY, then="RunPod is asked again with one call, then with more",
         alert="OrchestratorSoldOut", after_s=600)
     OFFERS_UNUSABLE = "offers_unusable", ConditionRow(
         "Scaling", "Pool {pool} has no offer that can be used: {means}", "{fix}", Impact.WAIT,
         alert="OrchestratorOffersUnusable", after_s=300)
+    POOL_OFF = "pool_off", ConditionRow(
+        "Scaling", "Pool {pool} may have no workers: MAX_ACTIVE_GPUS=0", "{fix}", Impact.WAIT, after_s=600)
     POOL_UNKNOWN = "pool_unknown", ConditionRow(
         "Tasks", "{count:task waits|tasks wait} in pool {pool}, which is not configured",
         "correct POOLS_FILE, or submit with another --pool", Impact.WAIT,
@@ -138,7 +153,7 @@ class ConditionKind(Explained):
         alert="OrchestratorNoCluster", after_s=300)
     CLUSTER_DEGRADED = "cluster_degraded", ConditionRow(
         "Clusters", "Cluster {cluster} of pool {pool} is {state}: {what}", "{fix}", Impact.WAIT,
-        alert="OrchestratorClusterDegraded", after_s=600)
+        who=ORCHESTRATOR, alert="OrchestratorClusterDegraded", after_s=600)
     NO_HANDLER = "no_handler", ConditionRow(
         "Tasks", "{count:task|tasks} of type {task_type} cannot run: WORKER_HANDLERS has no handler for it",
         "add it to WORKER_HANDLERS: {task_type}=module:function", Impact.WAIT,
@@ -152,7 +167,8 @@ class ConditionKind(Explained):
         Impact.WAIT, alert="OrchestratorBringUpsFail", after_s=300)
     BREAKER_OPEN = "breaker_open", ConditionRow(
         "Scaling", "The breaker of pool {pool} is open: one canary at a time is started",
-        "python -m orchestrator explain scaling; after a correction, spawn tries one at once", Impact.WAIT,
+        "python -m orchestrator explain scaling; after a correction: python -m orchestrator spawn", Impact.WAIT,
+        who=ORCHESTRATOR, then="one worker at a time is tried, until one succeeds",
         alert="OrchestratorBreakerOpen", after_s=300)
     AUTH_FAILS = "auth_fails", ConditionRow("SSH", "SSH authentication fails: {means}", "{fix}", Impact.WAIT)
     WORKERS_STUCK = "workers_stuck", ConditionRow(
@@ -170,7 +186,7 @@ class ConditionKind(Explained):
         "none needed; python -m orchestrator explain {worker}", level=LOW)
     POISON_TASK = "poison_task", ConditionRow(
         "Tasks", "Task {task} ({task_type}) has ended {count} workers ({code})",
-        "python -m orchestrator explain {task}; tasks cancel {task}", Impact.LOSS,
+        "python -m orchestrator explain {task}; python -m orchestrator tasks cancel {task}", Impact.LOSS,
         alert="OrchestratorPoisonTask")
     TASKS_LOST = "tasks_lost", ConditionRow(
         "Tasks", "{count:running task was lost with its|running tasks were lost with their} worker ({code}): {means}",
@@ -189,7 +205,7 @@ class ConditionKind(Explained):
         "Workers", "Worker {worker} has sent no heartbeat for {silent}", "python -m orchestrator explain {worker}",
         Impact.LOSS | Impact.MONEY, alert="OrchestratorWorkerSilent")
     POD_UNSEEN = "pod_unseen", ConditionRow(
-        "RunPod", "Worker {worker} works, but RunPod's list is odd: {what}", "python -m orchestrator explain {worker}")
+        "RunPod", "Worker {worker} works, but RunPod's list differs: {what}", "python -m orchestrator explain {worker}")
     MACHINE_FAULT = "machine_fault", ConditionRow(
         "Workers", "Worker {worker} is on a faulty machine: {means} ({code})", "{fix}", Impact.WAIT | Impact.LOSS,
         alert="OrchestratorMachineFault", after_s=120)
@@ -214,14 +230,14 @@ class ConditionKind(Explained):
         "They are queued again by the next tick: python -m orchestrator once", Impact.LOSS,
         alert="OrchestratorTasksWithoutHolder", after_s=300)
     PAUSED = "paused", ConditionRow(
-        "Orchestrator", "Spawning is paused in {where}", "python -m orchestrator resume", Impact.WAIT,
-        after_s=600)
+        "Orchestrator", "Spawning is paused in {where}", "{fix}", Impact.WAIT,
+        then="no worker is started until it is resumed", after_s=600)
     BACKLOG = "backlog", ConditionRow(
         "Scaling", "Backlog in pool {pool}: {count:task waits|tasks wait}, the oldest for {oldest}", "{fix}",
         Impact.WAIT, alert="OrchestratorTasksWait", waits_s=1_800, after_s=300)
     TASKS_BLOCKED = "tasks_blocked", ConditionRow(
         "Tasks", "All {count} queued tasks are blocked",
-        "python -m orchestrator tasks list --status Queued, then explain one of them")
+        "python -m orchestrator tasks list --status Queued; python -m orchestrator explain ID")
     SEGMENTS_MISSING = "segments_missing", ConditionRow(
         "Tasks", "{count:task|tasks} of type {task_type} failed: {message}",
         "Submit stitch tasks with depends_on: the claim hands over their outputs; "
@@ -231,14 +247,15 @@ class ConditionKind(Explained):
         "python -m orchestrator explain {task}", alert="OrchestratorTasksFail", after_s=900)
     WEBHOOKS_UNDELIVERABLE = "webhooks_undeliverable", ConditionRow(
         "Tasks", "{count:webhook message was|webhook messages were} given up within a day, the last one to {host}",
-        "python -m orchestrator webhooks list --state undeliverable; correct the receiver, then webhooks retry",
+        "python -m orchestrator webhooks list --state undeliverable; correct the receiver, then "
+        "python -m orchestrator webhooks retry",
         after_s=300)
     WEBHOOKS_LATE = "webhooks_late", ConditionRow(
         "Tasks", "{count:webhook message has|webhook messages have} been due for more than 5 minutes",
         "set WEBHOOK_SECRET, if it is not set; python -m orchestrator webhooks list --state waiting", after_s=300)
     SCHEDULE_FAILS = "schedule_fails", ConditionRow(
         "Tasks", "Schedule {name} submits no task",
-        "python -m orchestrator schedules list; correct it with schedules add {name}, or its row",
+        "python -m orchestrator schedules list; correct it: python -m orchestrator schedules add {name}",
         alert="OrchestratorScheduleFails", after_s=300)
     MACHINE_WARNING = "machine_warning", ConditionRow("Workers", "Worker {worker}: {means} ({code})", "{fix}")
     FOREIGN_PODS = "foreign_pods", ConditionRow("RunPod", "{what}", "{fix}")
@@ -251,7 +268,7 @@ class ConditionKind(Explained):
     SSH_FAILED = "ssh_failed", ConditionRow(
         "SSH", "SSH connections failed within a day: {codes}", "python -m orchestrator explain {code}")
     WORKERS_UNKNOWN = "workers_unknown", ConditionRow(
-        "Workers", "No facts are available about {count:worker|workers}", "python -m orchestrator diagnose {worker}")
+        "Workers", "No facts are available about {count:worker|workers}", "python -m orchestrator status {worker}")
     DEAR_DAY = "dear_day", ConditionRow(
         "Cost", "Cost anomaly: ${usd:.2f} in the last 24 hours, usually ${usual_usd:.2f} a day",
         "python -m orchestrator cost --since 24h --by worker")
@@ -261,7 +278,7 @@ class ConditionKind(Explained):
     RETRIES_WAIT = "retries_wait", ConditionRow(
         "Tasks", "{count:queued task waits for its|queued tasks wait for their} time: "
         "a retry's pause, or submitted for later",
-        "python -m orchestrator tasks list --status Queued, then explain one of them", level=LOW)
+        "python -m orchestrator tasks list --status Queued; python -m orchestrator explain ID", level=LOW)
     AUTH_RESOLVED = "auth_resolved", ConditionRow(
         "SSH", "SSH authentication failed within a day, and works again", RESOLVED, level=LOW)
     SSH_RESOLVED = "ssh_resolved", ConditionRow(

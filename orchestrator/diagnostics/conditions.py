@@ -3,7 +3,7 @@
 condition_kinds.py has the kinds with their texts.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -23,6 +23,7 @@ class Condition:
     impact: Impact = Impact.NONE
     since: datetime | None = None
     until: datetime | None = None  # when it may end by itself
+    pools: Collection[str] | None = ()  # whose ready tasks wait for its end, as soon as there are any; None: all pools
 
     @property
     def severity(self) -> str:
@@ -44,7 +45,14 @@ class Condition:
         common = {"priority": self.severity, "category": self.kind.row.category, "issue": self.text, "action": self.fix}
         times = {"since": self.since and self.since.isoformat(), "until": self.until and self.until.isoformat()}
         about = {"kind": str(self.kind), "subject": self.subject, "docs": self.kind.anchor}
-        return common | {"detail": self.evidence} | about | times
+        acts = {name: self.detail.get(name) or getattr(self.kind.row, name) for name in ("who", "then")}
+        pools = None if self.pools is None else sorted(self.pools)
+        return common | {"detail": self.evidence} | about | times | acts | {"pools": pools}
+
+
+def of_type(pool: str, task_type: str) -> str:
+    """Return the subject of a condition about a pool's tasks of one type."""
+    return f"{pool} {task_type}"
 
 
 def in_order(found: Iterable[Condition]) -> list[Condition]:

@@ -7,6 +7,7 @@ from typing import Any
 from orchestrator.core.findings import Severity, findings_of
 from orchestrator.core.states import Stage, WaitingOn
 from orchestrator.core.worker_metadata import WorkerMetadata
+from orchestrator.diagnostics.log_delay import delay_of
 from orchestrator.ports import LEAD_EVERY_S, LEASE_TTL_S
 from worker.protocol import DISK
 
@@ -57,7 +58,7 @@ def irregularities(row: Row, now: datetime, *, busy: bool) -> list[str]:
     if row["waiting_on"] in (WaitingOn.PROVIDER, WaitingOn.OPERATOR):
         odd.append(row["waiting_for"])
     if late := WorkerMetadata.of(row["metadata"]).logs_late:
-        odd.append(f"its logs, which are late: {late}")
+        odd.append(f"its logs, which are late: {delay_of(late)}")
     shown = {Severity.WARN, *((Severity.REPLACE, Severity.BLOCK) if busy else ())}
     found = (one for one in findings_of(row.get("health")) if one.severity in shown)
     odd += [f"its machine: {finding.text}" for finding in found]

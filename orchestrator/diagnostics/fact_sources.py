@@ -66,7 +66,12 @@ def of_tick(snapshot: Snapshot, made: Plan, asked: Asked = NOT_ASKED) -> Facts:
 
 
 def of_report(
-    report: Row, half: DatabaseHalf | None = None, handled: Sequence[str] = (), clusters: Sequence[ClusterRow] = ()
+    report: Row,
+    half: DatabaseHalf | None = None,
+    handled: Sequence[str] = (),
+    clusters: Sequence[ClusterRow] = (),
+    *,
+    about_one: bool = False,
 ) -> Facts:
     """What a diagnostic report says; `half` is what the database said to an observer at that time."""
     database = _known(report, "database_state")
@@ -96,13 +101,20 @@ def of_report(
         store_unseen=unseen if leader else None,
         store_s=store.get("response_time_ms", 0) / 1000,
         bucket_place=given.get("bucket_place"),
-        paused={pool: Pause(one["reason"], _moment(one["until"])) for pool, one in database.get("paused", {}).items()},
+        paused=_paused(database.get("paused", {})),
         queued=database.get("task_counts", {}).get("Queued", 0),
         pools=[_of_queue(row, decided.get(row["pool"], {})) for row in database.get("queue", ())],
         workers=[
-            replace(worker_of(one["database_record"], one), empty_since=empty.get(one["database_record"]["id"]))
-            for one in _workers(report)
-            if "error" not in one
+            *(
+                replace(worker_of(one["database_record"], one), empty_since=empty.get(one["database_record"]["id"]))
+                for one in _workers(report)
+                if "error" not in one
+            ),
+            *(
+                _of_worker(one)
+                for one in (half.workers if half and about_one else ())
+                if one.id not in report["workers"]
+            ),
         ],
         live=sum(n for state, n in database.get("workers_by_status", {}).items() if state != State.TERMINATED),
         unknown_workers={
@@ -128,6 +140,21 @@ def of_report(
         unreachable={name: one for name, one in report["network_tests"].items() if not one["accessible"]},
         other_code=code.get("workers_with_other_code") or (),
     )
+
+
+def of_task(found: Row) -> Facts:
+    """What fleet_task_explain() says of the task's pool, for a fleet whose leader has recorded nothing."""
+    task, decision, now = found["task"], found["decision"], datetime.fromisoformat(found["now"])
+    blocked = tuple(map(from_json, decision["blocked"])) if decision else ()
+    demand = Demand(task["pool"], found["ahead"] + 1, 0, {}, datetime.fromisoformat(task["created_at"]))
+    made = PoolDecision(task["pool"], "", decision["target"], {}, blocked) if decision else None
+    return Facts(
+        now, is_led=found["leader"] is not None, paused=_paused(found["paused"]), pools=[PoolFacts(demand, made)]
+    )
+
+
+def _paused(rows: Row) -> Mapping[str, Pause]:
+    return {pool: Pause(one["reason"], _moment(one["until"])) for pool, one in rows.items()}
 
 
 def worker_of(row: Row, seen: Row | None = None) -> WorkerFacts:

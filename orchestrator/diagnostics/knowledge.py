@@ -1,9 +1,11 @@
 """The knowledge base: 43 known failures of rented GPUs (U1 to U43), each with its cause and a remedy.
 
 `row(22)` returns a row by its number, `find(text)` the rows for a question or an error message, and `in_log(text)`
-those for the end of a log. Texts are compared as plain substrings, so a search takes linear time whatever the text is.
+those for the end of a log. Texts are compared as plain substrings, and bounded single lines with patterns, so a search
+takes linear time whatever the text is.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,6 +15,8 @@ MAX_TEXT_CHARS = 1_000  # words of a question
 MAX_LOG_CHARS = 256 * 1024
 SHORTEST = 4  # characters of a question
 FOUND_MOST = 3
+MAX_LINE_CHARS = 1_000  # of a line that is compared as a whole
+EXACT = 10_000  # the score of such a line: better than any phrase
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,7 @@ class Gotcha:
     fix: str
     printed: tuple[str, ...]  # texts that programs print, in small letters: logs and questions are compared with them
     asked: tuple[str, ...] = ()  # other words for it: only questions are compared with them
+    whole: tuple[str, ...] = ()  # whole lines that programs print, as regular expressions
 
     @property
     def id(self) -> str:
@@ -58,7 +63,7 @@ def in_log(text: str) -> tuple[tuple[Gotcha, str], ...]:
     for line in reversed(text[-MAX_LOG_CHARS:].splitlines()):
         plain = _plain(line)
         for one in CATALOGUE:
-            if one.u not in found and any(phrase in plain for phrase in one.printed):
+            if one.u not in found and (any(phrase in plain for phrase in one.printed) or _is_line_of(plain, one)):
                 found[one.u] = line.strip()
         if len(found) >= FOUND_MOST:
             break
@@ -67,8 +72,13 @@ def in_log(text: str) -> tuple[tuple[Gotcha, str], ...]:
 
 def _scores(asked: str, one: Gotcha) -> Iterator[int]:
     """Return how well a question matches each phrase of a row: the length of the shared text; 0 is no match."""
+    yield EXACT if _is_line_of(asked, one) else 0
     for phrase in (*one.printed, *one.asked, one.title.lower()):
         yield len(phrase) if phrase in asked else len(asked) if asked in phrase else 0
+
+
+def _is_line_of(plain: str, one: Gotcha) -> bool:
+    return any(re.fullmatch(pattern, plain[:MAX_LINE_CHARS]) for pattern in one.whole)
 
 
 def _plain(text: str) -> str:
@@ -117,7 +127,8 @@ CATALOGUE = (
            "kernel kills one of them.",
            "Start fewer loader processes, or share one copy (memory map). RUNPOD_MIN_MEMORY_GB asks for more memory.",
            ("killed by signal: killed", "oom-kill", "out of memory: killed process", "dataloader worker (pid"),
-           ("exit status 137", "oom_kill")),
+           ("exit status 137", "oom_kill"),
+           (r"(?:\d+ )?killed", r"[\w./-]+: (?:line )?\d+: (?:\d+ )?killed(?: .*)?")),
     Gotcha(10, "The GPU's memory is full",
            "The model, other programs on the same GPU and fragmentation need more than the card has. The pod's own "
            "memory is another one.",
@@ -192,6 +203,7 @@ CATALOGUE = (
            "bash takes the carriage return at the end of each line for a part of the last word.",
            "Write `*.sh text eol=lf` into .gitattributes. `sed -i 's/\\r$//'` repairs a file.",
            ("$'\\r': command not found", "\\r: no such file or directory", "set: -: invalid option",
+            "\\r': no such file or directory", "\\r’: no such file or directory", '\\r": no such file or directory',
             "^m: bad interpreter", "near unexpected token `$'"), ("crlf",)),
     Gotcha(27, "A dotted override has no parent",
            "The configuration has null where the override expects a mapping.",

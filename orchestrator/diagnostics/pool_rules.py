@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 from orchestrator.core.blocked import Blocked, text
 from orchestrator.core.blocked import BlockedReason as Reason
+from orchestrator.core.blocked import fix as fix_of
 from orchestrator.core.breaker import OF_THE_ACCOUNT, OF_THE_SPEC
 from orchestrator.core.exit_causes import FAILURES
-from orchestrator.core.failures import UNTRIED
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import EndedBringUp
 from orchestrator.core.plurals import counted
 from orchestrator.diagnostics import causes
@@ -24,32 +25,56 @@ BLOCKED: Mapping[Reason, ConditionKind] = {
     Reason.DAILY_BUDGET: ConditionKind.BUDGET_SPENT,
     Reason.HOURLY_BUDGET: ConditionKind.BUDGET_SPENT,
     Reason.CLUSTER_BUDGET: ConditionKind.BUDGET_SPENT,
+    Reason.DEAR_PODS: ConditionKind.DEAR_PODS,
     Reason.NO_CLUSTER: ConditionKind.NO_CLUSTER,
     Reason.PRICE_UNKNOWN: ConditionKind.PRICE_UNKNOWN,
     Reason.OFFERS_REFUSED: ConditionKind.SOLD_OUT,
     Reason.NO_OFFER_AT_VOLUME: ConditionKind.OFFERS_UNUSABLE,
     Reason.VOLUME_UNUSABLE: ConditionKind.OFFERS_UNUSABLE,
+    Reason.REGISTRY_UNUSABLE: ConditionKind.OFFERS_UNUSABLE,
     Reason.POOL_UNKNOWN: ConditionKind.POOL_UNKNOWN,
     Reason.BREAKER_OPEN: ConditionKind.BREAKER_OPEN,
 }
 LIMITS = frozenset(
     {ConditionKind.PAUSED, ConditionKind.BUDGET_SPENT}
 )  # set on purpose: no impact while the pool's workers continue
-OF_CLUSTERS = frozenset({ConditionKind.CLUSTER_FAILED, ConditionKind.CLUSTER_DEGRADED})
 WAITS = {
     "capacity": ConditionKind.SOLD_OUT,
     "budget": ConditionKind.BUDGET_SPENT,
 }  # the party that a recorded worker waits for -> the condition
-# Conditions of the fleet that prevent every pool from starting workers or claiming tasks.
-EVERYWHERE = frozenset(
+# Conditions that stop a queue: it is shown as a backlog at once, and it is never finished while they last.
+STOPS = frozenset(
     {
+        *BLOCKED.values(),
+        ConditionKind.POOL_OFF,
         ConditionKind.NO_LEADER,
         ConditionKind.TICKS_FAIL,
         ConditionKind.STORE_DOWN,
-        ConditionKind.NO_MONEY,
         ConditionKind.API_KEY_REFUSED,
+        ConditionKind.NO_MONEY,
+        ConditionKind.CLUSTER_FAILED,
+        ConditionKind.CLUSTER_DEGRADED,
+        ConditionKind.BRINGUPS_FAIL,
+        ConditionKind.GATEWAY_UNREACHED,
+        ConditionKind.PAUSED,
     }
 )
+# Conditions because of which no more workers are started. Ready workers continue.
+NO_MORE_WORKERS = frozenset(
+    {
+        *BLOCKED.values(),
+        ConditionKind.POOL_OFF,
+        ConditionKind.PAUSED,
+        ConditionKind.BRINGUPS_FAIL,
+        ConditionKind.NO_LEADER,
+        ConditionKind.TICKS_FAIL,
+        ConditionKind.NO_MONEY,
+        ConditionKind.API_KEY_REFUSED,
+        ConditionKind.PROVIDER_DOWN,
+    }
+)
+# Codes of bring-ups that have conditions of their own: HALTED and SOLD_OUT.
+REFUSALS = OF_THE_ACCOUNT | OF_THE_SPEC | {FailureCode.NO_CAPACITY}
 
 
 def _pools(facts: Facts) -> Iterator[Condition]:
@@ -70,14 +95,17 @@ def _impact(facts: Facts, pool: PoolFacts, kind: ConditionKind) -> Impact:
 def _blocked(facts: Facts, pool: PoolFacts) -> Iterator[Condition]:
     """Find the planner's reasons for workers that are not started."""
     for reason in pool.blocked:
-        kind = BLOCKED.get(reason.kind)
+        is_off = reason.kind is Reason.MAX_ACTIVE and not reason.detail.get("limit")
+        kind = ConditionKind.POOL_OFF if is_off else BLOCKED.get(reason.kind)
         if kind is None or not reason.count or _is_settling(facts, pool, reason, kind):
             continue
         if kind is ConditionKind.NO_CLUSTER and any(one.pool == pool.name for one in facts.clusters):
             continue  # it has failed, which cluster_rules.py says
         since = pool.since.get(reason.kind) if pool.since else None
-        detail = {"pool": pool.name, "count": reason.count} | _meaning(reason)
-        yield Condition(kind, pool.name, detail, text(reason), _impact(facts, pool, kind), since, reason.until)
+        detail, impact = {"pool": pool.name, "count": reason.count} | _meaning(reason), _impact(facts, pool, kind)
+        # What a refusal means is in the condition's own text.
+        evidence = f"{counted(reason.count, reason.unit)} blocked" if reason.kind is Reason.HALTED else text(reason)
+        yield Condition(kind, pool.name, detail, evidence, impact, since, reason.until, (pool.name,))
 
 
 def _is_settling(facts: Facts, pool: PoolFacts, reason: Blocked, kind: ConditionKind) -> bool:
@@ -92,30 +120,42 @@ def _meaning(reason: Blocked) -> dict[str, str]:
     """Return the meaning of the reason and its fix, by the failure code that it names or by its kind."""
     code = str(reason.detail.get("code") or reason.detail.get("tried_after") or "")
     cause, row = causes.of(code), reason.kind.row
-    return {"code": code, "means": cause.means if cause else row.means, "fix": cause.fix if cause else row.fix}
+    source = cause or row
+    return {"code": code, "means": source.means, "fix": source.fix, "who": source.who, "then": source.then}
 
 
 def _refused(facts: Facts, pool: PoolFacts) -> Iterator[Condition]:
-    """Find a refusal that a person must correct, also while a recorded worker waits for the next try."""
+    """Find what RunPod refused last, also while the next try is under way and the planner blocks nothing."""
     last = next((one for one in reversed(facts.ended) if one.pool == pool.name), None)
-    if last is None or last.promoted or last.failure_code not in OF_THE_ACCOUNT | OF_THE_SPEC:
+    if last is None or last.promoted or last.failure_code not in REFUSALS:
         return
-    granted = (offer.last_success for offer in facts.offers.values() if offer.last_success)
-    if not any(at > last.at for at in granted):
+    of_account = last.failure_code in OF_THE_ACCOUNT  # then any pool's success shows that the refusal is over
+    own = {one.offer for one in facts.ended if one.pool == pool.name}
+    known = [offer for key, offer in facts.offers.items() if of_account or key in own]
+    if any(offer.last_success and offer.last_success > last.at for offer in known):
+        return
+    if not pool.ready_tasks and facts.ago_s(last.at) > RECENT_S:
+        return  # nothing is asked for, so nobody knows
+    if last.failure_code == FailureCode.NO_CAPACITY:
+        if facts.lacks_workers(pool.name) and facts.ago_s(last.at) < RECENT_S:
+            evidence = f"the last of them {minutes(facts.ago_s(last.at))} ago"
+            yield Condition(
+                ConditionKind.SOLD_OUT, pool.name, {"pool": pool.name}, evidence, Impact.WAIT, pools=(pool.name,)
+            )
+    else:
         reason = Blocked(Reason.HALTED, detail={"code": str(last.failure_code)})
         detail = {"pool": pool.name, **_meaning(reason)}
-        evidence = _evidence(facts, pool, str(last.failure_code))
-        yield Condition(
-            ConditionKind.HALTED, pool.name, detail, evidence, _impact(facts, pool, ConditionKind.HALTED), last.at
-        )
+        kind, evidence = ConditionKind.HALTED, _evidence(facts, pool, str(last.failure_code))
+        impact = _impact(facts, pool, kind)
+        yield Condition(kind, pool.name, detail, evidence, impact, last.at, pools=(pool.name,))
 
 
 def _waiting(facts: Facts, pool: PoolFacts) -> Iterator[Condition]:
     """Find recorded workers that wait for an offer or for money."""
     for worker in facts.workers:
         if worker.pool == pool.name and worker.state == "spawning" and (kind := WAITS.get(worker.waiting_on)):
-            detail = {"pool": pool.name}
-            yield Condition(kind, pool.name, detail, worker.waiting_for, _impact(facts, pool, kind), worker.state_since)
+            detail, impact, since = {"pool": pool.name}, _impact(facts, pool, kind), worker.state_since
+            yield Condition(kind, pool.name, detail, worker.waiting_for, impact, since, pools=(pool.name,))
 
 
 def _bringups(facts: Facts, pool: PoolFacts) -> Iterator[Condition]:
@@ -124,7 +164,7 @@ def _bringups(facts: Facts, pool: PoolFacts) -> Iterator[Condition]:
     for one in reversed([one for one in facts.ended if one.pool == pool.name]):
         if one.promoted:
             break
-        if one.exit_cause in FAILURES and one.failure_code not in UNTRIED:
+        if one.exit_cause in FAILURES and one.failure_code not in REFUSALS:
             failed.append(one)
     if not failed or facts.ago_s(failed[0].at) > RECENT_S:
         return
@@ -136,14 +176,9 @@ def _bringups(facts: Facts, pool: PoolFacts) -> Iterator[Condition]:
     detail |= {"code": code, "means": cause.means if cause else "not explained yet"}
     detail["fix"] = cause.fix if cause else f"python -m orchestrator explain {failed[0].worker_id}"
     impact = Impact.WAIT if pool.ready_tasks and not some else Impact.NONE
-    yield Condition(
-        ConditionKind.BRINGUPS_FAIL,
-        pool.name,
-        detail,
-        _evidence(facts, pool, code) or failed[0].worker_id,
-        impact,
-        failed[-1].at,
-    )
+    evidence, since = _evidence(facts, pool, code) or failed[0].worker_id, failed[-1].at
+    pools = () if some else (pool.name,)
+    yield Condition(ConditionKind.BRINGUPS_FAIL, pool.name, detail, evidence, impact, since, pools=pools)
 
 
 def _evidence(facts: Facts, pool: PoolFacts, code: str) -> str:
@@ -159,51 +194,38 @@ def backlog(facts: Facts, found: list[Condition]) -> Iterator[Condition]:
         oldest, waiting = pool.demand.oldest_claimable_at, pool.ready_tasks
         waited_s = facts.ago_s(oldest) if oldest else 0
         limit = next((one for one in pool.blocked if one.kind is Reason.MAX_ACTIVE), None)
-        cause = _cause(facts, pool, found)
-        if not waiting or (waited_s < BACKLOG_S and not limit and not cause):
+        cause = next((one for one in found if one.pools is None or pool.name in one.pools), None)
+        stops = cause is not None and cause.kind in STOPS
+        if not waiting or (waited_s < BACKLOG_S and not limit and not stops):
             continue
         capacity = facts.capacity(pool.name)
         if cause:
             limited, fix = cause.text, cause.fix
         elif limit and (capacity or not pool.decision or not pool.decision.target):
-            limited, fix = text(limit), limit.kind.row.fix
+            limited, fix = text(limit), fix_of(limit)
         elif limit or not capacity:
             limited, fix = "its workers are not ready yet", "none needed; python -m orchestrator list"
         else:
             limited = f"the {counted(capacity, 'worker')} that it has"
             fix = "none needed; or lower TASKS_PER_GPU_THRESHOLD"
-        never = not capacity and (cause or (limit and not limit.detail.get("limit")))
+        never = not capacity and stops
         stands = never or (cause and cause.kind is ConditionKind.STORE_DOWN)  # then no ready worker claims
         detail = {"pool": pool.name, "count": waiting, "oldest": minutes(waited_s), "fix": fix}
-        evidence = f"limited by: {limited}; {_end(pool, waiting, capacity, never=bool(stands))}"
-        yield Condition(
-            ConditionKind.BACKLOG, pool.name, detail, evidence, Impact.WAIT if never else Impact.NONE, oldest
-        )
+        evidence = f"limited by: {limited.rstrip('.')}. {_end(pool, waiting, capacity, never=bool(stands))}"
+        impact = Impact.WAIT if never else Impact.NONE
+        yield Condition(ConditionKind.BACKLOG, pool.name, detail, evidence, impact, oldest)  # an effect
 
 
 def _end(pool: PoolFacts, waiting: int, capacity: int, *, never: bool) -> str:
     """Return when the queue will be finished, at the last day's rate."""
     if never:
-        return "it will never be finished while that lasts"
+        return "The queue does not move until this is fixed."
     if pool.since is None and not pool.mean_task_s:
-        return "orchestrator health says when it will be finished"
+        return "orchestrator health says when it will be finished."
     if not pool.mean_task_s:
-        return "no ETA: no task of this pool was completed within a day"
+        return "No ETA: no task of this pool was completed within a day."
     at_once = max(1, pool.demand.running, capacity)
-    return f"ETA {minutes((waiting + pool.demand.running) * pool.mean_task_s / at_once)}"
-
-
-def _cause(facts: Facts, pool: PoolFacts, found: list[Condition]) -> Condition | None:
-    """Return the first condition that prevents the pool from having workers; MAX_ACTIVE_GPUS does not count."""
-    for one in found:
-        blocks = one.kind in BLOCKED.values() and one.subject == pool.name
-        fails = one.kind is ConditionKind.BRINGUPS_FAIL and one.subject == pool.name
-        paused = one.kind is ConditionKind.PAUSED and one.subject in ("*", pool.name)
-        cluster = one.kind in OF_CLUSTERS and one.detail["pool"] == pool.name
-        unheard = one.kind is ConditionKind.GATEWAY_UNREACHED and facts.lacks_workers(pool.name)
-        if blocks or (one.impact & Impact.WAIT and (fails or paused or cluster or unheard or one.kind in EVERYWHERE)):
-            return one
-    return None
+    return f"ETA {minutes((waiting + pool.demand.running) * pool.mean_task_s / at_once)}."
 
 
 RULES: tuple[Callable[[Facts], Iterator[Condition]], ...] = (_pools,)

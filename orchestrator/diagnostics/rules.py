@@ -38,35 +38,40 @@ def _settings(facts: Facts) -> Iterator[Condition]:
     """An orchestrator with such settings starts no worker, so that tasks wait."""
     given = facts.environment
     if missing := given.get("missing_critical"):
-        yield Condition(ConditionKind.SETTINGS_MISSING, evidence=", ".join(missing), impact=Impact.WAIT)
+        yield Condition(ConditionKind.SETTINGS_MISSING, evidence=", ".join(missing), impact=Impact.WAIT, pools=None)
     for problem in given.get("problems", ()):
-        yield Condition(ConditionKind.SETTING_UNUSABLE, detail=problem, evidence=problem["why"], impact=Impact.WAIT)
+        why = problem["why"]
+        yield Condition(ConditionKind.SETTING_UNUSABLE, detail=problem, evidence=why, impact=Impact.WAIT, pools=None)
     pair = given.get("ssh_keys") or {}
     code = pair.get("cause")
     if code and code != "no_private_key":  # that one is missing, and said already
         cause = causes.of("AUTH_FAILED", code)
         fix = pair.get("fix") or (cause.fix if cause else "python -m orchestrator doctor")
         detail = {"what": KEYS.get(code, f"SSH keys cannot be used ({code})"), "fix": fix}
-        yield Condition(ConditionKind.SSH_KEYS_UNUSABLE, detail=detail, evidence=pair["error"], impact=Impact.WAIT)
+        kind, error = ConditionKind.SSH_KEYS_UNUSABLE, pair["error"]
+        yield Condition(kind, detail=detail, evidence=error, impact=Impact.WAIT, pools=None)
 
 
 def _database(facts: Facts) -> Iterator[Condition]:
     if error := facts.database_error:  # what waits and what runs is not known; nothing can be claimed or completed
         kind = ConditionKind.SCHEMA_MISMATCH if error.startswith("SchemaMismatch") else ConditionKind.DATABASE_DOWN
         what, fix = database_errors.meaning(error, REACHED[facts.environment.get("database", "DATABASE_URL")])
-        yield Condition(kind, detail={"what": what, "fix": fix}, evidence=error, impact=Impact.WAIT | Impact.LOSS)
+        detail, impact = {"what": what, "fix": fix}, Impact.WAIT | Impact.LOSS
+        yield Condition(kind, detail=detail, evidence=error, impact=impact, pools=None)
     impact = Impact.WAIT if facts.ready_tasks() else Impact.NONE
     if facts.database_s > SLOW_S:
         yield Condition(ConditionKind.DATABASE_SLOW, detail={"seconds": facts.database_s})
     broken = {name: test for name, test in facts.functions.items() if test["status"] != "ok"}
     if claim := broken.pop("worker_claim", None):
         evidence = claim.get("probe", claim["status"])
-        yield Condition(ConditionKind.CLAIMING_BROKEN, evidence=evidence, impact=impact)
+        yield Condition(ConditionKind.CLAIMING_BROKEN, evidence=evidence, impact=impact, pools=None)
     for one in facts.schema_problems:
         detail = {"what": one["what"], "fix": one["fix"]}
-        yield Condition(ConditionKind.SCHEMA_CHANGED, one["what"], detail, one["why"], Impact.WAIT | Impact.LOSS)
+        kind, harm = ConditionKind.SCHEMA_CHANGED, Impact.WAIT | Impact.LOSS
+        yield Condition(kind, one["what"], detail, one["why"], harm, pools=None)
     if broken:
-        yield Condition(ConditionKind.FUNCTIONS_MISSING, evidence=", ".join(sorted(broken)), impact=impact)
+        missing = ", ".join(sorted(broken))
+        yield Condition(ConditionKind.FUNCTIONS_MISSING, evidence=missing, impact=impact, pools=None)
 
 
 def _provider(facts: Facts) -> Iterator[Condition]:
@@ -75,37 +80,39 @@ def _provider(facts: Facts) -> Iterator[Condition]:
         refused = error.startswith("ApiAuth")
         ending = any(worker.state == "terminating" for worker in facts.workers)
         impact = Impact.MONEY if ending or (refused and facts.live) else Impact.NONE
-        short = (pool for pool in facts.pools if pool.decision and pool.decision.target > facts.capacity(pool.name))
+        short = [pool for pool in facts.pools if pool.decision and pool.decision.target > facts.capacity(pool.name)]
         if any(pool.ready_tasks for pool in short):
             impact |= Impact.WAIT
-        yield Condition(
-            ConditionKind.API_KEY_REFUSED if refused else ConditionKind.PROVIDER_DOWN, evidence=error, impact=impact
-        )
+        kind = ConditionKind.API_KEY_REFUSED if refused else ConditionKind.PROVIDER_DOWN
+        yield Condition(kind, evidence=error, impact=impact, pools=[pool.name for pool in short])
     if facts.provider_unseen:
         yield Condition(ConditionKind.PROVIDER_UNSEEN, evidence=facts.provider_unseen)
     if facts.balance_usd is not None and facts.balance_usd <= 0:
         impact = (Impact.WAIT if facts.ready_tasks() else Impact.NONE) | (Impact.LOSS if facts.live else Impact.NONE)
-        yield Condition(ConditionKind.NO_MONEY, detail={"balance_usd": facts.balance_usd}, impact=impact)
+        detail = {"balance_usd": facts.balance_usd}
+        yield Condition(ConditionKind.NO_MONEY, detail=detail, impact=impact, pools=None)
 
 
 def _leader(facts: Facts) -> Iterator[Condition]:
     waits = Impact.WAIT if facts.ready_tasks() else Impact.NONE
     if facts.is_led is False:
         evidence = f"queued tasks: {facts.queued}, live workers: {facts.live}, leader: none"
-        yield Condition(
-            ConditionKind.NO_LEADER, evidence=evidence, impact=waits | (Impact.MONEY if facts.live else Impact.NONE)
-        )
+        impact = waits | (Impact.MONEY if facts.live else Impact.NONE)
+        yield Condition(ConditionKind.NO_LEADER, evidence=evidence, impact=impact, pools=None)
     if facts.leader_silent:
         yield Condition(ConditionKind.LEADER_SILENT, detail={"what": facts.leader_silent})
     if (failed := facts.tick_failed) and failed.since and facts.ago_s(failed.since) > FAILING_S:
         impact = waits | (Impact.MONEY if facts.live else Impact.NONE)
-        yield Condition(ConditionKind.TICKS_FAIL, evidence=failed.why, impact=impact, since=failed.since)
+        yield Condition(ConditionKind.TICKS_FAIL, evidence=failed.why, impact=impact, since=failed.since, pools=None)
     for pool, pause in facts.paused.items():
         where = "every pool" if pool == "*" else f"pool {pool}"
         evidence = f"{pause.reason}; until {pause.until.isoformat() if pause.until else 'it is resumed'}"
         paused = [one for one in facts.pools if pool in ("*", one.name)]
-        impact = Impact.WAIT if any(one.ready_tasks and not facts.capacity(one.name) for one in paused) else Impact.NONE
-        yield Condition(ConditionKind.PAUSED, pool, {"where": where}, evidence, impact, until=pause.until)
+        held = [one for one in paused if not facts.capacity(one.name)]
+        impact = Impact.WAIT if any(one.ready_tasks for one in held) else Impact.NONE
+        names, fix = [one.name for one in held], "resume" if pool == "*" else f"resume --pool {pool}"
+        detail = {"where": where, "fix": f"python -m orchestrator {fix}"}
+        yield Condition(ConditionKind.PAUSED, pool, detail, evidence, impact, until=pause.until, pools=names)
 
 
 def _store(facts: Facts) -> Iterator[Condition]:
@@ -113,7 +120,7 @@ def _store(facts: Facts) -> Iterator[Condition]:
         impact = Impact.WAIT if facts.ready_tasks() else Impact.NONE
         results = [one.store_wait_since for one in facts.workers if one.store_wait_since]
         impact |= Impact.MONEY if any(facts.ago_s(one) > worker_rules.STORE_WAIT_S for one in results) else Impact.NONE
-        yield Condition(ConditionKind.STORE_DOWN, evidence=away.why, impact=impact, since=away.since)
+        yield Condition(ConditionKind.STORE_DOWN, evidence=away.why, impact=impact, since=away.since, pools=None)
     elif facts.store_unseen:
         yield Condition(ConditionKind.STORE_UNSEEN, evidence=facts.store_unseen)
     elif facts.store_s > SLOW_S:

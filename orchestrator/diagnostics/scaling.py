@@ -11,9 +11,10 @@ from typing import Any
 
 from orchestrator.core import decision_text
 from orchestrator.core.actions import PoolDecision
-from orchestrator.core.blocked import SPAWNS, Blocked, BlockedReason, from_json, text
+from orchestrator.core.blocked import SPAWNS, Blocked, BlockedReason, fix, from_json, text
 from orchestrator.core.policy import Policy, Pool
 from orchestrator.diagnostics import causes
+from orchestrator.diagnostics.advice import without
 
 Row = Mapping[str, Any]
 
@@ -91,7 +92,8 @@ def explained_reason(reason: Blocked) -> Reason:
     row = reason.kind.row
     until = reason.until.isoformat() if reason.until else None
     kind, count, unit, detail = reason.kind, reason.count, reason.unit, reason.detail
-    return Reason(text(reason), row.who, row.then, row.fix, None, until, kind, count, unit, detail)
+    told = without(fix(reason), "explain scaling", "plan", instead="python -m orchestrator health")
+    return Reason(text(reason), row.who, row.then, told, None, until, kind, count, unit, detail)
 
 
 def _since(reason: Blocked, before: Sequence[Row]) -> Reason:

@@ -10,10 +10,10 @@ from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import EndedBringUp
 from orchestrator.diagnostics import causes, heartbeat_loss
 from orchestrator.diagnostics.condition_kinds import ConditionKind, Impact
-from orchestrator.diagnostics.conditions import Condition
+from orchestrator.diagnostics.conditions import Condition, of_type
 from orchestrator.diagnostics.facts import Facts, Row
 
-LOST_S, SHOWN_S = 120.0, 900.0  # since a task was lost: urgent, unless it is done by now; worth a line
+SHOWN_S = 900.0  # for which an attempt that was lost is worth a line
 NAMED = 5  # tasks or workers that a line names
 REFUSED = {  # the change that the database refuses -> in words, and what it does to tasks
     "claim": ("claimed", Impact.WAIT),
@@ -46,11 +46,14 @@ def _tasks(facts: Facts) -> Iterator[Condition]:
     for row in facts.waiting_types:
         if facts.handled and row["task_type"] not in facts.handled:
             detail = {"count": row["n"], "task_type": row["task_type"]}
-            yield Condition(ConditionKind.NO_HANDLER, row["task_type"], detail, f"pool {row['pool']}", Impact.WAIT)
+            kind, evidence = ConditionKind.NO_HANDLER, f"pool {row['pool']}"
+            subject = of_type(row["pool"], row["task_type"])
+            yield Condition(kind, subject, detail, evidence, Impact.WAIT, pools=(row["pool"],))
     for row in facts.refused_tasks:
         change, impact = REFUSED.get(row["what"], (row["what"], Impact.WAIT))
         detail = {"count": row["n"], "pool": row["pool"], "task": row["task_id"], "change": change}
-        yield Condition(ConditionKind.TASKS_REFUSED, f"{row['pool']} {row['what']}", detail, row["reason"], impact)
+        subject, pools = f"{row['pool']} {row['what']}", (row["pool"],) if impact & Impact.WAIT else ()
+        yield Condition(ConditionKind.TASKS_REFUSED, subject, detail, row["reason"], impact, pools=pools)
     for row in facts.failed_tasks:
         detail = {"count": row["n"], "task_type": row["task_type"], "task": row["last_task"], "code": row["code"]}
         if row["no_segments"]:
@@ -59,7 +62,8 @@ def _tasks(facts: Facts) -> Iterator[Condition]:
             yield Condition(ConditionKind.SEGMENTS_MISSING, row["task_type"], detail, evidence)
         else:
             detail["within"] = facts.failed_within
-            yield Condition(ConditionKind.TASKS_FAILED, row["task_type"], detail, row["message"] or "")
+            subject = f"{row['task_type']} {row['code']}"
+            yield Condition(ConditionKind.TASKS_FAILED, subject, detail, row["message"] or "")
 
 
 def _applications(facts: Facts) -> Iterator[Condition]:
@@ -77,24 +81,20 @@ def _lost(facts: Facts) -> Iterator[Condition]:
     """Find tasks that were lost with their workers, by worker; and tasks that ended several workers."""
     by_worker: defaultdict[str, list[Row]] = defaultdict(list)
     for row in facts.lost_tasks:
-        if row["workers"] > 1 and row["status"] != "Complete":
+        if row["workers"] > 1 and row["status"] not in DONE:
             cause, code = _loss(row)
             detail = {"task": row["task_id"], "task_type": row["task_type"], "count": row["workers"], "code": code}
-            impact = Impact.NONE if row["status"] in DONE else Impact.LOSS
-            yield Condition(ConditionKind.POISON_TASK, row["task_id"], detail, cause.means if cause else "", impact)
-        if facts.ago_s(datetime.fromisoformat(row["last_at"])) < SHOWN_S:
+            means = cause.means if cause else ""
+            yield Condition(ConditionKind.POISON_TASK, row["task_id"], detail, means, Impact.LOSS)
+        if row["status"] not in DONE and facts.ago_s(datetime.fromisoformat(row["last_at"])) < SHOWN_S:
             by_worker[row["worker_id"]].append(row)
     for worker, rows in by_worker.items():
         cause, code = _loss(rows[0])
         last = max(datetime.fromisoformat(row["last_at"]) for row in rows)
-        recovered = all(row["status"] in ("Complete", "Cancelled") for row in rows)  # nothing of it is left to do
-        waits = any(row["status"] == "Queued" for row in rows)
-        present = waits or (facts.ago_s(last) < LOST_S and not recovered)
         evidence = f"worker {worker}; " + ", ".join(f"{row['task_id']} {row['status']}" for row in rows[:NAMED])
         detail = {"count": len(rows), "code": code, **_words(cause, worker)}
-        yield Condition(
-            ConditionKind.TASKS_LOST, worker, detail, evidence, Impact.LOSS if present else Impact.NONE, last
-        )
+        # The attempt is lost, and the task is not: it waits in the queue, or runs again.
+        yield Condition(ConditionKind.TASKS_LOST, worker, detail, evidence, Impact.NONE, last)
 
 
 def _loss(row: Row) -> tuple[causes.Cause | None, str]:
@@ -107,18 +107,20 @@ def _loss(row: Row) -> tuple[causes.Cause | None, str]:
 
 
 def _failed(facts: Facts) -> Iterator[Condition]:
-    """Find workers that failed in service, by code."""
-    failed: defaultdict[str, list[EndedBringUp]] = defaultdict(list)
+    """Find workers that failed in service, by pool and code."""
+    failed: defaultdict[tuple[str, str], list[EndedBringUp]] = defaultdict(list)
     for one in facts.ended:
         if one.promoted and one.exit_cause in FAILURES and one.ending_since and facts.ago_s(one.ending_since) < SHOWN_S:
-            failed[str(one.failure_code or one.exit_cause)].append(one)
-    for code, workers in failed.items():
+            failed[one.pool, str(one.failure_code or one.exit_cause)].append(one)
+    for (pool, code), workers in failed.items():
         silent = all(one.exit_cause is ExitCause.HEARTBEAT_LOST for one in workers)
         silent = silent and code != FailureCode.GATEWAY_UNREACHED
         cause = causes.silence(None) if silent else causes.of(code) or causes.ending(code)
         detail = {"count": len(workers), "code": code, **_words(cause, workers[-1].worker_id)}
-        evidence = ", ".join(one.worker_id for one in workers[:NAMED])
-        yield Condition(ConditionKind.WORKERS_FAILED, code, detail, evidence, since=workers[-1].ending_since)
+        evidence = f"pool {pool}: " + ", ".join(one.worker_id for one in workers[:NAMED])
+        yield Condition(
+            ConditionKind.WORKERS_FAILED, f"{pool} {code}", detail, evidence, since=workers[-1].ending_since
+        )
 
 
 def _words(cause: causes.Cause | None, worker: str) -> dict[str, Any]:

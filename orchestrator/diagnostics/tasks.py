@@ -10,8 +10,12 @@ from orchestrator.core.blocked import Blocked, from_json, line
 from orchestrator.core.meanings import CAPACITY, NOBODY, OPERATOR, ORCHESTRATOR, PROVIDER, RETRY, START_LEADER, WORKER
 from orchestrator.core.plurals import counted
 from orchestrator.core.policy import Policy
-from orchestrator.diagnostics import causes
+from orchestrator.diagnostics import causes, fact_sources, first_cause
+from orchestrator.diagnostics.advice import without
 from orchestrator.diagnostics.condition_kinds import ConditionKind
+from orchestrator.diagnostics.first_cause import FirstCause
+from orchestrator.diagnostics.pool_rules import NO_MORE_WORKERS
+from orchestrator.diagnostics.rules import conditions
 from orchestrator.diagnostics.scaling import explained_reason
 from orchestrator.diagnostics.task_attempts import TaskAttempt, attempt_of
 from orchestrator.diagnostics.task_limits import limits
@@ -45,6 +49,7 @@ class TaskExplanation:
     attempts: Sequence[TaskAttempt] = ()
     dependencies: Sequence[Row] = ()
     limits: str = ""  # and where each comes from
+    condition: str | None = None  # the kind of the fleet's condition because of which it waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ class _Why:
     fix: str
     code: str | None = None
     until: str | None = None
+    condition: str | None = None
 
 
 def explained(found: Row, policy: Policy | None = None) -> TaskExplanation:
@@ -76,14 +82,20 @@ def explained(found: Row, policy: Policy | None = None) -> TaskExplanation:
         since=task["updated_at"],
         until=why.until,
         then=why.then,
-        fix=why.fix.replace("<task>", task["id"]).replace("<worker>", task["worker_id"] or "<worker>"),
+        fix=_fix(why, task),
         holding_up=found["dependants"],
         usd=sum(known) if known else None,
         usual=found["usual"] if found["usual"]["n"] >= FEW else None,
         attempts=attempts,
         dependencies=[one for one in found["dependencies"] if one["id"]],
         limits=limits(task, found.get("declared")),
+        condition=why.condition,
     )
+
+
+def _fix(why: _Why, task: Row) -> str:
+    fix = why.fix.replace("<task>", task["id"]).replace("<worker>", task["worker_id"] or "<worker>")
+    return without(fix, f"explain {task['id']}", instead=f"python -m orchestrator tasks show {task['id']}")
 
 
 def progress(reported: Row) -> str:
@@ -99,12 +111,15 @@ def _queued(found: Row, policy: Policy | None) -> _Why:
         return held
     unmet = [d for d in found["dependencies"] if d["status"] != "Complete"]
     if task["blocked"] and unmet:
+        counts = found["dependency_counts"]  # of all; the list has the first ones
         known = [d for d in unmet if d["id"]]  # the ids of the others are hidden from this caller
         parts = [_dependency(d) for d in known[:NAMED]]
-        parts += [f"and {len(known) - NAMED} more"] if len(known) > NAMED else []
-        if hidden := len(unmet) - len(known):
+        hidden = len(unmet) - len(known)
+        more = counts["all"] - counts["complete"] - hidden - len(parts)
+        parts += [f"and {more} more"] if more > 0 else []
+        if hidden:
             parts.append(f"{'and ' if parts else ''}{hidden} of other pools")
-        what = f"{len(unmet)} of {len(found['dependencies'])} dependencies: {'; '.join(parts)}"
+        what = f"{counts['all'] - counts['complete']} of {counts['all']} dependencies: {'; '.join(parts)}"
         if any(d["status"] is None for d in unmet):
             fix = "python -m orchestrator tasks cancel <task>; submit it again without the deleted tasks"
             then = "it fails after an hour, unless the missing tasks are inserted"
@@ -154,28 +169,41 @@ def _refused(refusal: Row) -> _Why:
 def _claimable(found: Row, policy: Policy | None) -> _Why:
     task, workers, ahead = found["task"], found["workers"], found["ahead"]
     ready, coming = workers.get("active", 0) + workers.get("idle", 0), workers.get("spawning", 0)
-    of = f"of pool {task['pool']}"
-    before = f"{counted(ahead, f'task {of} goes', f'tasks {of} go')} before it"
+    of, cause = f"of pool {task['pool']}", _cause(found)
+    before = f"{counted(ahead, f'task {of} goes', f'tasks {of} go')} before it" if ahead else "next in line"
     soon = "it is claimed when its turn comes"
-    if policy and task["pool"] not in {pool.name for pool in policy.pools}:
+    if cause is None and policy and task["pool"] not in {pool.name for pool in policy.pools}:
         known = ", ".join(pool.name for pool in policy.pools)
         what = f"a worker of pool {task['pool']}, which no orchestrator with these settings has: there are {known}"
         return _Why(OPERATOR, what, "nothing", "define it in POOLS_FILE, or submit with --pool")
-    before += _held_back(found)
-    if ready:
-        what = f"a free worker: {before}, {counted(ready, 'worker serves', 'workers serve')} it"
-        return _Why(WORKER, what, soon, "raise MAX_ACTIVE_GPUS or lower TASKS_PER_GPU_THRESHOLD for more workers")
-    if coming and found["leader"]:
-        what = f"a worker: {coming} on the way, {before}"
+    if ready and (cause is None or cause.kind in NO_MORE_WORKERS):
+        held, fix = _held_back(found), "raise MAX_ACTIVE_GPUS or lower TASKS_PER_GPU_THRESHOLD for more workers"
+        if cause:
+            held, fix = f"; no more workers are started: {cause.text}", cause.fix
+        what = f"a free worker: {before}, {counted(ready, 'worker serves', 'workers serve')} it{held}"
+        return _Why(WORKER, what, soon, fix, condition=cause.kind if cause else None)
+    if cause:
+        evidence = f" ({cause.evidence})" if cause.evidence else ""
+        return _Why(cause.who, f"{cause.text}{evidence}", cause.then, cause.fix, None, cause.until, cause.kind)
+    if coming:
+        first = f"{before[:1].upper()}{before[1:]}."
+        what = f"{first} {'A worker is' if coming == 1 else f'{coming} workers are'} starting."
         return _Why(PROVIDER, what, "it is claimed when one is promoted", "python -m orchestrator list")
     return _unserved(found)
 
 
+def _cause(found: Row) -> FirstCause | None:
+    """Return the first cause because of which the task is not claimed, from what the leader has recorded."""
+    task, rows = found["task"], first_cause.known(found)
+    if found.get("conditions") is None and found["leader"]:
+        rows = [one.as_json() for one in conditions(fact_sources.of_task(found))]
+    return first_cause.of_task(rows, task["pool"], task["task_type"])
+
+
 def _held_back(found: Row) -> str:
-    """Explain why no further worker is started."""
-    pause = found["paused"].get("*") or found["paused"].get(found["task"]["pool"])
-    held = [f"paused ({pause['reason']})"] if pause else list(map(line, _blocked(found["decision"])))
-    return f"; no more workers are started: {'; '.join(held)}" if held else ""
+    """Explain why no further worker is started although nothing is wrong."""
+    held = list(map(line, _blocked(found["decision"])))
+    return f"; no more workers are started: {' '.join(held)}" if held else ""
 
 
 def _blocked(decision: Row | None) -> list[Blocked]:
@@ -183,18 +211,11 @@ def _blocked(decision: Row | None) -> list[Blocked]:
 
 
 def _unserved(found: Row) -> _Why:
-    """Explain a ready task for which there is no worker, and none will start."""
+    """Explain a ready task for which there is no worker yet."""
     decision = found["decision"] or {}
-    if found["leader"] is None:
-        return _Why(ORCHESTRATOR, "an orchestrator: none leads", "nothing", START_LEADER)
-    pool, every = found["task"]["pool"], found["paused"].get("*")
-    if pause := every or found["paused"].get(pool):
-        what = f"an operator: spawning is paused{'' if every else f' in pool {pool}'}, {pause['reason']}"
-        fix = f"python -m orchestrator resume{'' if every else f' --pool {pool}'}"
-        return _Why(OPERATOR, what, "nothing until it is resumed", fix, until=pause["until"])
     if reasons := _blocked(decision):
         blocked = explained_reason(reasons[0])
-        what = f"a worker: {'; '.join(map(line, reasons))}"
+        what = " ".join(map(line, reasons))
         return _Why(blocked.who, what, blocked.then, blocked.fix)
     if decision and decision["target"] == 0:
         what = f"a worker; the last decision did not count this task yet: {decision_text.row_sentence(decision)}"
@@ -209,6 +230,9 @@ def _running(found: Row, _: Policy | None) -> _Why:
     held_by = holder.get("held_by", "lease")  # a database of the previous version does not return it
     if held_by in ("program", "unknown"):
         return _taken(task, declared=held_by == "program")
+    if task["lease_expires_at"] == "-infinity":
+        what = "you: it was In Progress before the schema was made, and it had not changed for a day"
+        return _Why(OPERATOR, what, "it is neither run nor counted", REQUEUE, "NO_HOLDER")
     if held_by == "nobody" and not _leased(task):
         what = "its time: it is In Progress, but no worker holds it (it has no lease)"
         then = "it is queued again if it does not change by then"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from orchestrator.core.findings import Severity
+from orchestrator.core.findings import UNREADABLE, Severity
 from orchestrator.core.meanings import MORE, NOBODY, Meaning
 from orchestrator.core.plurals import counted
 from orchestrator.core.stages import STAGE_SPECS
@@ -15,6 +15,7 @@ from orchestrator.diagnostics.condition_kinds import ConditionKind, Impact
 from orchestrator.diagnostics.conditions import Condition
 from orchestrator.diagnostics.early_warnings import BUSY_BEAT_S, MISSED_HEARTBEATS
 from orchestrator.diagnostics.facts import CONNECTED, RECENT_S, Facts, WorkerFacts, minutes
+from orchestrator.diagnostics.log_delay import delay_of
 
 SLOW_SPAWN_S, SILENT_S, STUCK_S = 300.0, 600.0, 600.0  # the flags that operators know
 FUTILE_DELETES = 5  # requests to delete a pod that RunPod refuses, after which it costs money without control
@@ -68,12 +69,12 @@ def _stuck(facts: Facts) -> Iterator[Condition]:
             "what": explanation["what"] + (f" ({code})" if code else ""),
             "fix": _unstick(stage, explanation, names),
         }
-        waiting = any(facts.lacks_workers(worker.pool) for worker in stuck)
+        lacking = {one.pool for one in stuck if state == State.SPAWNING and not facts.capacity(one.pool)}
+        waiting = any(map(facts.lacks_workers, lacking))
         impact = Impact.MONEY if state == State.TERMINATING else Impact.WAIT if waiting else Impact.NONE
         evidence = f"{', '.join(names)}; by itself: {explanation['then']}"
-        yield Condition(
-            ConditionKind.WORKERS_STUCK, stage, detail, evidence, impact, min(one.state_since for one in stuck)
-        )
+        since = min(one.state_since for one in stuck)
+        yield Condition(ConditionKind.WORKERS_STUCK, stage, detail, evidence, impact, since, pools=lacking)
 
 
 def _unstick(stage: str, explanation: Mapping[str, Any], names: Sequence[str]) -> str:
@@ -83,7 +84,7 @@ def _unstick(stage: str, explanation: Mapping[str, Any], names: Sequence[str]) -
     fix = late.fix if late and not explanation["code"] else explanation["fix"]
     if fix in (MORE, MORE.replace("<worker>", names[0])):  # nothing to set here: it is the provider's
         return f"python -m orchestrator terminate {names[0]}, for another pod at once"
-    return str(fix.replace("<worker>", names[0]))
+    return str(fix.replace("<worker>", names[0])) or f"python -m orchestrator explain {names[0]}"
 
 
 def _slow(facts: Facts) -> Iterator[Condition]:
@@ -115,13 +116,12 @@ def _unheard(facts: Facts) -> Iterator[Condition]:
             groups[worker.waiting_for].append(worker)
     for what, workers in groups.items():
         impact = Impact.MONEY | (Impact.LOSS if any(one.tasks_running for one in workers) else Impact.NONE)
-        impact |= Impact.WAIT if any(facts.lacks_workers(one.pool) for one in workers) else Impact.NONE
+        lacking = {one.pool for one in workers if not facts.capacity(one.pool)}
+        impact |= Impact.WAIT if any(map(facts.lacks_workers, lacking)) else Impact.NONE
         names = ", ".join(one.id for one in workers)
         evidence = f"{names}; by itself: they end after DEADMAN_TIMEOUT_SEC or their drain"
-        since = min(one.last_heartbeat_at for one in workers)
-        yield Condition(
-            ConditionKind.GATEWAY_UNREACHED, what, {"count": len(workers), "what": what}, evidence, impact, since
-        )
+        since, detail = min(one.last_heartbeat_at for one in workers), {"count": len(workers), "what": what}
+        yield Condition(ConditionKind.GATEWAY_UNREACHED, what, detail, evidence, impact, since, pools=lacking)
 
 
 def _ready(facts: Facts) -> Iterator[Condition]:
@@ -148,7 +148,7 @@ def _ready(facts: Facts) -> Iterator[Condition]:
             lasts = {"lasts": minutes(facts.ago_s(since))}
             yield Condition(ConditionKind.STORE_UNREACHED, worker.id, detail | lasts, "", Impact.MONEY, since)
         if why := worker.metadata.logs_late:
-            yield Condition(ConditionKind.LOGS_LATE, worker.id, detail | {"why": why})
+            yield Condition(ConditionKind.LOGS_LATE, worker.id, detail | {"why": delay_of(why)})
         yield from _claims(worker, facts, detail, seen)
     if unknown := facts.unknown_workers:
         named = {"count": len(unknown), "worker": min(unknown)}
@@ -160,33 +160,36 @@ def _claims(worker: WorkerFacts, facts: Facts, detail: Mapping[str, Any], seen: 
     """A ready worker that claims nothing. If its machine is the cause, `_machines` shows it."""
     waiting = facts.ready_tasks(worker.pool)
     if worker.unfit and worker.unfit not in {finding.text for finding in worker.findings}:
-        impact = Impact.WAIT if waiting and not _others(worker, facts) else Impact.NONE
+        pools = () if _others(worker, facts) else (worker.pool,)
+        impact = Impact.WAIT if waiting and pools else Impact.NONE
         evidence = f"by itself: {worker.explanation['then']}"
-        yield Condition(ConditionKind.WORKER_UNFIT, worker.id, detail, evidence, impact)
+        yield Condition(ConditionKind.WORKER_UNFIT, worker.id, detail, evidence, impact, pools=pools)
     if worker.unfit or worker.is_unheard or worker.tasks_running or worker.cluster is not None:
         return  # of a cluster, only the controller claims
     if not waiting or not facts.is_led or facts.store_away:
         return
     since = max(worker.empty_since or worker.state_since, facts.oldest_ready_at(worker.pool) or worker.state_since)
     if facts.ago_s(since) > UNCLAIMED_S:
-        yield Condition(ConditionKind.NOT_CLAIMING, worker.id, detail, seen, Impact.WAIT, since)
+        kind, pools = ConditionKind.NOT_CLAIMING, (worker.pool,)
+        yield Condition(kind, worker.id, detail, seen, Impact.WAIT, since, pools=pools)
 
 
 def _machines(facts: Facts) -> Iterator[Condition]:
     """What agents report of their machines."""
     for worker in facts.workers:
         for finding in worker.findings if worker.is_ready else ():
+            if finding.code == UNREADABLE:  # most containers hide the kernel log: that is no news about a worker
+                continue
             meaning = finding.guard.meaning if finding.guard else UNKNOWN_FINDING
             detail = {"worker": worker.id, "code": finding.code, "means": meaning.means.rstrip(".")}
             detail["fix"] = meaning.fix.replace("<worker>", worker.id)
             evidence = f"{finding.evidence or 'no evidence'}; by itself: {meaning.then}"
-            impact = Impact.NONE
-            if finding.severity.blocks and facts.ready_tasks(worker.pool) and not _others(worker, facts):
-                impact |= Impact.WAIT
+            pools = (worker.pool,) if finding.severity.blocks and not _others(worker, facts) else ()
+            impact = Impact.WAIT if pools and facts.ready_tasks(worker.pool) else Impact.NONE
             if finding.severity is Severity.REPLACE and worker.tasks_running:
                 impact |= Impact.LOSS
             kind = MACHINE_KINDS.get(finding.severity, ConditionKind.MACHINE_NOTE)
-            yield Condition(kind, worker.id, detail, evidence, impact, finding.since)
+            yield Condition(kind, worker.id, detail, evidence, impact, finding.since, pools=pools)
 
 
 def _others(worker: WorkerFacts, facts: Facts) -> bool:
@@ -213,8 +216,9 @@ def _ssh(facts: Facts) -> Iterator[Condition]:
         detail: dict[str, Any] = {"means": cause.means, "fix": cause.fix} if cause else {"means": "", "fix": DOCTOR}
         affected = {row["pool"] for row in standing if facts.ago_s(datetime.fromisoformat(row["last_at"])) < RECENT_S}
         affected |= {worker.pool for worker in facts.workers if worker.id in refused}
-        impact = Impact.WAIT if any(map(facts.lacks_workers, affected)) else Impact.NONE
-        yield Condition(ConditionKind.AUTH_FAILS, detail=detail, evidence=evidence, impact=impact)
+        lacking = {pool for pool in affected if not facts.capacity(pool)}
+        impact = Impact.WAIT if any(map(facts.lacks_workers, lacking)) else Impact.NONE
+        yield Condition(ConditionKind.AUTH_FAILS, detail=detail, evidence=evidence, impact=impact, pools=lacking)
     elif denied:
         yield Condition(ConditionKind.AUTH_RESOLVED, evidence=_attempts(denied, facts))
     mute = {
@@ -229,10 +233,10 @@ def _ssh(facts: Facts) -> Iterator[Condition]:
         yield Condition(ConditionKind.SSH_UNREACHABLE, detail=detail, evidence=evidence)
     if failed := [row for row in facts.failed_bringups if row["code"] in SSH_CODES]:
         standing = [row for row in failed if not _succeeded_later(row)]
-        first = (standing or failed)[0]["code"]
-        detail = {"codes": ", ".join(sorted({row["code"] for row in failed})), "code": first}
+        shown = standing or failed
+        detail = {"codes": ", ".join(sorted({row["code"] for row in shown})), "code": shown[0]["code"]}
         kind = ConditionKind.SSH_FAILED if standing else ConditionKind.SSH_RESOLVED
-        yield Condition(kind, detail=detail, evidence=_attempts(failed, facts))
+        yield Condition(kind, detail=detail, evidence=_attempts(shown, facts))
 
 
 def _succeeded_later(failed: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.findings import GuardFinding, findings_of
-from orchestrator.core.fitness import DISK_FULL_S
+from orchestrator.core.fitness import DISK_FULL_S, UNTRIED_S
 from orchestrator.core.meanings import LOGS, MORE, NOBODY, START_LEADER
 from orchestrator.core.plurals import counted
 from orchestrator.core.policy import Policy
@@ -19,6 +19,7 @@ from orchestrator.core.stages import STAGE_SPECS
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.core.worker_metadata import WorkerMetadata
 from orchestrator.diagnostics import causes, heartbeat_loss
+from orchestrator.diagnostics.advice import without
 from orchestrator.diagnostics.condition_kinds import ConditionKind
 from orchestrator.diagnostics.early_warnings import irregularities, silent_leader, stalled, unfit
 from orchestrator.diagnostics.evidence import evidence_line
@@ -128,7 +129,7 @@ def explained(found: Row, policy: Policy | None = None) -> WorkerExplanation:
         cost_by_kind={kind: float(usd) for kind, usd in row["cost_by_kind"].items()},
         evidence=wait.evidence or evidence_line(found["attempts"], wait.code),
         usual=found["usual"],
-        fix=wait.fix.replace("<worker>", row["id"]),
+        fix=without(wait.fix, "explain <worker>", instead=MORE).replace("<worker>", row["id"]),
         ended=wait.ended,
         running=found["running"],
         tasks_done=row["tasks_done"],
@@ -175,7 +176,7 @@ def _active(row: Row, found: Row, policy: Policy | None, now: datetime) -> _Wait
     if policy:
         wait.deadline = _later(last_sign_at, policy.heartbeat_timeout_s)
     wait.then = "if its heartbeats stop, it ends (heartbeat_lost), and its tasks are queued again"
-    _unfit(wait, row, policy)
+    _unfit(wait, row)
     return _with_irregularities(wait, row, now, busy=bool(tasks))
 
 
@@ -188,24 +189,30 @@ def _idle(row: Row, found: Row, policy: Policy | None, now: datetime) -> _Wait:
     if pool:
         wait.deadline = _later(row["state_since"], pool.idle_timeout_s)
     wait.then = "idle_timeout: terminate, unless it is kept warm (MIN_ACTIVE_GPUS, MACHINES_TO_KEEP_IDLE)"
-    _unfit(wait, row, policy)
+    _unfit(wait, row)
     return _with_irregularities(wait, row, now, busy=False)
 
 
-def _unfit(wait: _Wait, row: Row, policy: Policy | None) -> None:
+def _held_back(wait: _Wait, held: Mapping[str, Any], why: str) -> None:
+    """Say what decides about a worker whose last tasks all failed."""
+    wait.since = held["since"]
+    wait.deadline = held.get("until") or _later(held["since"], UNTRIED_S)
+    if held.get("suspect") is False:
+        wait.what = f"its pause to end: {why}, on other workers too, so the inputs or the release may be bad"
+        wait.then = "it claims tasks again; its next success ends this"
+        return
+    wait.what = f"another worker to try its tasks: {why}"
+    wait.then = "worker_sick if they succeed there; if they fail there too, they say nothing and it claims again"
+
+
+def _unfit(wait: _Wait, row: Row) -> None:
     """Say what happens next to a worker that claims nothing, if it claims nothing."""
     why = unfit(row)
     if why is None:
         return
     wait.who, wait.fix = WaitingOn.ORCHESTRATOR.value, LOGS
     if held := row.get("held_back"):
-        wait.what = f"a second opinion: it claims no more, {why}"
-        wait.then = (
-            "worker_sick if another worker completes such a task, release_bad if such tasks fail on others too; "
-            "otherwise it is replaced by then"
-        )
-        wait.since = held["since"]
-        wait.deadline = _later(held["since"], policy.spawning_timeout_s) if policy else None
+        _held_back(wait, held, why)
     elif blocking := [one for one in findings_of(row.get("health")) if one.guard and one.severity.blocks]:
         _blocked(wait, blocking[0])
     else:

@@ -1,8 +1,9 @@
-"""The conditions of the fleet as its leader sees them: for the gauge `orchestrator_condition`, and for the messages.
+"""The conditions of the fleet as its leader sees them: for metrics, for messages, and recorded in the database.
 
-Most of them follow from a tick. The leader queries once a minute what no tick reads: the account's balance, how fast
-S3 answers, tasks that were lost, failed, were refused by the database or have no handler, and why bring-ups failed.
-Without a new answer, the last one counts for KEPT_S, so that an outage does not end a condition.
+The gauge is `orchestrator_condition`. Commands and the API show the record. Most conditions follow from a tick. The
+leader queries once a minute what no tick reads: the account's balance, how fast S3 answers, tasks that were lost,
+failed, were refused by the database or have no handler, and why bring-ups failed. Without a new answer, the last one
+counts for KEPT_S, so that an outage does not end a condition.
 """
 
 import asyncio
@@ -29,6 +30,13 @@ from orchestrator.ports import PortError
 
 EVERY_S = 60.0
 KEPT_S = 180.0  # an older answer is not used
+UNSHOWN = 3  # failures in a row, after which RunPod seems to show no balance
+UNSHOWN_S = 3600.0  # until it is asked for again then
+RECORD_EVERY_S = 1.0  # how often a change is looked for
+RECORD_AGAIN_S = 15.0  # … and how often numbers and times in the texts are brought up to date
+RECORDED_FOR_S = 60.0  # a record that is older is not shown
+RECORDED = 100  # conditions at most
+TEXT_CHARS = 1_000  # of one text
 TROUBLES = (
     "waiting_types",
     "refused_tasks",
@@ -53,6 +61,39 @@ class Sources:
     bucket_place: str | None = None  # its region or data centre; None: not known
 
 
+class ConditionRecord:
+    """Keeps the conditions in the database up to date while this process leads."""
+
+    def __init__(self, store: SqlStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store, self._clock = store, clock
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what was found and what was written, because this process begins or ends to lead."""
+        self._found: Sequence[Condition] | None = None  # nothing is known before the first tick
+        self._written: object = None
+        self._written_s = 0.0
+
+    def note(self, found: Sequence[Condition]) -> None:
+        """Take the conditions of a tick."""
+        self._found = found
+
+    async def step(self, term: int) -> None:
+        """Write them if others are found than were written, or the texts are old. Raises PortError."""
+        if self._found is None:
+            return
+        found = [(one.kind, one.subject, one.severity) for one in self._found]
+        if found == self._written and self._clock() - self._written_s < RECORD_AGAIN_S:
+            return
+        rows = [_bounded(one.as_json()) for one in self._found[:RECORDED]]
+        await self._store.note_conditions(term, rows, for_s=RECORDED_FOR_S)
+        self._written, self._written_s = found, self._clock()
+
+
+def _bounded(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value[:TEXT_CHARS] if isinstance(value, str) else value for name, value in row.items()}
+
+
 class LeaderConditions:
     """The conditions of the last tick."""
 
@@ -65,14 +106,17 @@ class LeaderConditions:
     ) -> None:
         """`on_conditions` also gets the conditions."""
         self._sources, self._metrics, self._on_conditions, self._clock = sources, metrics, on_conditions, clock
+        self.record = ConditionRecord(sources.store, clock)
         self.forget()
 
     def forget(self) -> None:
         """Forget all answers, because this process begins or ends to lead."""
         self._asked_s = self._balance_s = self._troubles_s = -KEPT_S  # the times of the last answers
         self._balance_usd: float | None = None
+        self._unshown, self._balance_again_s = 0, 0.0  # failures in a row, and when it is asked for again
         self._troubles: dict[str, Any] = {}
         self._facts: Facts | None = None
+        self.record.forget()
         self._failing_s: float | None = None  # since when ticks fail
 
     async def ask(self) -> None:
@@ -115,15 +159,21 @@ class LeaderConditions:
             return
         counts = Counter((str(one.kind), one.severity) for one in found)
         self._metrics.found({**{(str(kind), kind.row.level): 0 for kind in ConditionKind}, **counts})
+        self.record.note(found)
         if self._on_conditions:
             self._on_conditions(found)
 
     async def _ask_balance(self) -> float | None:
+        if self._unshown >= UNSHOWN and self._clock() < self._balance_again_s:
+            return None
         try:
-            return await self._sources.balance_usd()
+            balance_usd = await self._sources.balance_usd()
         except PortError as error:
+            self._unshown, self._balance_again_s = self._unshown + 1, self._clock() + UNSHOWN_S
             log.debug("balance_unknown", error=f"{type(error).__name__}: {error}")
             return None
+        self._unshown = 0
+        return balance_usd
 
     async def _ask_troubles(self) -> dict[str, Any] | None:
         try:

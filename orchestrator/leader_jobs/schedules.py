@@ -15,15 +15,14 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import structlog
-from cronsim import CronSim, CronSimError
 
 from orchestrator.adapters.schedule_store import ScheduleStore
+from orchestrator.leader_jobs import cron
 
 EVERY_S = 5.0
 LATE_S = 60.0
 AT_ONCE = 100  # schedules in one step
 TIMES_AT_ONCE = 1_000  # due times of one schedule in one call
-CRON_FIELDS = 5
 CALLS = 20  # for one schedule in one step; the next step continues
 log = structlog.get_logger()
 
@@ -40,12 +39,10 @@ def due_times(schedule: Mapping[str, Any], after: datetime) -> Iterator[datetime
         zone = ZoneInfo(schedule["timezone"])
     except (KeyError, ValueError, OSError) as error:
         raise ScheduleError(f"no time zone {schedule['timezone']!r}: use a name such as Europe/Berlin") from error
-    if len(schedule["cron"].split()) > CRON_FIELDS:  # CronSim reads a sixth one as seconds
-        raise ScheduleError(f"Wrong number of fields in {schedule['cron']!r}: use minute hour day month weekday")
     try:
-        times = _utc(CronSim(schedule["cron"], after.astimezone(zone)), schedule["cron"])
-    except CronSimError as error:
-        raise ScheduleError(f"{error} in {schedule['cron']!r}: use minute hour day month weekday") from error
+        times = _utc(cron.times(schedule["cron"], after, zone), schedule["cron"])
+    except cron.CronError as error:
+        raise ScheduleError(str(error)) from error
     return (time for time in times if time > after)  # in a repeated hour, the first one is the hour before
 
 
@@ -70,9 +67,9 @@ def _time(schedule: Mapping[str, Any], column: str) -> datetime:
         raise ScheduleError(f"{column} is {schedule[column]!r}: set it to a time of the years 1 to 9999") from None
 
 
-def _utc(times: Iterator[datetime], cron: str) -> Iterator[datetime]:
+def _utc(times: Iterator[datetime], text: str) -> Iterator[datetime]:
     yield from (time.astimezone(UTC) for time in times)
-    raise ScheduleError(f"{cron!r} is never due")  # a day that no month has
+    raise ScheduleError(f"{text!r} is never due")  # a day that no month has
 
 
 @dataclass(frozen=True, slots=True)

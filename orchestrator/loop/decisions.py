@@ -12,6 +12,7 @@ from orchestrator.core.actions import Plan, PoolDecision, Rescue, Spawn, Termina
 from orchestrator.core.blocked import line
 from orchestrator.core.exit_causes import ABRUPT
 from orchestrator.core.model import Snapshot
+from orchestrator.core.provider import place_of
 from orchestrator.core.states import READY, State
 from orchestrator.observability import log_phrases
 from orchestrator.ports import Store
@@ -83,5 +84,5 @@ class DecisionRecorder:
 
 def _described(action: Spawn | Terminate) -> str:
     if isinstance(action, Spawn):
-        return f"spawn {action.worker_id} on {action.offer.key}: {action.reason}"
+        return f"spawn {action.worker_id} on {place_of(action.offer.key)}: {action.reason}"
     return f"terminate {action.worker_id}: {action.reason}"

@@ -5,6 +5,7 @@ Reads and writes are counted separately: a bucket that allows only reads counts 
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator.ports import BlobRefused, Blobs, NotFound, PortError
@@ -42,7 +43,8 @@ class _CallKind:
 class StoreWatch:
     """What one process knows about the object store. Any thread may use `note_call`."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or time.monotonic  # a default value would be bound too early for a simulator
         self._reads, self._writes = _CallKind(), _CallKind()
         self._answered_s: float | None = None
         self._probe: asyncio.Task[None] | None = None
@@ -51,7 +53,7 @@ class StoreWatch:
 
     def note_call(self, operation: str, error: PortError | None) -> None:
         """Note how a call of this process ended. `error` is None if it was answered."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         (self._writes if operation == "put" else self._reads).note(now_s, error)
         if error is None or isinstance(error, NotFound):
             self._answered_s = now_s
@@ -68,7 +70,7 @@ class StoreWatch:
 
         None if it serves, or is unknown.
         """
-        now_s = time.monotonic()
+        now_s = self._clock()
         failing = [kind for kind in (self._writes, self._reads) if kind.failures >= FAILURES]
         if failing:
             first = min(failing, key=lambda kind: kind.since_s)
@@ -81,7 +83,7 @@ class StoreWatch:
         if self._probe is not None:
             return
         failing = self._reads.failures or self._writes.failures
-        now_s = time.monotonic()
+        now_s = self._clock()
         quiet = self._answered_s is None or now_s - self._answered_s >= QUIET_S
         if failing or quiet or now_s - self._probed_s >= MEASURE_S:
             self._probed_s = now_s
@@ -98,9 +100,9 @@ class StoreWatch:
                 await blobs.put(KEY, CONTENT, content_type="text/plain")
             else:
                 await blobs.size(KEY)
-            self.took_s = time.monotonic() - self._probed_s
+            self.took_s = self._clock() - self._probed_s
         except NotFound:
-            self.took_s = time.monotonic() - self._probed_s
+            self.took_s = self._clock() - self._probed_s
         except PortError:
             pass  # `note_call` has noted it
         finally:

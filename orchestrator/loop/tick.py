@@ -6,16 +6,41 @@ from collections.abc import Callable
 import structlog
 
 from orchestrator.core.actions import Plan
-from orchestrator.core.model import Snapshot, Worker
+from orchestrator.core.model import Snapshot, StoreOutage, Worker
 from orchestrator.core.plan import in_transition
 from orchestrator.core.policy import Policy
 from orchestrator.loop.decisions import DecisionRecorder
 from orchestrator.loop.execute import Executor
 from orchestrator.loop.observe import Observer
 from orchestrator.loop.runtime import Runtime
+from orchestrator.ports import Store
 
 HOLD_S, HOLD_AGAIN_S = 60.0, 20.0  # for how long claims are held, and how often this is renewed
 log = structlog.get_logger()
+
+
+class ClaimHold:
+    """Holds the fleet's claims in the database during an outage of the store, and frees them once afterwards.
+
+    A hold expires after HOLD_S, so that a leader that is gone holds up no other process.
+    """
+
+    def __init__(self, store: Store, clock: Callable[[], float] | None = None) -> None:
+        self._store, self._clock = store, clock or time.monotonic
+        self._held: tuple[int, float] | None = None  # the term in which claims were held, and the last time
+        self._freed: int | None = None  # the term in which they were freed
+
+    async def follow(self, term: int, outage: StoreOutage | None, *, is_known: bool) -> None:
+        """Hold, renew or free. `is_known`: whether the store has ever answered this process. Raises PortError."""
+        if outage is not None:
+            held_term, held_s = self._held or (None, 0.0)
+            if held_term != term or self._clock() - held_s >= HOLD_AGAIN_S:
+                log.warning("store_away", message=outage.why, since=outage.since.isoformat())
+                await self._store.hold_claims(term, outage, for_s=HOLD_S)
+                self._held, self._freed = (term, self._clock()), None
+        elif self._freed != term and is_known:
+            await self._store.hold_claims(term, None, for_s=HOLD_S)
+            self._held, self._freed = None, term
 
 
 class Tick:
@@ -40,8 +65,7 @@ class Tick:
         self._observer, self._executor, self._decisions = observer, executor, DecisionRecorder(runtime.store)
         self._on_plan, self._planner, self._is_stopping = on_plan, planner, is_stopping
         self._declared: int | None = None  # the term in which the pools were declared
-        self._claims_held: tuple[int, float] | None = None  # the term in which claims were held, and the last time
-        self._claims_freed: int | None = None  # the term in which the claims were freed
+        self._claims = ClaimHold(runtime.store)
 
     async def run(self, term: int) -> Plan:
         """Run one tick. Raises PortError if the database does not answer or refuses."""
@@ -56,7 +80,7 @@ class Tick:
         waits = ((v.retry_at - snapshot.now).total_seconds() for v in plan.decisions if v.retry_at)
         self.retry_s = min(waits, default=None)
         if not self._is_stopping():
-            await self._hold_claims(term, snapshot)
+            await self._claims.follow(term, snapshot.store_outage, is_known=self._observer.knows_the_store)
             await self._decisions.record(term, snapshot, plan)
             health.stepped()
             await self._executor.start(term, snapshot, plan.actions)
@@ -84,16 +108,3 @@ class Tick:
         if snapshot.pods is not None:
             self._runtime.latest.pods.update(snapshot.pods)
         self._runtime.latest.workers.update(snapshot.workers)
-
-    async def _hold_claims(self, term: int, snapshot: Snapshot) -> None:
-        """Hold claims in the database during an outage of the store, and free them once afterwards. A hold expires."""
-        outage = snapshot.store_outage
-        if outage is not None:
-            held_term, held_s = self._claims_held or (None, 0.0)
-            if held_term != term or time.monotonic() - held_s >= HOLD_AGAIN_S:
-                log.warning("store_away", message=outage.why, since=outage.since.isoformat())
-                await self._store.hold_claims(term, outage, for_s=HOLD_S)
-                self._claims_held, self._claims_freed = (term, time.monotonic()), None
-        elif self._claims_freed != term and self._observer.knows_the_store:
-            await self._store.hold_claims(term, None, for_s=HOLD_S)
-            self._claims_held, self._claims_freed = None, term

@@ -20,9 +20,13 @@ from importlib.resources.abc import Traversable
 import psycopg
 
 from orchestrator.migrate.files import SchemaVersion, SqlFile, SqlFiles, sql_files
+from orchestrator.migrate.fit import check_fit
 from orchestrator.migrate.ledger import Connection, Ledger, check, read_ledger
-from orchestrator.migrate.run import alone, apply, connected
-from orchestrator.migrate.steps import script, steps
+from orchestrator.migrate.remove import remove
+from orchestrator.migrate.rights import check_pods, check_rights, pods_can_call
+from orchestrator.migrate.run import alone, apply, complete_rows, connected
+from orchestrator.migrate.steps import grants, script, steps
+from orchestrator.migrate.trigger_trial import failing_triggers
 from orchestrator.migrate.unheld import note_unheld
 from orchestrator.ports import SchemaMismatch
 
@@ -35,11 +39,13 @@ __all__ = [
     "migrate",
     "missing_sql",
     "planned",
+    "removed",
     "sql_files",
 ]
 
 NOTE = "OR100"  # the SQLSTATE of notices for the operator
 OF_OLD_TABLES = "row level security"  # needed for a table only if clients may have read it earlier
+RECORD_PATH = "public.internal_record_path()"
 NEW = "select to_regclass('public.tasks') is null and to_regclass('public.workers') is null"
 
 
@@ -55,28 +61,52 @@ class MigrationReport:
 async def migrate(url: str, *, directory: Traversable | None = None, requeue_held: bool = False) -> MigrationReport:
     """Apply the missing files. SchemaMismatch if the database does not fit the files; Unavailable without a connection.
 
+    MissingRight if this login may not apply them, before the first change; or, after the last one, if pods cannot call.
     The notes name tasks In Progress without a worker. With `requeue_held`, these tasks are queued again.
     """
     files = sql_files(directory)
     async with alone(url) as lock, connected(url) as connection:
-        ledger = await read_ledger(connection)
-        await check(connection, ledger, files)
+        ledger = await _checked(connection, files)
         newer = files.version.standing(ledger.version) == "newer"
         applied, notes = ((), ()) if newer else await _apply(connection, lock, files, ledger)
         notes += await note_unheld(connection, requeue=requeue_held)
+        if applied:
+            notes += await failing_triggers(connection, files)
         now = (await read_ledger(connection)).version
+        if not newer:
+            await check_pods(connection)
     return MigrationReport(applied, (*notes, *_of_a_newer(now, files)), now)
 
 
 async def planned(url: str, *, directory: Traversable | None = None) -> MigrationReport:
-    """Return what `migrate` would apply now. It changes nothing and takes no lock. SchemaMismatch, Unavailable."""
+    """Return what `migrate` would apply now, and which triggers of the user's would fail then. It changes nothing.
+
+    SchemaMismatch, MissingRight, Unavailable.
+    """
     files = sql_files(directory)
     async with connected(url) as connection:
-        ledger = await read_ledger(connection)
-        await check(connection, ledger, files)
-    newer = files.version.standing(ledger.version) == "newer"
+        ledger = await _checked(connection, files)
+        newer = files.version.standing(ledger.version) == "newer"
+        notes: tuple[str, ...] = ()
+        if not newer and steps(files, ledger):
+            await check_rights(connection)
+            notes = await failing_triggers(connection, files)
     versions = () if newer else tuple(version for step in steps(files, ledger) for version in step.versions)
-    return MigrationReport(versions, _of_a_newer(ledger.version, files), ledger.version)
+    return MigrationReport(versions, (*notes, *_of_a_newer(ledger.version, files)), ledger.version)
+
+
+async def removed(url: str, *, directory: Traversable | None = None) -> tuple[str, ...]:
+    """Drop everything that `migrate` added, and keep the user's rows. Return notes.
+
+    SchemaMismatch if the schema is not this version's or is in use; MissingRight, Unavailable.
+    """
+    files = sql_files(directory)
+    async with alone(url), connected(url) as connection:
+        ledger = await read_ledger(connection)
+        if files.version.standing(ledger.version) != "current":
+            raise SchemaMismatch(f"the schema is {ledger.version or 'none of ours'}, not {files.version}")
+        await check_rights(connection)
+        return await remove(connection, files)
 
 
 async def missing_sql(url: str | None, now: datetime, *, directory: Traversable | None = None) -> str:
@@ -85,8 +115,7 @@ async def missing_sql(url: str | None, now: datetime, *, directory: Traversable 
     if url is None:
         return script(files, Ledger(), now)
     async with connected(url) as connection:
-        ledger = await read_ledger(connection)
-        await check(connection, ledger, files)
+        ledger = await _checked(connection, files)
     newer = files.version.standing(ledger.version) == "newer"
     return f"-- {_of_a_newer(ledger.version, files)[0]}\n" if newer else script(files, ledger, now)
 
@@ -99,6 +128,15 @@ def looked_at(version: str, *, directory: Traversable | None = None) -> Migratio
         raise SchemaMismatch(f"its version is {there}, this program's is {files.version}")
     note = "nothing can be made over SUPABASE_URL's API: the schema there was only looked at, and will do"
     return MigrationReport((), (note, *_of_a_newer(version, files)), version)
+
+
+async def _checked(connection: Connection, files: SqlFiles) -> Ledger:
+    """Return the state of a database that can take these files. SchemaMismatch if it cannot."""
+    ledger = await read_ledger(connection)
+    if not ledger.exists:
+        await check_fit(connection)
+    await check(connection, ledger, files)
+    return ledger
 
 
 async def _apply(
@@ -115,11 +153,25 @@ async def _apply(
 
     connection.add_notice_handler(note)
     applied: list[str] = []
-    for step in steps(files, ledger):
+    todo = steps(files, ledger)
+    if todo:
+        await check_rights(connection)
+    for step in todo:
         await lock.execute("select 1")  # while no other migrator runs
+        for version in step.versions:
+            notes += await complete_rows(connection, version)
         await apply(connection, step)
         applied += step.versions
+    if not todo and await _may(connection, RECORD_PATH):
+        await connection.execute(f"select {RECORD_PATH}".encode())
+        if await pods_can_call(connection):  # an administrator may have made the role since then
+            await apply(connection, grants(files))
     return tuple(applied), tuple(notes)
+
+
+async def _may(connection: Connection, function: str) -> bool:
+    row = await (await connection.execute("select has_function_privilege(%s, 'execute')", (function,))).fetchone()
+    return row == (True,)
 
 
 def _of_a_newer(version: str, files: SqlFiles) -> tuple[str, ...]:

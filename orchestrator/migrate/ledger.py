@@ -23,7 +23,8 @@ LEDGER = """create table if not exists public.schema_migrations (
 );
 alter table public.schema_migrations
     add column if not exists release text,
-    add column if not exists functions text[];"""
+    add column if not exists functions text[],
+    add column if not exists found jsonb;"""  # of 0001: what the user's tables were like before
 READ = "select to_jsonb(m) from public.schema_migrations m"
 EXISTS = "select to_regclass(%s) is not null"
 

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 
 import psycopg
 
+from orchestrator.migrate import existing_rows
 from orchestrator.migrate.ledger import Connection
 from orchestrator.migrate.steps import RELOAD, SETTINGS, Statement, Step
 from orchestrator.ports import SchemaMismatch, Unavailable
@@ -19,10 +20,23 @@ LOCK_TRIES = 20
 LOCK_PAUSE_S = 1.0  # seconds between two tries, so that waiting users of the table can continue
 INDEX_TIMEOUT_S = 3600  # CREATE INDEX CONCURRENTLY waits for old transactions, and no other statement waits for it
 CONNECT_TIMEOUT_S = 15
+# For statements outside a transaction, whatever the role or the database has as its default.
+OF_SESSION = {
+    "statement_timeout": "0",
+    "default_transaction_isolation": "read committed",
+    "quote_all_identifiers": "off",
+    "client_min_messages": "notice",
+}
 
+# In PostgreSQL's context of an error, the innermost function that is not ours.
+USERS_FUNCTION = re.compile(r"function (?!(?:public\.)?internal_|inline_)(\S+\([^()]*\))")
+NOT_FOUND = ("42", "3F")  # SQLSTATE classes
 INDEX = re.compile(r"create (?:unique )?index concurrently if not exists (\w+)", re.IGNORECASE)
 INVALID = """select true from pg_catalog.pg_index i
  where i.indexrelid = to_regclass('public.' || %s) and not i.indisvalid"""
+NO_TIMEOUTS = """select set_config(name, '0', true) from pg_catalog.pg_settings
+ where name in ('statement_timeout', 'transaction_timeout', 'idle_in_transaction_session_timeout')"""
+TABLE_PAGES = "select pg_relation_size(%s::regclass) / current_setting('block_size')::bigint"
 HOLDERS = """
 select distinct format('%s (%s, %s) on %s', a.pid, coalesce(nullif(a.application_name, ''), a.usename), a.state,
                        l.relation::regclass)
@@ -40,6 +54,8 @@ async def connected(url: str) -> AsyncIterator[Connection]:
         async with await psycopg.AsyncConnection.connect(
             url, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S, prepare_threshold=None
         ) as connection:
+            # At a higher level, a migrator that waits for its lock holds a snapshot, for which each index build waits.
+            await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
             yield connection
     except psycopg.OperationalError as error:
         raise Unavailable(f"the database cannot be migrated now: {error}") from error
@@ -56,7 +72,7 @@ async def alone(url: str) -> AsyncIterator[Connection]:
     async with connected(url) as connection:
         for _ in range(int(MIGRATOR_WAIT_S / MIGRATOR_POLL_S)):
             async with connection.transaction():
-                await connection.execute("set local idle_in_transaction_session_timeout = 0")
+                await connection.execute(NO_TIMEOUTS)
                 tried = await connection.execute("select pg_try_advisory_xact_lock(%s)", (LOCK_KEY,))
                 if await tried.fetchone() == (True,):
                     yield connection
@@ -78,20 +94,49 @@ async def apply(connection: Connection, step: Step) -> None:
             return
 
 
+async def complete_rows(connection: Connection, version: str) -> tuple[str, ...]:
+    """Complete the rows that this table file would update, without the user's triggers. Return the notes."""
+    leased = stale = alive = 0
+    followed = False
+    if version in existing_rows.COMPLETED_BEFORE:
+        leased, stale = await _complete(connection, "tasks", existing_rows.COUNT_TASKS, existing_rows.COMPLETE_TASKS)
+        followed = await (await connection.execute(existing_rows.NEEDS)).fetchone() != (existing_rows.NOTHING,)
+    if version == existing_rows.FIRST:
+        alive, _ = await _complete(connection, "workers", existing_rows.COUNT_WORKERS, existing_rows.SUPERSEDE_WORKERS)
+    follows = ("tasks.dependant_on is followed by depends_on",) if followed and version == existing_rows.FIRST else ()
+    return (*existing_rows.notes(leased, stale, alive), *follows)
+
+
+async def _complete(connection: Connection, table: str, count: str, update: str) -> tuple[int, int]:
+    (needs,) = await (await connection.execute(existing_rows.NEEDS)).fetchone() or ("",)
+    (pages,) = await (await connection.execute(TABLE_PAGES, (f"public.{table}",))).fetchone() or (0,)
+    totals = [0, 0]
+    for first in range(0, pages + 1, existing_rows.PAGES):
+        query = existing_rows.counting(count, needs, first, first + existing_rows.PAGES)
+        rows, *numbers = await (await connection.execute(query.encode())).fetchone() or (0, 0, 0)
+        if rows:
+            text = existing_rows.completion(table, update, first, first + existing_rows.PAGES)
+            await apply(connection, Step((), (Statement(f"the rows of {table}", text),)))
+            totals = [total + number for total, number in zip(totals, numbers, strict=True)]
+    return totals[0], totals[1]
+
+
 async def _together(connection: Connection, step: Step) -> None:
     async with connection.transaction():
         await connection.execute(f"set local lock_timeout = '{LOCK_TIMEOUT_S}s'")
-        await connection.execute("set local statement_timeout = 0")
+        await connection.execute(NO_TIMEOUTS)
         for setting in SETTINGS:
             await connection.execute(setting.encode())
         for statement in step.statements:
             await _execute(connection, statement)
-        await connection.execute(RELOAD)
+        if step.versions:
+            await connection.execute(RELOAD)
 
 
 async def _one_by_one(connection: Connection, step: Step) -> None:
     """Apply statements with settings of the session, without a transaction. Reset them for a pooler's next client."""
-    await connection.execute("set statement_timeout = 0")
+    for name, value in OF_SESSION.items():
+        await connection.execute(f"set {name} = '{value}'".encode())
     try:
         for statement in step.statements:
             index = INDEX.search(statement.text)
@@ -102,7 +147,7 @@ async def _one_by_one(connection: Connection, step: Step) -> None:
             await _execute(connection, statement)
     finally:
         with suppress(psycopg.OperationalError):
-            await connection.execute("reset statement_timeout; reset lock_timeout")
+            await connection.execute("; ".join(f"reset {name}" for name in ("lock_timeout", *OF_SESSION)).encode())
 
 
 async def _execute(connection: Connection, statement: Statement) -> None:
@@ -116,16 +161,28 @@ async def _execute(connection: Connection, statement: Statement) -> None:
     except psycopg.Error as error:
         hint = f"; fix: {error.diag.message_hint}" if error.diag.message_hint else ""
         raise SchemaMismatch(
-            f"{statement.path} does not fit this database, which stays as it was before that file: "
-            f"{error.diag.message_primary}: {error.diag.message_detail or ''}{hint}"
+            f"{statement.path} cannot be applied: {error.diag.message_primary}"
+            f"{f': {error.diag.message_detail}' if error.diag.message_detail else ''}. "
+            f"Nothing of this file was changed{of_function(error) or f'.{hint}'}"
         ) from error
+
+
+def of_function(error: psycopg.Error) -> str:
+    """Name a function of the user's, such as an event trigger's, that misses a name under the empty search path."""
+    function = USERS_FUNCTION.search(error.diag.context or "")
+    if not function or (error.sqlstate or "")[:2] not in NOT_FOUND:
+        return ""
+    return (
+        f", in the function {function[1]}; fix: name the schemas in it, "
+        f"or: alter function {function[1]} set search_path = public"
+    )
 
 
 async def _waited(connection: Connection, error: psycopg.OperationalError) -> str:
     rows = await (await connection.execute(HOLDERS)).fetchall()
     holders = "; sessions with locks: " + ", ".join(holder for (holder,) in rows) if rows else ""
     return (
-        f"a lock was not to be had in {LOCK_TRIES} tries of {LOCK_TIMEOUT_S} s: {' '.join(error.__notes__)}{holders}; "
+        f"no lock within {LOCK_TRIES} tries of {LOCK_TIMEOUT_S} s: {' '.join(error.__notes__)}{holders}; "
         "fix: end the transaction that holds it (pg_stat_activity, pg_terminate_backend) and run migrate again"
     )
 

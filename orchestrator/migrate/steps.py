@@ -12,6 +12,7 @@ from datetime import datetime
 from psycopg import sql
 
 from orchestrator import __version__ as release
+from orchestrator.migrate import existing_rows
 from orchestrator.migrate.files import SqlFile, SqlFiles
 from orchestrator.migrate.ledger import BASELINE, LEDGER, Ledger
 
@@ -69,7 +70,12 @@ HEAD = """-- GPU orchestrator {release}: what the database lacks of schema {vers
 -- Suggested file name: supabase/migrations/{now:%Y%m%d%H%M%S}_gpu_orchestrator.sql
 -- It can be applied with `supabase db push`, in the SQL editor or with psql, all of it or nothing. While it runs,
 -- writers of an existing table `tasks` wait; `orchestrator migrate` with DATABASE_URL does not let them wait."""
-SETTINGS = ("set local search_path = ''", "set local check_function_bodies = off")
+SETTINGS = (  # whatever the role or the database has as its default
+    "set local search_path = ''",
+    "set local check_function_bodies = off",
+    "set local quote_all_identifiers = off",
+    "set local client_min_messages = notice",
+)
 COMMIT = re.compile(r"^\s*commit;\n", re.MULTILINE)  # of a batch within a DO block
 
 
@@ -105,6 +111,11 @@ def steps(files: SqlFiles, ledger: Ledger) -> list[Step]:
     return [Step((), tuple(first)), *made]
 
 
+def grants(files: SqlFiles) -> Step:
+    """Return the step that grants the current rights again."""
+    return Step((), tuple(_current(files.current[-1])))
+
+
 def script(files: SqlFiles, ledger: Ledger, now: datetime) -> str:
     """Return the steps as one file, for users who apply SQL by other means."""
     there = steps(files, ledger)
@@ -113,15 +124,25 @@ def script(files: SqlFiles, ledger: Ledger, now: datetime) -> str:
     head = HEAD.format(release=release, version=files.version, now=now)
     last = ledger.tables[-1] if ledger.tables else None
     guard = _filled(GUARD, last=last, shown=last or "none")
-    texts = [_in_one_transaction(one) for step in there for one in step.statements]
+    texts = [text for step in there for text in _of_script(step)]
     everything = ("begin", *SETTINGS, guard, *texts, RELOAD, "commit")
     body = "\n\n".join(text.rstrip().removesuffix(";") + ";" for text in everything)
     return f"{head}\n\n{body}\n"
 
 
+def _of_script(step: Step) -> list[str]:
+    rows = [text for version in step.versions for text in existing_rows.before(version)]
+    return [*rows, *(_in_one_transaction(one) for one in step.statements)]
+
+
 def _table_step(file: SqlFile) -> Step:
-    statements = tuple(Statement(file.path, text) for text in file.statements())
-    return Step((file.version,), (*statements, _record(file)), file.in_transaction)
+    statements = tuple(
+        Statement(file.path, text) for one in file.statements() if (text := existing_rows.rewritten(file.version, one))
+    )
+    made = (*statements, _record(file))
+    if file.version == existing_rows.RECORDED_WITH:
+        made = (Statement(file.path, existing_rows.FIND), *made, Statement(file.path, existing_rows.RECORD_FOUND))
+    return Step((file.version,), made, file.in_transaction)
 
 
 def _current_steps(files: SqlFiles, ledger: Ledger) -> Iterable[Step]:

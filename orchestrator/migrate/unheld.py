@@ -10,7 +10,10 @@ from public.tasks t
         or not exists (select from public.task_attempts a where a.task_id = t.id and a.attempt = t.attempts))
    and not exists (select from public.workers w where w.id = t.worker_id and w.status <> 'terminated')
 """
-LIST = f"select t.id::text, t.task_type, t.pool, count(*) over () {UNHELD} order by t.updated_at, t.id limit %s"
+STALE = "t.lease_expires_at is not distinct from '-infinity'"
+LIST = f"""
+select t.id::text, t.task_type, t.pool, count(*) over (), count(*) filter (where {STALE}) over () {UNHELD}
+ order by t.updated_at, t.id limit %s"""
 REQUEUE = f"""
 with unheld as (select t.id {UNHELD} for update)
 update public.tasks t set status = 'Queued', worker_id = null, lease_expires_at = null from unheld u where t.id = u.id
@@ -23,12 +26,14 @@ async def note_unheld(connection: Connection, *, requeue: bool) -> tuple[str, ..
     found = await (await connection.execute(LIST, (NAMED,))).fetchall()
     if not found:
         return ()
-    total = found[0][3]
-    named = ", ".join(f"{task_id} ({task_type}, pool {pool})" for task_id, task_type, pool, _ in found)
+    total, stale = found[0][3:]
+    named = ", ".join(f"{task_id} ({task_type}, pool {pool})" for task_id, task_type, pool, *_ in found)
     listed = named + (f", and {total - len(found)} more" if total > len(found) else "")
     if requeue:
         done = await connection.execute(REQUEUE.encode())
         return (f"{done.rowcount} tasks that no worker held are queued again: {listed}",)
     then = "They are queued again TASK_STUCK_TIMEOUT_SEC after a change, except in pools with WORKER_START_COMMAND"
+    if stale:
+        then += f", and except {stale} that had not changed for a day when the schema was made"
     now = "now: python -m orchestrator migrate --requeue-held"
     return (f"{total} tasks are In Progress and no worker holds them: {listed}. {then}; {now}",)

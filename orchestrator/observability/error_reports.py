@@ -6,6 +6,7 @@ tasks or secrets.
 """
 
 import logging
+import os
 import re
 import sys
 import time
@@ -15,6 +16,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import structlog
+
+from orchestrator.core.proxies import BadProxy, proxy_of
 
 EVENT = re.compile(r"[a-z][a-z0-9_]{0,63}")  # the name of a log event
 SAME_AGAIN_S = 60.0  # between two reports of one error
@@ -56,6 +59,8 @@ def _opened(dsn: str, fleet: str, version: str) -> "ErrorReports | None":
         return ErrorReports(dsn, fleet, version)
     except ModuleNotFoundError as error:
         words = f"no errors are reported: {error.name} is not installed; fix: pip install 'gpu-orchestrator[sentry]'"
+    except BadProxy as error:
+        words = f"no errors are reported: {error}"
     except ValueError:  # its text quotes the DSN
         words = "no errors are reported: SENTRY_DSN is no DSN; fix: copy it from the project's settings again"
     log.warning("error_reports_off", message=words)
@@ -72,10 +77,13 @@ class ErrorReports(logging.Handler):
 
         super().__init__(logging.ERROR)
         self._clock, self._facts = clock, event_from_exception
+        through = proxy_of(dsn, os.environ) or ""  # an empty text keeps the library from the environment
         self._told: OrderedDict[tuple[str, ...], float] = OrderedDict()
         # A client of our own: no integration, so nothing but `emit` makes a report.
         self._client = Client(
             dsn=dsn,
+            http_proxy=through,
+            https_proxy=through,
             release=version,
             environment=re.sub(r"[^A-Za-z0-9._-]", "_", fleet)[:64],
             server_name="",

@@ -1,4 +1,4 @@
-"""structlog set-up: one-line JSON with `level` and `message` for machines, colours for terminals, no secrets.
+"""structlog set-up: one-line JSON with `level` and `message` for machines, sentences for terminals, no secrets.
 
 Events are fixed `noun_verbed` names with facts as keys; `message` carries the phrases that operators grep for. Records
 of third-party loggers, tracebacks, warnings and uncaught errors use the same output.
@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 import structlog
 
+from orchestrator.observability.console_lines import console_line
 from orchestrator.observability.redaction import hide, plain, redact
 
 NOISY = ("asyncssh", "botocore", "boto3", "urllib3", "httpx", "httpcore", "apscheduler", "uvicorn.access", "paramiko")
@@ -46,7 +47,7 @@ def configure(level: str = "INFO", secrets: Iterable[str] = (), stream: TextIO |
     ]
     if out.isatty():
         ending.insert(-1, _steady)
-        ending[-1] = structlog.dev.ConsoleRenderer(event_key="message")
+        ending[-1] = console_line
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),

@@ -5,22 +5,19 @@ a clear form (workers' tokens, presigned URLs, passwords in URLs, private keys).
 Every output calls `redact`; `hide` adds secrets.
 """
 
-import base64
-import json
 import logging
 import re
 import sys
 import threading
 import traceback
-import urllib.parse
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
-HIDDEN = "[redacted]"
+from worker.redaction import HIDDEN, encodings, parts
+
 SHORTEST = 8  # characters of a secret or of its encoding; a shorter one would also hide ordinary words
-LINE = 16  # characters of a line that is a secret by itself: a private key's
 SECRET_NAMES = re.compile(
     r"secret|passw|token|api_?key|private_?key|signing_?key|service_role|authorization|database_url|cookie|credential",
     re.IGNORECASE,
@@ -71,7 +68,7 @@ class Redactor:
 
     def hide(self, secrets: Iterable[str]) -> None:
         """Also hide these from now on."""
-        added = {part for secret in secrets for part in _parts(secret)} - self._secrets
+        added = {part for secret in secrets for part in parts(secret, SHORTEST)} - self._secrets
         if added:
             self._secrets |= added
             needles = {needle for secret in self._secrets for needle in encodings(secret) if len(needle) >= SHORTEST}
@@ -113,12 +110,14 @@ class Redactor:
         if isinstance(value, PLAIN):
             return value
         if isinstance(value, Mapping):
-            return {
-                text(key) if isinstance(key, str) else key: HIDDEN
-                if by_name and content and _named_secret(key)
-                else self._rebuilt(content, text, by_name=by_name)
-                for key, content in value.items()
-            }
+            made: dict[Any, Any] = {}
+            for key, content in value.items():
+                name = text(key) if isinstance(key, str) else key
+                if name in made:  # two keys that differ in a secret only: both values stay
+                    name = f"{name} {len(made)}"
+                is_hidden = by_name and content and _named_secret(key)
+                made[name] = HIDDEN if is_hidden else self._rebuilt(content, text, by_name=by_name)
+            return made
         if isinstance(value, (list, tuple, set, frozenset)):
             return [self._rebuilt(part, text, by_name=by_name) for part in value]
         if isinstance(value, (bytes, bytearray)):
@@ -157,32 +156,9 @@ hide = _shared.hide
 redact = _shared.redact
 
 
-def encodings(secret: str) -> Iterator[str]:
-    """Return the forms of a secret in text, JSON, URLs, a repr and base64, at each offset in a longer text."""
-    yield secret
-    yield from (json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False))
-    yield repr(secret)[1:-1]
-    for quoted in (urllib.parse.quote(secret), urllib.parse.quote(secret, safe=""), urllib.parse.quote_plus(secret)):
-        yield quoted
-        yield re.sub("%..", lambda escape: escape[0].lower(), quoted)
-    raw = secret.encode()
-    for before, first in ((0, 0), (1, 2), (2, 3)):  # bytes in front; the first character that they have no part in
-        whole = (before + len(raw)) * 8 // 6
-        for encode in (base64.b64encode, base64.urlsafe_b64encode):
-            yield encode(b"\0" * before + raw).decode()[first:whole]
-
-
 def plain(text: str) -> str:
     """Remove control characters from a text: escape sequences, C1 controls, bidi marks."""
     return text if text.isprintable() else "".join(c if c.isprintable() or c in "\n\t" else "·" for c in text)
-
-
-def passwords(text: str) -> Iterator[str]:
-    """Return the passwords of the URLs in a text, raw and decoded, unless a password equals the user's name."""
-    for user, password in re.findall(r"://([^\s/:@]*):([^\s/@]+)@", text):
-        if password != user:
-            yield password
-            yield urllib.parse.unquote(password)
 
 
 def redact_uncaught_errors() -> None:
@@ -229,16 +205,6 @@ def _blocks(needles: Iterable[str]) -> dict[int, tuple[str, ...]]:
             block = int.from_bytes(start[offset : offset + BLOCK_BYTES], sys.byteorder)
             found[block] = (*found.get(block, ()), needle)
     return found
-
-
-def _parts(secret: str) -> Iterator[str]:
-    """A secret, and each of its lines where they are secrets by themselves."""
-    secret = secret.strip()
-    if len(secret) >= SHORTEST:
-        yield secret
-    lines = [line.strip() for line in secret.replace("\\n", "\n").splitlines()]
-    if len(lines) > 1:
-        yield from (line for line in lines if len(line) >= LINE and not line.startswith("-----"))
 
 
 def _named_secret(key: object) -> bool:

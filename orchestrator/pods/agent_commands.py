@@ -35,6 +35,7 @@ class LaunchConfig:
     api_key: str | None = None  # the public key that Supabase requires besides the token
     python: str = "python3"  # the interpreter on the pod, for the agent and its handlers
     handlers: Mapping[str, str] = field(default_factory=dict)  # task type -> module:function or cmd:command
+    keep_processes: Sequence[str] = ()  # task types whose handlers' processes may outlive a task
     setup_command: str | None = None  # once per pod, before the agent
     start_command: str | None = None  # the user's own program instead of handlers
     heartbeat_s: float = 20
@@ -99,6 +100,7 @@ def configuration(config: LaunchConfig, worker: Worker, token: str, user_code: s
             "renewal_key": config.renewal_key_for(worker.id, worker.token_jti or ""),
             "pool": worker.pool,
             "handlers": _part(config.handlers, config.pool_handlers.get(worker.pool)),
+            "keep_processes": sorted(config.keep_processes),
             "user_code": user_code,
             "python": config.python,
             "setup_command": config.setup_command,

@@ -128,8 +128,10 @@ class BringUp:
             "deadline_s": limit_s,
             "next_attempt_s": 0,
         }
+        asked_s = time.time()
         context.worker = await self._move(context, stage=stage, reason=f"bring-up: {stage}", fields=facts | waiting)
         context.entered_at = context.worker.deadline_at - timedelta(seconds=limit_s)
+        context.clock_ahead_s = (asked_s + time.time()) / 2 - context.entered_at.timestamp()
         clock.entered(stage, (context.entered_at - context.worker.created_at).total_seconds(), limit_s)
         attempt_id = await self._store.open_attempt(context.term, context.worker.id, stage)
         context.note = partial(self._store.note_attempt, context.term, attempt_id)

@@ -24,6 +24,7 @@ class BringupContext:
     worker: Worker
     entered_at: datetime  # the database's clock when the present stage was entered
     limit_s: float = 0.0  # the time for the present stage
+    clock_ahead_s: float = 0.0  # by how much this process's clock is ahead of the database's
     facts: dict[str, Any] = field(default_factory=dict)  # columns for the next move
     unassigned_at_s: float | None = None  # monotonic: when its pod was last seen without a machine
     suspect: FailureCode | None = None  # a more precise code for a passed deadline

@@ -2,29 +2,31 @@
 
 import hashlib
 import io
-import os
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import worker
-from orchestrator.config.errors import SettingProblem, SettingsError
+from orchestrator.config.code_files import CodeFile, code_files
+from orchestrator.config.settings import Settings
 from orchestrator.observability.logger import LazyLogger
 
-MAX_CODE_BYTES = 50 << 20  # of user code, unpacked
-SMALLER = "keep models and data out of WORKER_CODE_DIR, and fetch them in the handler or the set-up command"
 AGENT_PACKAGE = "orchestrator_worker"  # its name on the pod, where the user may have a module `worker`
-SKIPPED_DIRECTORIES = {"__pycache__", ".git"}
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date of a zip file
 log = LazyLogger()
-MAIN = f"import sys\n\nfrom {AGENT_PACKAGE}.__main__ import main\n\nif __name__ == '__main__':\n    sys.exit(main())\n"
+# PYTHONPATH comes before the standard library: a file queue.py there must not replace a module that the agent imports.
+MAIN = f"""import os
+import sys
 
+OWN, LIBRARY = sys.path[0], os.path.dirname(os.__file__)
+sys.path.sort(key=lambda path: path != OWN and ("-packages" in path or not path.startswith(LIBRARY)))
 
-class BadCode(SettingsError):
-    """The directory WORKER_CODE_DIR cannot be sent."""
+from {AGENT_PACKAGE}.__main__ import main
 
-    def __init__(self, why: str, fix: str) -> None:
-        super().__init__([SettingProblem("WORKER_CODE_DIR cannot be used", why, fix)])
+if __name__ == '__main__':
+    sys.exit(main())
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,37 +39,29 @@ class Bundle:
     code_sha: str | None
 
 
-def build_bundle(code_dir: Path | None) -> Bundle:
-    """Build the agent of this version and the user's code. Raises BadCode."""
+def bundle_of(settings: Settings) -> Bundle:
+    """Build what the pods of these settings get. Raises BadCode, also for a file with one of the settings' secrets."""
+    return build_bundle(settings.worker_code_dir, settings.secrets())
+
+
+def build_bundle(code_dir: Path | None, secrets: Iterable[str] = ()) -> Bundle:
+    """Build the agent of this version and the user's code. Raises BadCode, also for a file with one of the secrets."""
     agent = _agent()
-    code = _user_code(code_dir) if code_dir is not None else None
+    code = None
+    if code_dir is not None:
+        files = code_files(code_dir, secrets).files.values()
+        code = _zip([CodeFile(file.name, _runnable(file.name, file.content), file.is_executable) for file in files])
     return Bundle(agent, _sha256(agent), code, _sha256(code) if code is not None else None)
 
 
 def _agent() -> bytes:
     source = Path(worker.__file__).resolve().parent
-    files = [("__main__.py", MAIN.encode(), False)]
-    files += [(f"{AGENT_PACKAGE}/{path.name}", path.read_bytes(), False) for path in sorted(source.glob("*.py"))]
+    files = [CodeFile("__main__.py", MAIN.encode(), is_executable=False)]
+    files += [
+        CodeFile(f"{AGENT_PACKAGE}/{path.name}", path.read_bytes(), is_executable=False)
+        for path in sorted(source.glob("*.py"))
+    ]
     return _zip(files)
-
-
-def _user_code(root: Path) -> bytes:
-    if not root.is_dir():
-        raise BadCode(f"{root} is not a directory", "give the directory that holds the handlers")
-    files: list[tuple[str, bytes, bool]] = []
-    size = 0
-    for folder, names, leaves in os.walk(root):
-        names[:] = sorted(set(names) - SKIPPED_DIRECTORIES)
-        for path in (Path(folder) / leaf for leaf in sorted(leaves)):
-            if path.suffix == ".pyc" or not path.is_file():
-                continue
-            size += path.stat().st_size
-            if size > MAX_CODE_BYTES:
-                most = f"{MAX_CODE_BYTES >> 20} MB (counted up to {path.relative_to(root)})"
-                raise BadCode(f"the code in {root} is larger than {most}", SMALLER)
-            name = path.relative_to(root).as_posix()
-            files.append((name, _runnable(name, path.read_bytes()), os.access(path, os.X_OK)))
-    return _zip(sorted(files))
 
 
 def _runnable(name: str, content: bytes) -> bytes:
@@ -78,7 +72,7 @@ def _runnable(name: str, content: bytes) -> bytes:
     return content
 
 
-def _zip(files: list[tuple[str, bytes, bool]]) -> bytes:
+def _zip(files: list[CodeFile]) -> bytes:
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for name, content, executable in files:

@@ -14,7 +14,7 @@ from orchestrator.core import budget
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.images import cuda_of
 from orchestrator.core.policy import Policy, Pool, PoolKind
-from orchestrator.core.provider import Offer, Pod, PodSpec
+from orchestrator.core.provider import Offer, Pod, PodSpec, place_of
 from orchestrator.core.stages import STAGE_SPECS
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.core.worker_metadata import metadata
@@ -90,7 +90,7 @@ class PodCreator:
         stage_spec = STAGE_SPECS[Stage.POD_CREATED]
         fields: dict[str, Any] = {
             "waiting_on": stage_spec.waiting_on,
-            "waiting_for": f"a pod from {offer.key}",
+            "waiting_for": f"a pod: {place_of(offer.key)}",
             "deadline_s": stage_spec.deadline_s,
             "next_attempt_s": 0,
             "gpu_type": offer.gpu_type,
@@ -108,7 +108,7 @@ class PodCreator:
             worker_id,
             from_states=[State.SPAWNING],
             stage=Stage.POD_CREATED,
-            reason=f"asking for {offer.key}",
+            reason=f"asking for {place_of(offer.key)}",
             fields=fields,
         )
         return self._policy.spawning_timeout_s - (asking.stage_since - asking.created_at).total_seconds()
@@ -133,6 +133,8 @@ class PodCreator:
             fields=fields,
         )
         await self._store.note_offer(term, offer.key, refused=False, code=None)
+        if pod.price_usd_per_hour is not None and pod.gpu_count:
+            self._catalog.compare(offer, pod.price_usd_per_hour / pod.gpu_count)
         log.info("pod_created", worker=worker_id, pod=pod.id, offer=offer.key, usd_per_hour=pod.price_usd_per_hour)
 
     async def _refused(
@@ -153,7 +155,7 @@ class PodCreator:
             fields |= {"waiting_on": WaitingOn.ORCHESTRATOR, "next_attempt_s": 0}
         if code in HOPELESS.values():
             fields |= {"waiting_on": WaitingOn.OPERATOR, "failure_code": code}
-        words = log_phrases.AUTHENTICATION if code is FailureCode.API_AUTH else f"{offer.key} was refused"
+        words = log_phrases.AUTHENTICATION if code is FailureCode.API_AUTH else f"{place_of(offer.key)} was refused"
         log.warning("offer_refused", message=f"{words}: {why}", worker=worker_id, offer=offer.key, code=code)
         await self._store.move(
             term, worker_id, from_states=[State.SPAWNING], stage=Stage.INTENT, reason=why, fields=fields
@@ -163,6 +165,7 @@ class PodCreator:
         volume_id, data_center = None, offer.data_center
         if pool.volume_name:
             volume_id, data_center = await self._catalog.volume(pool.volume_name)
+        registry_id = await self._catalog.registry(pool.registry_auth) if pool.registry_auth else None
         return PodSpec(
             name=worker_id,
             fleet_id=self._policy.fleet_id,
@@ -180,6 +183,7 @@ class PodCreator:
             volume_id=volume_id,
             volume_mount_path=pool.volume_mount_path,
             database_id=self.database_id,
+            registry_id=registry_id,
             min_cuda=pool.min_cuda or _cuda(pool.image),
             global_networking=pool.kind is PoolKind.CLUSTER,
         )

@@ -26,7 +26,7 @@ RETRY_S = 5.0  # seconds before a failed flush or delete is tried again
 MAX_RETRY_S = 300.0  # of a delete: the pause doubles with each failure
 MAX_DOUBLINGS = 10
 UNREACHED_RETRY_S = 2.0  # seconds before the next connection to a pod that did not answer
-ABSENCE = "two complete lists without the pod"
+ABSENCE = "RunPod's confirmation that the pod is gone"
 NAMED_TASKS = 5  # of a draining worker's tasks, in its row
 log = structlog.get_logger()
 

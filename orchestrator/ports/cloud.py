@@ -77,6 +77,10 @@ class Cloud(Protocol):
         """(id, data centre) of a network volume by its name; BadSpec if there is none of that name, or several."""
         ...
 
+    async def registry_id(self, name: str) -> str:
+        """The id of registry credentials by their name or id; BadSpec if there are none of that name, or several."""
+        ...
+
     async def billing(self, since: datetime, until: datetime) -> tuple[Bill, ...]:
         """Return the charges per pod for the full hours that cover the window. They may lag behind."""
         ...

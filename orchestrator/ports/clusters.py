@@ -112,6 +112,10 @@ class ClusterRows(Protocol):
         error: str | None = None,
     ) -> bool: ...
 
+    async def take_node_task(self, term: int, node_task_id: int) -> bool:
+        """Take an open node task from its agent, to do it over SSH. Return whether it was still open."""
+        ...
+
     async def sweep(self, term: int) -> Mapping[str, int]:
         """Expire overdue operations and node tasks: {operations, node_tasks}."""
         ...

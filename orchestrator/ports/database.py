@@ -1,6 +1,7 @@
 """The transport to the SQL functions, and its errors."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from orchestrator.ports.errors import PortError, Unavailable
@@ -32,6 +33,10 @@ class BadArgument(PortError):
 
 class DatabaseAuth(BadToken):
     """The database, or Supabase's API, refuses our key or our role."""
+
+
+class MissingRight(PortError):
+    """Our login lacks a right that only an administrator of the database can give. The text has the SQL."""
 
 
 class TooManyConnections(Unavailable):
@@ -70,11 +75,31 @@ FLEET_CHANNEL = "orchestrator_fleet"  # payload: the worker whose row has change
 ASKS_CHANNEL = "orchestrator_asks"  # payload: the worker that asks something of the leader
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedTasks:
+    """The claimed tasks as the database wrote them: decoding and encoding 32 MiB would hold the event loop."""
+
+    json: bytes
+
+    def __bool__(self) -> bool:
+        return self.json != b"[]"
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedJson:
+    """An argument that is JSON already: encoding a large one would hold the event loop."""
+
+    text: str
+
+
 class WorkerDb(Protocol):
     """The database for the gateway: calls as the worker in the token's claims."""
 
     async def call_as_worker(self, claims: Mapping[str, Any], function: str, args: Mapping[str, Any]) -> Any:
-        """The function's jsonb, decoded. Raises PortError."""
+        """The function's jsonb, decoded, except the `tasks` of a claim (EncodedTasks). Raises PortError.
+
+        A value of `args` may be EncodedJson.
+        """
         ...
 
     async def heartbeats(self, batch: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -7,7 +7,17 @@ from typing import Any, Protocol
 
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.host_strikes import Strike
-from orchestrator.core.model import ClusterNeed, Demand, EndedBringUp, FaultedWorker, Pause, Spent, StoreOutage, Worker
+from orchestrator.core.model import (
+    ClusterNeed,
+    Demand,
+    EndedBringUp,
+    FaultedWorker,
+    Pause,
+    PodPrice,
+    Spent,
+    StoreOutage,
+    Worker,
+)
 from orchestrator.core.policy import TaskType
 from orchestrator.core.provider import OfferState
 from orchestrator.core.states import Stage, State
@@ -45,6 +55,7 @@ class DatabaseHalf:
     database_id: str | None  # made once for each database; None: its schema is older than that
     faults: tuple[FaultedWorker, ...] = ()  # none in an older schema
     clusters: tuple[ClusterNeed, ...] = ()  # the same
+    pod_prices: tuple[PodPrice, ...] = ()  # the same
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from orchestrator.observability.metrics import Metrics
 from orchestrator.outputs import abort_old_uploads, store_probe
 from orchestrator.pods.ask_pod import ask_pod
 from orchestrator.pods.bringup import BringUp, Credentials, LaunchConfig
-from orchestrator.pods.bundle import Bundle, build_bundle
+from orchestrator.pods.bundle import Bundle, bundle_of
 from orchestrator.pods.create import PodCreator
 from orchestrator.pods.final_snapshot import take as take_snapshot
 from orchestrator.pods.latest import Latest
@@ -67,7 +67,7 @@ async def build_loop(
 ) -> AsyncIterator[tuple[Daemon, Parts]]:
     """Open the connections and build the loop. Raises SettingsError, or PortError without a usable database."""
     require(settings, *TO_RUN)
-    bundle = build_bundle(settings.worker_code_dir)
+    bundle = bundle_of(settings)
     policy = replace(policy_of(settings, bundle), public_key=settings.login_pair().public.text)
     metrics, watch = Metrics(), StoreWatch()
     async with open_adapters(settings, metrics, watch) as adapters:
@@ -171,6 +171,7 @@ def launch_config(
         api_key=settings.supabase_publishable_key if settings.pods_use_supabase else None,
         python=settings.worker_python,
         handlers=dict(settings.worker_handlers),
+        keep_processes=[kind.name for kind in policy.task_types if kind.keep_processes],
         setup_command=settings.worker_setup_command,
         start_command=settings.worker_start_command,
         heartbeat_s=policy.heartbeat_s,

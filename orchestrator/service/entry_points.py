@@ -57,6 +57,7 @@ async def _run(settings: Settings) -> int:
         )
         parts.notified.append(server.on_notification)
         server.open()
+        process.keep_objects_of_start()
         watching = asyncio.create_task(_stop_with(server, stop), name="watch_the_server")
         log.info(
             "orchestrator_started",

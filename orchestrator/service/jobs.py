@@ -13,6 +13,7 @@ from orchestrator.adapters.schedule_store import ScheduleStore
 from orchestrator.adapters.store import SqlStore
 from orchestrator.adapters.webhook_sender import WebhookSender
 from orchestrator.adapters.webhook_store import WebhookStore
+from orchestrator.config.errors import SettingsError
 from orchestrator.config.settings import Settings
 from orchestrator.config.validation import require
 from orchestrator.core.places import bucket_place
@@ -52,6 +53,7 @@ def jobs_of(
     due = Schedules(ScheduleStore(db, settings.fleet_id))
     jobs = [
         LeaderJob("conditions", conditions.EVERY_S, lambda _term: known.ask()),
+        LeaderJob("condition_record", conditions.RECORD_EVERY_S, known.record.step),
         LeaderJob("schedules", schedules.EVERY_S, due.step),
     ]
     if rules := sending_rules(settings):
@@ -95,6 +97,9 @@ def _traces(db: Db, settings: Settings, metrics: Metrics) -> Traces | None:
     except ModuleNotFoundError as error:
         words = f"no traces are sent: {error.name} is not installed; fix: pip install 'gpu-orchestrator[tracing]'"
         log.warning("tracing_off", message=words)
+        return None
+    except SettingsError as error:
+        log.warning("tracing_off", message=f"no traces are sent: {error}")
         return None
     return Traces(db, settings.fleet_id, sink)
 

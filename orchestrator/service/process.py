@@ -37,6 +37,14 @@ def stop_on_signals(stop: asyncio.Event) -> None:
         signal.signal(number, on_signal)
 
 
+def keep_objects_of_start() -> None:
+    """Take all present objects out of garbage collection: modules and classes, which live as long as the process.
+
+    A collection visits them all otherwise, and holds the event loops meanwhile: 150 ms for 230,000 objects.
+    """
+    gc.freeze()
+
+
 def _exit_now() -> None:
     os.write(2, CUT_SHORT)  # not through logging: a hanging thread may hold its lock
     os._exit(0)

@@ -19,14 +19,14 @@ from starlette.responses import JSONResponse, Response
 
 from orchestrator.observability.redaction import redact
 from orchestrator.outputs import grant_all, look
-from orchestrator.ports import Blobs, PortError, WorkerDb
+from orchestrator.ports import Blobs, EncodedJson, EncodedTasks, PortError, WorkerDb
+from orchestrator.web.allowances import TOO_MANY, Allowances
 from orchestrator.web.errors import (
     BAD_BODY,
     BAD_JWT,
     NO_BUCKET,
     NO_JWT,
     NO_STORE,
-    TOO_FAST,
     Refusal,
     from_port_error,
     unknown_function,
@@ -34,15 +34,22 @@ from orchestrator.web.errors import (
 from orchestrator.web.heartbeat_batch import HeartbeatBatch
 from orchestrator.web.log_sampling import Sampler
 from orchestrator.web.long_poll import LongPolls
-from orchestrator.web.request_bodies import CHEAP_BYTES, MAX_BODY_BYTES, MAX_BYTES, TOO_SLOW, parsed, read_body
-from orchestrator.web.token_buckets import MAX_CALLERS, WORKER_BYTES, WORKER_REQUESTS, Buckets
+from orchestrator.web.request_bodies import (
+    CHEAP_BYTES,
+    MAX_BODY_BYTES,
+    MAX_BYTES,
+    TOO_SLOW,
+    apart_if_large,
+    parsed,
+    read_body,
+)
+from orchestrator.web.token_buckets import MAX_CALLERS
 from orchestrator.web.wakeups import WakeupHub
 from orchestrator.worker_tokens import Claims, InvalidToken
 from worker import protocol
 
 MAX_DIGITS = 12  # of a Content-Length that is read as a number
 UNAUTHORIZED = 401  # HTTP status
-TOO_MANY = 429  # HTTP status: an agent takes it for "try again"
 VALID_FOR_S = 30.0  # after the database accepted a token, its large bodies are read without another check
 LOOK = "look"  # the worker holds the task: look for its output, and complete with what was seen
 SERVER_ERROR = 500  # HTTP statuses from here on are our side's
@@ -98,7 +105,7 @@ class Gateway:
         self._heartbeats = HeartbeatBatch(db)
         self._on_unanswered = on_unanswered
         self._sealed = sealed
-        self._requests, self._bytes = Buckets(WORKER_REQUESTS), Buckets(WORKER_BYTES)
+        self._allowances = Allowances()
         self._anonymous = Sampler()
         self._valid_until: dict[str, float] = {}  # jti -> until when the database's last check of it counts
 
@@ -127,7 +134,7 @@ class Gateway:
                 self._on_unanswered(worker_id)
             return Response(status_code=400)  # the caller has gone
         waits = function in protocol.COMPLETIONS and answer.get("outcome") == protocol.PENDING
-        return JSONResponse(answer, status_code=202 if waits else 200, headers=NO_STORE)  # 202: the agent asks again
+        return _reply(answer, 202 if waits else 200)  # 202: the agent asks again
 
     def _log_refusal(self, function: str, worker_id: str | None, refusal: Refusal) -> None:
         """Log one line at most. Anonymous calls are sampled."""
@@ -154,11 +161,9 @@ class Gateway:
         size = int(declared) if declared.isdecimal() and len(declared) <= MAX_DIGITS else limit_bytes
         if function in MAX_BYTES and size > limit_bytes:
             raise Refusal(413, BAD_BODY, f"The body is larger than {limit_bytes} bytes")
-        now_s = asyncio.get_running_loop().time()
         caller = claims["jti"]
-        if not (self._requests.take(caller, 1, now_s) and self._bytes.take(caller, size, now_s)):
-            raise Refusal(TOO_MANY, TOO_FAST, "Too many requests or bytes from this worker", hint="try again")
-        if size > CHEAP_BYTES and self._valid_until.get(caller, 0.0) < now_s:
+        self._allowances.admit(caller, size)
+        if size > CHEAP_BYTES and self._valid_until.get(caller, 0.0) < asyncio.get_running_loop().time():
             # A call without effect: it is refused if the worker has terminated or its token was revoked.
             who = {"p_worker_id": claims["sub"], "p_nonce": "", "p_items": []}
             await self._call(claims, protocol.GRANTS, who)
@@ -173,12 +178,23 @@ class Gateway:
         location = arguments.get("p_output_location") if function in protocol.COMPLETIONS else None
         if location and (key := self._blobs.key_of(location)):
             return await self._complete(claims, arguments, key)
+        if function == protocol.GRANTS:
+            self._allowances.admit_keys(claims["jti"], arguments.get("p_items"))
         answer = await self._call(claims, function, arguments)
         if function == protocol.RENEW and answer["outcome"] == protocol.OK:
             return {**answer, "sealed": list(self._sealed(claims["sub"], claims["jti"]))}
-        return await self._with_urls(answer) if function == protocol.GRANTS else answer
+        if function == protocol.GRANTS:
+            async with self._allowances.turn(claims["jti"]):
+                return await self._with_urls(answer)
+        return answer
 
     async def _call(self, claims: Claims, function: str, arguments: Mapping[str, Any]) -> Any:
+        if function == protocol.HEARTBEAT:  # it must not wait for the worker's slow calls
+            return await self._ask(claims, function, arguments)
+        async with self._allowances.turn(claims["jti"]):
+            return await self._ask(claims, function, arguments)
+
+    async def _ask(self, claims: Claims, function: str, arguments: Mapping[str, Any]) -> Any:
         try:
             answer = await self._db.call_as_worker(claims, function, arguments)
         except PortError as error:
@@ -232,6 +248,16 @@ class Gateway:
         return {**answer, "items": items, "refused": refused, "replaced": replaced}
 
 
+def _reply(answer: Mapping[str, Any], status: int) -> Response:
+    """The answer as JSON, with claimed tasks as the database wrote them."""
+    tasks = answer.get("tasks")
+    if not isinstance(tasks, EncodedTasks):
+        return JSONResponse(answer, status_code=status, headers=NO_STORE)
+    rest = json.dumps({name: value for name, value in answer.items() if name != "tasks"}).encode()
+    body = b"".join((rest[:-1], b', "tasks": ', tasks.json, b"}"))
+    return Response(body, status, NO_STORE, "application/json")
+
+
 def _upload(output: Any) -> dict[str, Any] | None:
     """Return what a worker may report of an output: when it uploaded. The content is checked in the bucket."""
     return {"upload": output["upload"]} if isinstance(output, dict) and "upload" in output else None
@@ -256,16 +282,19 @@ async def _arguments(request: Request, function: str) -> dict[str, Any]:
     if names is None:
         raise unknown_function(function)
     body = await read_body(request, MAX_BYTES[function])
+    return await apart_if_large(lambda content: _named(content, function, names), body)
+
+
+def _named(body: bytes, function: str, names: frozenset[str]) -> dict[str, Any]:
+    """The arguments of a body. Results are encoded again, because nothing looks into them."""
     arguments = parsed(body)
     if unknown := sorted(set(arguments) - names):
         raise unknown_function(function, f"it has no argument {unknown[0][:80]!r}")
     arguments = {name: _as_text(value) if name in SCALARS else value for name, value in arguments.items()}
-    if len(body) <= CHEAP_BYTES:
-        return _without_secrets(arguments)
-    await asyncio.sleep(0)  # parsing, redacting and writing a large body takes tens of milliseconds each
-    arguments = _without_secrets(arguments)
-    await asyncio.sleep(0)
-    return arguments
+    return {
+        name: EncodedJson(json.dumps(value, ensure_ascii=False)) if name in RESULTS and value is not None else value
+        for name, value in _without_secrets(arguments).items()
+    }
 
 
 def _as_text(value: Any) -> str | None:

@@ -1,8 +1,8 @@
 """The limits of a call's body: bytes, JSON nodes, depth and digits, all counted before the body is parsed.
 
 Python's `json` and `re` hold the interpreter's lock, so one long parse stops every thread of the process. Each step of
-a call with a body within these limits costs less than 50 ms, and between two steps of a large one the gateway lets
-others have the event loop; `bench/bodies.py` measures the worst bodies.
+a call with a body within these limits costs less than 50 ms (`bench/bodies.py` measures the worst bodies). The steps of
+a large body run in a thread of their own: the event loop gets the interpreter's lock between them, and every 5 ms.
 
 A number costs more than its bytes: Python reads and writes an integer in quadratic time, and a float in a time that
 grows with its digits and with its exponent.
@@ -12,23 +12,22 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 
 from orchestrator.web.errors import BAD_BODY, Refusal
-from worker import protocol
+from worker import protocol, rules
 
-MAX_BODY_BYTES = 1 << 20  # of a result; what a pod says of itself is far smaller
+ENVELOPE_BYTES, ENVELOPE_NODES = 16 << 10, 500  # of a call around a result: ids, an output's location
+MAX_BODY_BYTES = rules.RESULT_BYTES + ENVELOPE_BYTES  # of a completion; what a pod says of itself is far smaller
+MAX_TASKS_BYTES = 1 << 20  # of a submission
 BODY_TIMEOUT_S = 30.0
 TOO_SLOW = 408  # HTTP status: the request itself did not arrive in time
-MAX_NODES = 20_000  # values and keys of one body: their parsing takes 50 ms at most
+MAX_NODES = rules.RESULT_VALUES + ENVELOPE_NODES  # values and keys of one body: their parsing takes 50 ms at most
 CHEAP_BYTES = 16 << 10  # a body up to this size costs less than asking the database whether its token is still valid
-MAX_NUMBER_CHARS = 1_000  # of one number; an RSA modulus of 2,048 bits has 617 digits
-LONG_NUMBER_CHARS = 25  # a number of more is a long one; Python writes a float with 24 at most
-MAX_LONG_NUMBERS = 64
-MAX_WIDE_NUMBERS = 4_000  # with exponents of three digits: these cost four times as much as others
 MAX_DEPTH = 64  # of nested JSON, below every parser's own limit
 # Bytes of one call. A failure's own limit in the database is 64 KiB, and so is that of a worker's health.
 MAX_BYTES: Mapping[str, int] = {
@@ -45,11 +44,22 @@ MAX_BYTES: Mapping[str, int] = {
     protocol.RENEW: 4 << 10,
     protocol.NODE_TASK_DONE: 16 << 10,
 }
+T = TypeVar("T")
 _BRACKETS = b"[]{}"
 _NO_BRACKETS = bytes(set(range(256)) - set(_BRACKETS))
 _DIGITS = bytes(ord("0") if byte in b"0123456789+-.eE" else ord(" ") for byte in range(256))  # a number becomes a run
-_LONG = re.compile(rb"(?<!0)0{%d}" % (LONG_NUMBER_CHARS + 1))  # it begins only where a run begins: linear
+_LONG = re.compile(rb"(?<!0)0{%d}" % (rules.LONG_NUMBER_CHARS + 1))  # it begins only where a run begins: linear
 _WIDE = re.compile(rb"[eE][-+]?[0-9]{3}")
+
+
+_apart = ThreadPoolExecutor(1, thread_name_prefix="large_bodies")  # one: several would outvote the event loop
+
+
+async def apart_if_large(work: Callable[[bytes], T], body: bytes) -> T:
+    """Return work(body); for a large body it runs in a thread."""
+    if len(body) <= CHEAP_BYTES:
+        return work(body)
+    return await asyncio.get_running_loop().run_in_executor(_apart, work, body)
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:
@@ -104,13 +114,13 @@ def _check_numbers(structure: bytes) -> None:
     """Refuse numbers that cost too much to read and to write again; `structure` is what is outside of strings."""
     digits = structure.translate(_DIGITS)
     hint = "write such numbers as texts, or put them into an output file"
-    if b"0" * (MAX_NUMBER_CHARS + 1) in digits:
-        raise Refusal(413, BAD_BODY, f"A number has more than {MAX_NUMBER_CHARS} characters", hint=hint)
-    if len(_LONG.findall(digits)) > MAX_LONG_NUMBERS:
-        many = f"The body has more than {MAX_LONG_NUMBERS} numbers of more than {LONG_NUMBER_CHARS} characters"
+    if b"0" * (rules.NUMBER_CHARS + 1) in digits:
+        raise Refusal(413, BAD_BODY, f"A number has more than {rules.NUMBER_CHARS} characters", hint=hint)
+    if len(_LONG.findall(digits)) > rules.LONG_NUMBERS:
+        many = f"The body has more than {rules.LONG_NUMBERS} numbers of more than {rules.LONG_NUMBER_CHARS} characters"
         raise Refusal(413, BAD_BODY, many, hint=hint)
-    if len(_WIDE.findall(structure)) > MAX_WIDE_NUMBERS:
-        many = f"The body has more than {MAX_WIDE_NUMBERS} numbers with exponents of three digits"
+    if len(_WIDE.findall(structure)) > rules.WIDE_NUMBERS:
+        many = f"The body has more than {rules.WIDE_NUMBERS} numbers with exponents of three digits"
         raise Refusal(413, BAD_BODY, many, hint=hint)
 
 

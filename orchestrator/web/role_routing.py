@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from orchestrator.ports import ApiCalls, Unavailable, WorkerDb
+from orchestrator.web.fair_turns import FairTurns, NoTurn
 
 API_CALLS = 2  # at once: the gateway has three connections, and one is always left for the agents
 TURN_S = 10.0  # that a call of the API waits for its turn
@@ -37,28 +38,30 @@ class RoleRoutedDb:
 
 
 class RoleRoutedCalls:
-    """The database for the API: the gateway's connections, or the process's main ones, and never all of them."""
+    """The database for the API: the gateway's connections, or the process's main ones, and never all of them.
+
+    Tokens take turns: the calls of one wait for those of another at most as long as one call takes.
+    """
 
     def __init__(
         self, own: ApiCalls | None, shared: ApiCalls, main: asyncio.AbstractEventLoop, leads: Callable[[], bool]
     ) -> None:
         """`own` is None over Supabase's API."""
         self._own, self._shared, self._main, self._leads = own, shared, main, leads
-        self._gate = asyncio.Semaphore(API_CALLS)
+        self._turns = FairTurns(API_CALLS)
 
     async def call(self, function: str, /, **args: Any) -> Any:
         """See ports.Db. Raises Unavailable if it got no turn in time: then the call was not made."""
         try:
-            async with asyncio.timeout(TURN_S):
-                await self._gate.acquire()
-        except TimeoutError:
+            async with self._turns.turn(TURN_S):
+                return await self._called(function, args)
+        except NoTurn:
             raise Unavailable(f"{function}: no turn within {TURN_S:g} s") from None
-        try:
-            if self._own is not None and self._leads():
-                return await self._own.call(function, **args)
-            return await _on(self._main, self._shared.call(function, **args))
-        finally:
-            self._gate.release()
+
+    async def _called(self, function: str, args: Mapping[str, Any]) -> Any:
+        if self._own is not None and self._leads():
+            return await self._own.call(function, **args)
+        return await _on(self._main, self._shared.call(function, **args))
 
 
 async def _on(loop: asyncio.AbstractEventLoop, call: Coroutine[Any, Any, Any]) -> Any:

@@ -7,6 +7,7 @@ bucket), and pass everything else through their event loops.
 
 import asyncio
 import contextlib
+import socket
 import threading
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -18,6 +19,8 @@ from starlette.applications import Starlette
 from orchestrator.web.limits import bounded
 from orchestrator.web.wakeups import WakeupHub
 
+EVERY_ADDRESS = "::"
+BACKLOG = 2_048  # connections that wait to be accepted, as uvicorn has it
 log = structlog.get_logger()
 
 
@@ -77,4 +80,17 @@ class GatewayServer:
     async def _serve(self) -> None:
         async with self._application(self._wakeups) as application:
             self._server = uvicorn.Server(bounded(application, *self._address))
-            await self._server.serve()
+            await self._server.serve(sockets=_every_address(*self._address))
+
+
+def _every_address(host: str, port: int) -> list[socket.socket] | None:
+    """Return a socket that takes IPv6 and IPv4, for the host `::`. None for another host, which uvicorn opens.
+
+    asyncio's own socket would take IPv6 only. Raises SystemExit if the port is in use, as uvicorn does.
+    """
+    if host != EVERY_ADDRESS or not socket.has_dualstack_ipv6():
+        return None
+    try:
+        return [socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)]
+    except OSError as error:
+        raise SystemExit(1) from error

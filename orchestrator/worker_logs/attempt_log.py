@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from orchestrator.ports import Blobs, Unavailable
+from orchestrator.ports import Unavailable
 from orchestrator.worker_logs.generations import launch_of
 
 STREAM = "handler"  # whose offsets attempts keep
@@ -29,6 +29,12 @@ class LogPieces(Protocol):
     """The ledger of a worker's logs."""
 
     async def log_pieces(self, worker_id: str) -> Sequence[Row]: ...
+
+
+class LogObjects(Protocol):
+    """The objects of the bucket."""
+
+    async def get(self, key: str) -> bytes: ...
 
 
 class AttemptLines:
@@ -84,7 +90,7 @@ class OwnBytes:
 class AttemptLog:
     """Reads the log of an attempt, an entry of `task_attempts`, from its begin on."""
 
-    def __init__(self, rows: LogPieces, blobs: Blobs, attempt: Row) -> None:
+    def __init__(self, rows: LogPieces, blobs: LogObjects, attempt: Row) -> None:
         self._rows, self._blobs, self._attempt = rows, blobs, attempt
         name = f"task {attempt['task_id']} attempt {attempt['attempt']}"
         self._lines = AttemptLines(name, keeps_before=False)
@@ -92,10 +98,16 @@ class AttemptLog:
         self._seen: set[tuple[str, int]] = set()  # boot, seq
         self._reached = False  # whether the last offset was reached
         self._is_shipping = False  # whether a piece is not stored yet
-        self.missing_bytes = 0  # declared lost so far
+        self._has_gap = False  # whether bytes of it may have been lost
+        self.missing_bytes = 0  # declared lost so far, as far as their number is known
 
     @property
     def complete(self) -> bool:
+        """Whether every byte of it was read, from its own begin to its own end, or to the worker's next attempt."""
+        return self._lines.begun and self._lines.over and not self._has_gap
+
+    @property
+    def ended(self) -> bool:
         """Whether nothing more can follow."""
         ended_at = self._attempt["ended_at"]
         if self._lines.over or ended_at is None or self._is_shipping or not self._reached:
@@ -117,6 +129,7 @@ class AttemptLog:
             if not mine or name in self._seen or end <= first or piece["first"] >= until or self._lines.over:
                 continue
             if piece["declared_lost"]:
+                self._has_gap = True
                 self.missing_bytes += max(0, min(end, last or end) - max(first, piece["first"]))
             elif not piece["shipped_at"]:
                 self._is_shipping = True

@@ -28,10 +28,13 @@ class PodFiles:
         self._ssh_pool, self._python, self.worker, self.turn = ssh_pool, python, worker, turn
 
     async def launches(self) -> frozenset[str]:
-        """Return the ids of the launches with a directory on the pod, LAUNCHES at most."""
+        """Return the ids of the launches with a directory on the pod, LAUNCHES at most. More are logged."""
         async with self._session() as session:
             found = await session.list(agent_commands.RUNS_DIR, timeout_s=READ_TIMEOUT_S)
-        return frozenset(sorted(name for name in found or () if agent_commands.NONCE.fullmatch(name))[:LAUNCHES])
+        launches = sorted(name for name in found or () if agent_commands.NONCE.fullmatch(name))
+        if len(launches) > LAUNCHES:
+            log.warning("log_launches_ignored", worker=self.worker.id, launches=len(launches), shipped=LAUNCHES)
+        return frozenset(launches[:LAUNCHES])
 
     async def sizes(self, launch_id: str) -> dict[str, int]:
         """Return the sizes in bytes of a launch's log files, by file name."""

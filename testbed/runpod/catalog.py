@@ -79,6 +79,17 @@ DATA_CENTERS = {
     )
 }
 
+
+@dataclass(frozen=True, slots=True)
+class RegistryCredentials:
+    """What a pod needs to pull a private image. The user name and the password are never shown."""
+
+    id: str
+    name: str
+
+
 NETWORK_VOLUMES = (NetworkVolume("vol1emulated", "models", 100, "EU-RO-1"),)
+
+REGISTRIES = (RegistryCredentials("reg1emulated", "dockerhub"),)
 
 CLOUDS = ("SECURE", "COMMUNITY")

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from testbed.runpod import fake_tools
 from testbed.runpod.api import Core
-from testbed.runpod.catalog import NetworkVolume
+from testbed.runpod.catalog import NetworkVolume, RegistryCredentials
 from testbed.runpod.machine_faults import MACHINE_FAULTS
 from testbed.runpod.sshd import Mode
 
@@ -124,7 +124,7 @@ async def settings(core: Core, body: Mapping[str, Any], path: Mapping[str, str])
     del path
     world, limits = core.world, core.limits
     known = {"boot_s", "create_s", "clock_s", "balance_usd", "page_size", "per_minute", "per_hour", "offers", "volumes"}
-    known.add("fake_clocks")
+    known |= {"fake_clocks", "registries"}
     if unknown := sorted(set(body) - known):
         message = f"unknown settings: {', '.join(unknown)}; known: {', '.join(sorted(known))}"
         raise ControlRefused(message)
@@ -142,6 +142,8 @@ async def settings(core: Core, body: Mapping[str, Any], path: Mapping[str, str])
             world.set_offer(offer)
         if "volumes" in body:
             world.volumes = [NetworkVolume(**volume) for volume in body["volumes"]]
+        if "registries" in body:
+            world.registries = [RegistryCredentials(**one) for one in body["registries"]]
     except (TypeError, ValueError, KeyError) as error:
         raise ControlRefused(str(error)) from error
     return {

@@ -108,19 +108,21 @@ sys.argv = [word for word in sys.argv[1:] if word != "-I"]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
+# EMULATED_PYTHON is the interpreter that a command named by its path (sshd.py).
 # The agent reads its machine below the pod's directory, and fifteen times as often as on a real pod.
 PYTHON = r"""#!/bin/sh
+own() { "${EMULATED_PYTHON:-{python}}" "$@"; }
 config() { sed '1s|^{|{"system_root": "'"$EMULATED_POD"'/root", "monitor_s": 1, |'; }
 case "$EMULATED_AGENT $*" in
-  cut_off*" start "*) sed 's|"api_url": "[^"]*"|"api_url": "http://127.0.0.1:9"|' | "{python}" "$@"; exit ;;
+  cut_off*" start "*) sed 's|"api_url": "[^"]*"|"api_url": "http://127.0.0.1:9"|' | own "$@"; exit ;;
   dies*" start "*)
-    said=$("{python}" "$@"); status=$?
+    said=$(own "$@"); status=$?
     pid=$(printf '%s' "$said" | sed -n 's/.*"pid": *\([0-9][0-9]*\).*/\1/p')
     [ -z "$pid" ] || kill -9 "$pid"
     printf '%s\n' "$said"; exit "$status" ;;
-  *" start "*) config | "{python}" -I -c '{statvfs}' "$@"; exit ;;
+  *" start "*) config | own -I -c '{statvfs}' "$@"; exit ;;
 esac
-exec "{python}" "$@"
+exec "${EMULATED_PYTHON:-{python}}" "$@"
 """
 
 

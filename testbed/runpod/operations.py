@@ -12,7 +12,7 @@ from starlette.routing import Route
 from testbed.runpod import catalog_operations, request_schemas, serializers
 from testbed.runpod.api import ApiRequest, Core, Operation, endpoint
 from testbed.runpod.billing import billing
-from testbed.runpod.catalog import DATA_CENTERS
+from testbed.runpod.catalog import DATA_CENTERS, RegistryCredentials
 from testbed.runpod.faults import Fault, Moment
 from testbed.runpod.replies import ApiReply
 from testbed.runpod.state import LIVE_STATUSES, NO_GLOBAL_NETWORK, ApiProblem, PodRecord, isoformat
@@ -146,6 +146,20 @@ async def list_volumes(asked: ApiRequest) -> ApiReply:
     return ApiReply(200, {"networkVolumes": volumes, "pagination": {"nextCursor": None, "hasNextPage": False}})
 
 
+async def list_registries(asked: ApiRequest) -> ApiReply:
+    """GET /v2/registries: without the credentials themselves, and not in pages."""
+    return ApiReply(200, {"registries": [{"id": one.id, "name": one.name} for one in asked.core.world.registries]})
+
+
+async def create_registry(asked: ApiRequest) -> ApiReply:
+    """POST /v2/registries."""
+    name = asked.parse(request_schemas.RegistryBody).name
+    world = asked.core.world
+    made = RegistryCredentials(f"reg{len(world.registries) + 1}emulated", name)
+    world.registries.append(made)
+    return ApiReply(201, {"id": made.id, "name": made.name})
+
+
 async def list_templates(asked: ApiRequest) -> ApiReply:
     """GET /v2/templates: this account has none."""
     del asked
@@ -193,6 +207,8 @@ OPERATIONS: tuple[tuple[str, str, str, Operation], ...] = (
     ("POST", "/v2/pods/{id}/action", "action", act_on_pod),
     ("GET", "/v2/pods/{id}/logs", "logs", pod_logs),
     ("GET", "/v2/network-volumes", "volumes", list_volumes),
+    ("GET", "/v2/registries", "registries", list_registries),
+    ("POST", "/v2/registries", "registries", create_registry),
     ("GET", "/v2/templates", "templates", list_templates),
     *catalog_operations.OPERATIONS,
     ("GET", "/v2/account/ssh-keys", "ssh_keys", get_ssh_keys),

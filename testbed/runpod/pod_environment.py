@@ -42,5 +42,6 @@ def environment(pod: PodRecord, bin_dir: Path, api_url: str) -> dict[str, str]:
         "RUNPOD_TCP_PORT_22": str(pod.ssh_port),
         **({"EMULATED_CLOCK_SKEW_S": str(int(skew.seconds))} if skew else {}),
         **({"EMULATED_AGENT": agent} if agent else {}),
+        **({"EMULATED_FAULTS": "1"} if pod.faults else {}),
         watchdog.MARK: str(pod.home.parent),
     }

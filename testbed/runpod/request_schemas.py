@@ -108,6 +108,14 @@ class ActionBody(_Body):
     action: Literal["start", "stop", "restart", "terminate"]
 
 
+class RegistryBody(_Body):
+    """The credentials of a container registry."""
+
+    name: str = Field(min_length=1)
+    username: str = Field(min_length=1)
+    password: str = Field(min_length=1)
+
+
 class SshKeysBody(_Body):
     """`PUT /v2/account/ssh-keys`."""
 

@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import re
 import signal as signals
 import socket
 import struct
@@ -26,6 +27,7 @@ HOST = "127.0.0.1"
 LOGIN_TIMEOUT_S = 30
 BACKLOG = 128
 SHELL = "/bin/sh"
+INTERPRETER = re.compile(r"(?<![\w./-])/[\w./-]{1,200}/python[0-9.]*(?![\w./-])")  # of this machine, by its path
 SFTP_VERSION = 3
 CHUNK_BYTES = 65_536
 NO_LOGIN = b"This account is currently not available.\n"  # as nologin(8) says it
@@ -274,7 +276,8 @@ class PodSshd:
 
     async def run(self, process: asyncssh.SSHServerProcess[bytes]) -> None:
         """Run the request as a real process and report how it ended."""
-        arguments = [SHELL, "-c", process.command] if process.command is not None else [SHELL]
+        command, python = _with_own_python(process.command, self._environment())
+        arguments = [SHELL, "-c", command] if command is not None else [SHELL]
         if process.term_type is not None:
             await self._run_on_terminal(process, arguments)
             return
@@ -284,7 +287,7 @@ class PodSshd:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             cwd=self.home,
-            env=dict(self._environment()),
+            env={**self._environment(), **python},
             start_new_session=True,
         )
         process.set_redirect_pid(child.pid)
@@ -351,6 +354,17 @@ async def _type(process: asyncssh.SSHServerProcess[bytes], terminal: int) -> Non
                 return
             with contextlib.suppress(BlockingIOError):
                 os.write(terminal, chunk)
+
+
+def _with_own_python(command: str | None, environment: Mapping[str, str]) -> tuple[str | None, dict[str, str]]:
+    """Replace an interpreter's path by the pod's python3, if the pod has faults: they act where an agent starts.
+
+    The pod's python3 runs the interpreter of the path, which the second value names.
+    """
+    found = INTERPRETER.search(command) if command and environment.get("EMULATED_FAULTS") else None
+    if command is None or found is None or not os.access(found[0], os.X_OK):
+        return command, {}
+    return command.replace(found[0], "python3"), {"EMULATED_PYTHON": found[0]}
 
 
 async def _feed(source: asyncssh.SSHReader[bytes], sink: asyncio.StreamWriter | None) -> None:

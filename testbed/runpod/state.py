@@ -9,7 +9,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from testbed.runpod.catalog import CLOUDS, DATA_CENTERS, GPU_TYPES, NETWORK_VOLUMES, NetworkVolume
+from testbed.runpod.catalog import (
+    CLOUDS,
+    DATA_CENTERS,
+    GPU_TYPES,
+    NETWORK_VOLUMES,
+    REGISTRIES,
+    NetworkVolume,
+    RegistryCredentials,
+)
 from testbed.runpod.faults import BALANCE_TEXT, CAPACITY_TEXTS, Fault
 from testbed.runpod.request_schemas import CreatePodBody
 
@@ -103,6 +111,7 @@ class World:
         self.stock: dict[tuple[str, str, str], int] = {}  # (GPU type, data centre, cloud) -> GPUs in all
         self.prices: dict[tuple[str, str, str], float] = {}
         self.volumes: list[NetworkVolume] = list(NETWORK_VOLUMES)
+        self.registries: list[RegistryCredentials] = list(REGISTRIES)
         self.ssh_keys: list[str] = []
         self._random = random.Random(f"world:{seed}")
 
@@ -194,6 +203,8 @@ class World:
         unknown = [center for center in centers if center not in DATA_CENTERS]
         if unknown:
             raise ApiProblem(400, f"data center {unknown[0]!r} not found")
+        if body.registry is not None and body.registry not in {one.id for one in self.registries}:
+            raise ApiProblem(400, f"registry {body.registry!r} not found")
         for mount in body.mounts.network:
             volume = next((volume for volume in self.volumes if volume.id == mount.volumeId), None)
             if volume is None:

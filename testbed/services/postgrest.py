@@ -36,6 +36,7 @@ from testbed.services.supabase_roles import create_roles
 PREFIX = "/rest/v1"
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
+KEEP_ALIVE_S = 600
 PASS_TIMEOUT_S = 60.0  # what hosted Supabase gives a request
 POLL_S = 0.02
 TURNS = 10  # of the event loop, in which it has read what had arrived
@@ -196,7 +197,10 @@ class EmbeddedPostgrest:
             timeout=PASS_TIMEOUT_S,
         )
         app = Starlette(routes=[Route(PREFIX + "/{path:path}", self._pass_on, methods=METHODS)])
-        config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, access_log=False)
+        # In the loop of a busy test, a timer that is overdue would close a connection that a request just took.
+        config = uvicorn.Config(
+            app, ws="none", lifespan="off", log_config=None, access_log=False, timeout_keep_alive=KEEP_ALIVE_S
+        )
         config.load()
         # uvicorn's protocol without its Server: that one owns the process's signals. The loop makes the socket itself,
         # because it turns Nagle's algorithm off only then: 40 ms a call.

@@ -8,7 +8,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FUNCTIONS = ROOT / "migrations" / "functions"
 INTEGRITY, COLUMNS = ((FUNCTIONS / name).read_text() for name in ("integrity.sql", "columns.sql"))
 TRIGGERS = re.compile(
-    r"^ *create (?:or replace|constraint) trigger (\w+).*?\bon public\.(\w+)", re.MULTILINE | re.DOTALL
+    r"^ *create (?:or replace|constraint) trigger \W?([!~]?\w+).*?\bon public\.(\w+)", re.MULTILINE | re.DOTALL
 )
 OPTIONAL = "tasks tasks_dependant_on"  # only if the project has the column
 

@@ -2,7 +2,7 @@
 
 from gpu_orchestrator_client.aio import AsyncClient, AsyncOutput, AsyncTask
 from gpu_orchestrator_client.client import Client, Output, Task
-from gpu_orchestrator_client.errors import ApiError, ServiceUnavailable, WaitTimeout
+from gpu_orchestrator_client.errors import ApiError, IncompleteOutput, ServiceUnavailable, WaitTimeout
 from gpu_orchestrator_client.models import TaskEvent, TaskInfo
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "AsyncOutput",
     "AsyncTask",
     "Client",
+    "IncompleteOutput",
     "Output",
     "ServiceUnavailable",
     "Task",

@@ -28,8 +28,8 @@ class AsyncClient:
     ) -> None:
         """`retries`: how often a request is repeated after no answer, or 429, 502, 503 or 504."""
         base, headers = protocol.place(url, token)
-        self._http = httpx.AsyncClient(base_url=base, headers=headers, timeout=protocol.ANSWER_S, transport=transport)
-        self._bucket = httpx.AsyncClient(timeout=protocol.ANSWER_S, follow_redirects=True)  # never sees the token
+        options = {"transport": transport} if transport else protocol.outgoing(base)
+        self._http = httpx.AsyncClient(base_url=base, headers=headers, timeout=protocol.ANSWER_S, **options)
         self._retries = retries
 
     async def __aenter__(self) -> Self:
@@ -43,7 +43,6 @@ class AsyncClient:
     async def close(self) -> None:
         """Close the connections."""
         await self._http.aclose()
-        await self._bucket.aclose()
 
     async def submit(
         self,
@@ -68,17 +67,12 @@ class AsyncClient:
         """A task by its id; nothing is asked yet."""
         return AsyncTask(self, task_id)
 
-    async def tasks(self, **filters: Any) -> AsyncIterator[TaskInfo]:
-        """Tasks, newest first, page by page. `filters`: status, task_type, tenant."""
-        cursor: str | None = None
-        while True:
-            given = {**filters, **({"cursor": cursor} if cursor else {})}
-            page = (await self.send(Call("GET", "/tasks", params=given))).json()
-            for row in page["tasks"]:
+    async def tasks(self, *, limit: int | None = None, **filters: Any) -> AsyncIterator[TaskInfo]:
+        """Tasks, newest first, `limit` at most, page by page. `filters`: status, task_type, tenant, label."""
+        pages = protocol.Pages(filters, limit)
+        while (call := pages.next()) is not None:
+            for row in pages.taken((await self.send(call)).json()):
                 yield TaskInfo.of(row)
-            cursor = page["next"]
-            if cursor is None:
-                return
 
     async def send(self, call: Call, until: float | None = None) -> httpx.Response:
         """Send a request of the API, repeatedly if need be. Raises ApiError or ServiceUnavailable.
@@ -98,9 +92,9 @@ class AsyncClient:
                     headers=dict(call.headers),
                     timeout=protocol.answer_s(left_s),
                 )
-            except httpx.TransportError as error:
+            except (httpx.TransportError, httpx.DecodingError) as error:
                 why = f"{type(error).__name__}: {error}"
-            if response is not None and response.status_code < 400:  # noqa: PLR2004
+            if response is not None and protocol.is_answer(response):
                 return response
             pause_s = next(pauses, None) if call.may_repeat(response) else None
             if pause_s is None:
@@ -118,18 +112,24 @@ class AsyncClient:
         timeout = httpx.Timeout(protocol.ANSWER_S, read=protocol.STREAM_SILENCE_S)
         return self._http.stream(call.method, call.path, params=call.params, headers=headers, timeout=timeout)
 
-    async def download(self, url: str, target: Path) -> None:
-        """Write an object of the bucket to a file."""
-        async with self._bucket.stream("GET", url) as response:
-            if not response.is_success:
-                await response.aread()
-                raise ApiError.of(response)
-            file = await asyncio.to_thread(target.open, "wb")
-            try:
-                async for chunk in response.aiter_bytes(protocol.CHUNK_BYTES):
-                    await asyncio.to_thread(file.write, chunk)
-            finally:
-                await asyncio.to_thread(file.close)
+    async def download(self, url: str, target: Path, received: protocol.Received) -> None:
+        """Write an object of the bucket to a file. Raises IncompleteOutput."""
+        options = protocol.outgoing(url) | protocol.DOWNLOAD
+        with received.broken():
+            async with (
+                httpx.AsyncClient(**options) as bucket,  # never sees the token
+                bucket.stream("GET", url) as response,
+            ):
+                if not response.is_success:
+                    await response.aread()
+                    raise ApiError.of(response)
+                file = await asyncio.to_thread(target.open, "wb")
+                try:
+                    async for chunk in response.aiter_raw(protocol.CHUNK_BYTES):
+                        await asyncio.to_thread(file.write, received.add(chunk))
+                finally:
+                    await asyncio.to_thread(file.close)
+        received.check()
 
 
 class AsyncTask:
@@ -198,13 +198,15 @@ class AsyncTask:
     async def log(self, attempt: int | None = None) -> str:
         """The log of an attempt as far as it is stored, by default of the last one.
 
-        Of a log of more than 32 MiB, the end; the first line says how many bytes are left out.
+        Of a log of more than 32 MiB, the end; the first line says how many bytes are left out. If bytes were lost with
+        a pod, the first line says so too.
         """
         text = protocol.LogText()
         try:
             while True:
                 call = protocol.log_part(self.id, attempt, offset=text.next, limit=protocol.CHUNK_BYTES)
                 part = (await self._client.send(call)).json()
+                text.note(part)
                 if part["next"] == text.next:
                     return str(text)
                 text.add(part["text"], part["next"])
@@ -215,6 +217,7 @@ class AsyncTask:
         async with contextlib.aclosing(self._stream(follow, str(text.next))) as events:
             async for event in events:
                 if event.name != "lines":
+                    text.note({"ended": event.name == "ended", **event.content})
                     break
                 text.add(event.content["text"], int(event.id))
         return str(text)
@@ -237,11 +240,18 @@ class AsyncOutput:
         self.sha256: str | None = facts.get("sha256")
 
     async def save(self, directory: str | Path) -> Path:
-        """Download it into a directory, under its own name; the file is there whole or not at all."""
+        """Download it into a directory, under its own name; the file is there whole or not at all.
+
+        Raises IncompleteOutput if other bytes arrive than were stored.
+        """
         if self.url is None:
             raise ValueError(f"the output lies outside of the orchestrator's bucket: {self.location}")
         target = Path(directory) / protocol.file_name(self.location)
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f"{target.name}.part")
-        await self._client.download(self.url, partial)
-        return partial.replace(target)
+        try:
+            received = protocol.Received(self.location, self.size_bytes, self.sha256)
+            await self._client.download(self.url, partial, received)
+            return partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)

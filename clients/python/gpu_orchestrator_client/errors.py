@@ -4,6 +4,8 @@ from typing import Any
 
 import httpx
 
+ADDRESS = "check GPU_ORCHESTRATOR_URL: the scheme (https) and the host"
+
 
 class ApiError(Exception):
     """The service refused a request. `id` is stable: `orchestrator explain <id>` says more."""
@@ -25,11 +27,19 @@ class ApiError(Exception):
             problem = None
         if not isinstance(problem, dict):
             problem = {"title": response.reason_phrase, "detail": response.text[:200]}
+            if response.has_redirect_location:
+                problem |= {"detail": f"it leads to {response.headers['location'][:200]}", "fix": ADDRESS}
+            elif response.is_success:
+                problem |= {"title": "not an answer of gpu-orchestrator", "fix": ADDRESS}
         return cls(response.status_code, problem)
 
 
 class ServiceUnavailable(Exception):
     """The service gave no answer, however often it was asked."""
+
+
+class IncompleteOutput(Exception):
+    """The bytes that arrived are not those that the task stored."""
 
 
 class WaitTimeout(Exception):

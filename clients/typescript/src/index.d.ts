@@ -32,20 +32,27 @@ export class Client {
     task(id: string): Task;
     /**
      * Tasks, newest first, page by page.
-     * @param {Filters} [filters]
+     * @param {Filters} [filters] `limit`: how many tasks at most, of all pages together; all if it is not set
      * @param {Options} [options]
      * @returns {AsyncGenerator<TaskLine, void, undefined>}
      */
     tasks(filters?: Filters, { signal }?: Options): AsyncGenerator<TaskLine, void, undefined>;
     /**
-     * Send a request of the API, repeatedly if need be; its JSON. Throws ApiError or ServiceUnavailable.
+     * Send a request of the API, repeatedly if need be; its JSON. Throws ApiError or ServiceUnavailable, and TypeError for
+     * a body with what JSON does not have.
      * @param {Call} call
      * @param {AbortSignal} [signal]
      * @returns {Promise<any>}
      */
     send(call: Call, signal?: AbortSignal): Promise<any>;
-    /** One request, sent once. @param {Call} call @param {AbortSignal} signal @returns {Promise<Response>} */
-    open({ method, path, query, body, headers }: Call, signal: AbortSignal): Promise<Response>;
+    /**
+     * One request, sent once.
+     * @param {Call} call
+     * @param {AbortSignal} signal
+     * @param {string | null} [body] JSON
+     * @returns {Promise<Response>}
+     */
+    open({ method, path, query, headers }: Call, signal: AbortSignal, body?: string | null): Promise<Response>;
     /** How often to repeat. */
     get retries(): number;
     #private;

@@ -29,6 +29,7 @@ const WAIT_S = 20; // of one call that waits; the service allows 25 s
 const ANSWER_MS = 30_000; // for the service to answer
 const LATE_MS = 2_000; // how much later than the end of its wait an answer may come
 const MAX_TIMER_MS = 2 ** 31 - 1 - LATE_MS; // of setTimeout
+const PAGE = 200; // tasks of one page at most
 const SILENCE_MS = 45_000; // of a stream: the service sends a comment every 15 s
 const FIRST_PAUSE_MS = 200, MAX_PAUSE_MS = 10_000, MAX_RETRY_AFTER_MS = 60_000;
 const REPEATED = [429, 502, 503, 504]; // HTTP statuses after which a request may be sent again
@@ -51,6 +52,9 @@ export class Client {
    */
   constructor({ url, token, retries = 5, fetch = globalThis.fetch }) {
     if (!url || !token) throw new TypeError("no url or no token");
+    [url, token] = [plain(url), plain(token)];
+    if (!/^https?:\/\/[^/?#\s]+[^?#\s]*$/.test(url)) throw new TypeError("the url is none such as https://gpu.example.com");
+    if (!/^[!-~]+$/.test(token)) throw new TypeError("the token has a character that no token has");
     this.#base = `${url.replace(/\/+$/, "").replace(/\/api\/v1$/, "")}/api/v1`;
     this.#token = token;
     this.#retries = retries;
@@ -88,31 +92,36 @@ export class Client {
 
   /**
    * Tasks, newest first, page by page.
-   * @param {Filters} [filters]
+   * @param {Filters} [filters] `limit`: how many tasks at most, of all pages together; all if it is not set
    * @param {Options} [options]
    * @returns {AsyncGenerator<TaskLine, void, undefined>}
    */
   async *tasks(filters = {}, { signal } = {}) {
-    let cursor = filters.cursor;
-    do {
-      const page = await this.send({ method: "GET", path: "/tasks", query: { ...filters, cursor } }, signal);
-      yield* page.tasks;
+    let { cursor, limit: left = Infinity } = filters;
+    while (left > 0) {
+      const limit = left === Infinity ? undefined : Math.min(left, PAGE);
+      const page = await this.send({ method: "GET", path: "/tasks", query: { ...filters, limit, cursor } }, signal);
+      yield* page.tasks.slice(0, left);
+      left -= page.tasks.length;
       cursor = page.next ?? undefined;
-    } while (cursor);
+      if (!cursor) return;
+    }
   }
 
   /**
-   * Send a request of the API, repeatedly if need be; its JSON. Throws ApiError or ServiceUnavailable.
+   * Send a request of the API, repeatedly if need be; its JSON. Throws ApiError or ServiceUnavailable, and TypeError for
+   * a body with what JSON does not have.
    * @param {Call} call
    * @param {AbortSignal} [signal]
    * @returns {Promise<any>}
    */
   async send(call, signal) {
+    const body = call.body === undefined ? null : JSON.stringify(call.body, finite);
     for (let attempt = 0; ; attempt++) {
       const timer = limited(signal, ANSWER_MS);
       let failure, response;
       try {
-        response = await this.open(call, timer.signal);
+        response = await this.open(call, timer.signal, body);
         if (response.ok) return await response.json();
         failure = await ApiError.of(response);
       } catch (error) {
@@ -128,17 +137,23 @@ export class Client {
     }
   }
 
-  /** One request, sent once. @param {Call} call @param {AbortSignal} signal @returns {Promise<Response>} */
-  open({ method, path, query = {}, body, headers = {} }, signal) {
+  /**
+   * One request, sent once.
+   * @param {Call} call
+   * @param {AbortSignal} signal
+   * @param {string | null} [body] JSON
+   * @returns {Promise<Response>}
+   */
+  open({ method, path, query = {}, headers = {} }, signal, body = null) {
     const given = Object.entries(query).flatMap(([name, value]) =>
       [value].flat().filter((one) => one !== undefined).map((one) => [name, String(one)]));
     const search = given.length ? `?${new URLSearchParams(given)}` : "";
     /** @type {Record<string, string>} */
-    const json = body === undefined ? {} : { "Content-Type": "application/json" };
+    const json = body === null ? {} : { "Content-Type": "application/json" };
     return this.#fetch(this.#base + path + search, {
       method,
       headers: { Authorization: `Bearer ${this.#token}`, Accept: "application/json", ...json, ...headers },
-      body: body === undefined ? null : JSON.stringify(body),
+      body,
       redirect: "error", // the token goes to the service and nowhere else
       signal,
     });
@@ -255,6 +270,17 @@ export class Task {
     const once = name === "retry" && version === undefined;
     return (await this.#client.send({ method: "POST", path: `${this.#path}/${name}`, headers, once }, signal)).task;
   }
+}
+
+/** A value as other tools write it: without spaces and quotes around it. @param {string} value */
+function plain(value) {
+  return value.trim().replace(/^(["'])(.*)\1$/s, "$2").trim();
+}
+
+/** Refuse a number that JSON.stringify would turn into null. @param {string} key @param {unknown} value */
+function finite(key, value) {
+  if (typeof value === "number" && !Number.isFinite(value)) throw new TypeError(`${key}: ${value} is not JSON`);
+  return value;
 }
 
 /** A key that no other submission has. Node 18 has no global `crypto`. */

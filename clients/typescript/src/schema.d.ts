@@ -84,6 +84,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/health": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Read what is wrong with the fleet
+         * @description Needs a token with the scope read.
+         */
+        get: operations["getHealth"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/pauses": {
         parameters: {
             query?: never;
@@ -705,6 +725,50 @@ export interface components {
          */
         ClusterStatus: "requested" | "allocating" | "deploying" | "running" | "degraded" | "deleting" | "deleted" | "failed";
         /**
+         * ConditionShown
+         * @description One thing that is wrong with the fleet.
+         */
+        ConditionShown: {
+            /** Evidence */
+            evidence: string;
+            /**
+             * Kind
+             * @description See the table in docs/health.md
+             */
+            kind: string;
+            /**
+             * Pools
+             * @description Pools whose tasks wait because of it; null: every pool
+             */
+            pools: string[] | null;
+            /**
+             * Severity
+             * @enum {string}
+             */
+            severity: "HIGH" | "MEDIUM" | "LOW";
+            /** Since */
+            since: string | null;
+            /**
+             * Subject
+             * @description The pool, worker or task that it is about; empty: the fleet
+             */
+            subject: string;
+            /** Text */
+            text: string;
+            /**
+             * Then
+             * @description What happens by itself to the tasks that wait because of it
+             */
+            then: string;
+            /** Until */
+            until: string | null;
+            /**
+             * Who
+             * @description Who must act
+             */
+            who: string;
+        };
+        /**
          * ConnectionShown
          * @description How a member is reached. There is no host name here: SSH connects to an address only.
          */
@@ -743,6 +807,11 @@ export interface components {
             workers: {
                 [key: string]: unknown;
             }[];
+            /**
+             * Workers Left Out
+             * @description How many workers are not listed; a shorter time has fewer
+             */
+            workers_left_out: number;
         };
         /**
          * DecisionShown
@@ -892,6 +961,31 @@ export interface components {
             who: string;
         };
         /**
+         * HealthShown
+         * @description What the orchestrator that leads finds wrong, the most urgent first.
+         */
+        HealthShown: {
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /** Conditions */
+            conditions: components["schemas"]["ConditionShown"][];
+            /** @description The first condition that affects work or money */
+            first_cause: components["schemas"]["ConditionShown"] | null;
+            /**
+             * Healthy
+             * @description False if work or money is affected; null: no recent finding
+             */
+            healthy: boolean | null;
+            /**
+             * Led
+             * @description Whether an orchestrator leads the fleet
+             */
+            led: boolean;
+        };
+        /**
          * LogShown
          * @description A part of an attempt's log.
          */
@@ -900,9 +994,14 @@ export interface components {
             attempt: number;
             /**
              * Complete
-             * @description Whether nothing more can follow
+             * @description Whether every byte of the log up to its end is there, and was read with `next`
              */
             complete: boolean;
+            /**
+             * Ended
+             * @description Whether nothing more can follow; a log that is not complete then has lost bytes
+             */
+            ended: boolean;
             /**
              * Missing Bytes
              * @description Bytes before `next` that were lost with the pod, or are not shipped yet
@@ -2125,6 +2224,107 @@ export interface operations {
                 content: {
                     "application/json": components["schemas"]["EventsShown"];
                     "text/event-stream": string;
+                };
+            };
+            /** @description The request cannot be read */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token is missing or not valid */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token may not do this */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description There is no such thing for this token, or the API is off */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The request is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description Too many requests; Retry-After says when to try again */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description An error within the orchestrator */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The bucket refuses the orchestrator */
+            502: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The database or the bucket gave no clear answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+        };
+    };
+    getHealth: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Read what is wrong with the fleet */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HealthShown"];
                 };
             };
             /** @description The request cannot be read */

@@ -41,6 +41,14 @@ async function all(generator) {
   return found;
 }
 
+test("a number that JSON does not have is refused before it is sent", async (t) => {
+  const { client, seen } = await against(t);
+  for (const loss of [NaN, Infinity, -Infinity]) {
+    await assert.rejects(client.submit({ task_type: "t", params: { a: [{ loss }] } }), new TypeError(`loss: ${loss} is not JSON`));
+  }
+  assert.equal(seen.length, 0);
+});
+
 test("a submission whose answers are lost is repeated under one key", async (t) => {
   const { client, seen } = await against(t, lost, problem(503, "E050"), json(201, { id: "7", created: true }));
   assert.equal((await client.submit({ task_type: "t", params: { n: 1 } })).id, "7");
@@ -117,4 +125,21 @@ test("a filter with several values is sent once for each", async (t) => {
   const { client, seen } = await against(t, json(200, { tasks: [], next: null }));
   await all(client.tasks({ label: ["a=1", "b=2"], status: undefined }));
   assert.equal(seen[0].url, "/api/v1/tasks?label=a%3D1&label=b%3D2");
+});
+
+test("a limit counts the tasks of all pages", async (t) => {
+  const page = (next, ...ids) => json(200, { tasks: ids.map((id) => ({ id })), next });
+  const { client, seen } = await against(t, page("c1", "a", "b"), page("c2", "c", "d"), page(null, "e"));
+  assert.deepEqual((await all(client.tasks({ limit: 3, status: "Queued" }))).map((one) => one.id), ["a", "b", "c"]);
+  assert.deepEqual(seen.map((one) => one.url), ["/api/v1/tasks?limit=3&status=Queued", "/api/v1/tasks?limit=1&status=Queued&cursor=c1"]);
+});
+
+test("an address and a token are read as other tools write them", () => {
+  for (const url of ["https://gpu.example.com/", "https://gpu.example.com/api/v1/", " 'https://gpu.example.com'\r\n"]) {
+    assert.ok(new Client({ url, token: "secret\r\n" }));
+  }
+  for (const url of ["gpu.example.com", "https://", "https://gpu.example.com/?x", "ftp://gpu.example.com", "<url>"]) {
+    assert.throws(() => new Client({ url, token: "secret" }), /the url is none such as/);
+  }
+  assert.throws(() => new Client({ url: "https://gpu.example.com", token: "two words" }), /the token has a character/);
 });

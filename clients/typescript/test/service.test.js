@@ -27,6 +27,7 @@ test("the running service: from a submission to the output", async () => {
   assert.deepEqual([info.status, info.params], ["Complete", { n: 1 }]);
   const output = await task.output();
   assert.equal(await (await fetch(output.url)).text(), "a film");
-  const listed = await all(client.tasks({ limit: 1 }));
+  const listed = await all(client.tasks());
   assert.deepEqual(listed.map((one) => one.id).sort(), [task.id, waiting.id].sort());
+  assert.equal((await all(client.tasks({ limit: 1 }))).length, 1);
 });

@@ -110,13 +110,13 @@ async def _who(_: Api, call: ApiCall) -> Response:
 async def _log_end(api: Api, call: ApiCall) -> Response:
     """The last bytes of an attempt's log, in the form of the API's parts."""
     attempt = attempt_of(await found_task(api, call), call.query.attempt)
-    log, end, position = AttemptLog(api.rows, api.blobs, attempt), b"", 0
+    log, end, position = AttemptLog(api.rows, api.pieces, attempt), b"", 0
     until, left_out = asyncio.get_running_loop().time() + SCAN_S, ""
-    async with api.log_readers, aclosing(log.more()) as parts:
+    async with api.log_parts.turn(), aclosing(log.more()) as parts:
         async for part in parts:
             end = (end + part)[-END_BYTES:]
             position += len(part)
-            if asyncio.get_running_loop().time() > until and not log.complete:
+            if asyncio.get_running_loop().time() > until and not log.ended:
                 whole = f"python -m orchestrator logs --task {attempt['task_id']}"
                 left_out = f"what follows byte {position}: it was not reached within {SCAN_S:g} s; {whole}"
                 break
@@ -129,7 +129,8 @@ async def _log_end(api: Api, call: ApiCall) -> Response:
             "text": end.decode("utf-8", "replace"),
             "offset": position - len(end),
             "next": position,
-            "complete": log.complete,
+            "complete": log.complete and not left_out,
+            "ended": log.ended,
             "missing_bytes": log.missing_bytes,
         }
     )

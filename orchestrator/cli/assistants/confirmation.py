@@ -1,8 +1,10 @@
 """The confirmation of an action: a text that only the answer to an earlier call names."""
 
 import hmac
+import json
 import secrets
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.errors import BAD_ARGUMENT, Failure
@@ -12,21 +14,31 @@ CODE_S = 600  # for which a code is valid at least
 Json = dict[str, Any]
 
 
-def _texts(effect: str) -> list[str]:
-    """The texts that confirm an effect: the present one, and the one before it."""
-    period = int(time.time() // CODE_S)
-    codes = (hmac.new(CODE_KEY, f"{at} {effect}".encode(), "sha256").hexdigest()[:8] for at in (period, period - 1))
-    return [f"{effect}, code {code}" for code in codes]
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What a caller wants: the effect in words, and the reason that it is noted with."""
+
+    token: str  # the caller's
+    effect: str
+    reason: str = ""
+
+    def texts(self) -> list[str]:
+        """The texts that confirm it: the present one, and the one before it. Another caller or reason has others."""
+        period = int(time.time() // CODE_S)
+        subjects = (json.dumps([at, self.token, self.effect, self.reason]) for at in (period, period - 1))
+        codes = (hmac.new(CODE_KEY, subject.encode(), "sha256").hexdigest()[:8] for subject in subjects)
+        return [f"{self.effect}, code {code}" for code in codes]
 
 
-def is_confirmed(given: str | None, effect: str) -> bool:
+def is_confirmed(given: str | None, intent: Intent) -> bool:
     """Whether a call has the text of an earlier answer. A text from a pod cannot foresee its code."""
-    return given is not None and any(hmac.compare_digest(given.encode(), one.encode()) for one in _texts(effect))
+    return given is not None and any(hmac.compare_digest(given.encode(), one.encode()) for one in intent.texts())
 
 
-def unconfirmed(given: str | None, effect: str, facts: Json) -> Json:
+def unconfirmed(given: str | None, intent: Intent, facts: Json) -> Json:
     """What an action would do. Raises Failure if another confirmation was given."""
     if given is not None:
-        why = f"confirm is not the text that a call without it has named for this: {effect}; nothing was done"
+        why = f"confirm is not the text that a call without it has named for this: {intent.effect}; nothing was done"
         raise Failure(BAD_ARGUMENT, why=why, fix="ask without confirm, and ask the user")
-    return {"done": False, "would": effect, **facts, "to_confirm": {"confirm": _texts(effect)[0]}}
+    reason = {"reason": intent.reason} if intent.reason else {}
+    return {"done": False, "would": intent.effect, **reason, **facts, "to_confirm": {"confirm": intent.texts()[0]}}

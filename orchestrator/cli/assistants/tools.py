@@ -9,7 +9,7 @@ from pydantic import AwareDatetime, BaseModel, Field, StringConstraints
 
 from orchestrator.cli.assistants.api import END_BYTES, Answered, Caller, LocalApi
 from orchestrator.cli.assistants.commands import CommandRunner
-from orchestrator.cli.assistants.confirmation import is_confirmed, unconfirmed
+from orchestrator.cli.assistants.confirmation import Intent, is_confirmed, unconfirmed
 from orchestrator.core.clusters.addresses import CLUSTER_ID
 from orchestrator.core.model import EVERY_POOL, ID_PATTERN
 from orchestrator.errors import NOT_ALLOWED, Failure
@@ -215,7 +215,7 @@ async def _pools(sources: FactSources, caller: Caller, _: Nothing) -> Json:
 
 def _on_task(action: str) -> Callable[[FactSources, Caller, TaskAction], Awaitable[Json]]:
     async def answer(sources: FactSources, caller: Caller, given: TaskAction) -> Json:
-        path, wanted = f"/tasks/{given.task_id}", f"{action} {given.task_id}"
+        path, wanted = f"/tasks/{given.task_id}", Intent(caller.token, f"{action} {given.task_id}")
         if not is_confirmed(given.confirm, wanted):
             task = await sources.facts(caller, path)
             facts = {name: task[name] for name in ("id", "task_type", "status", "attempts", "worker_id")}
@@ -226,7 +226,8 @@ def _on_task(action: str) -> Callable[[FactSources, Caller, TaskAction], Awaitab
 
 
 async def _pause(sources: FactSources, caller: Caller, given: PauseAction) -> Json:
-    wanted = f"pause {given.pool or EVERY_POOL}" + (f" for {given.minutes:g} minutes" if given.minutes else "")
+    what = f"pause {given.pool or EVERY_POOL}" + (f" for {given.minutes:g} minutes" if given.minutes else "")
+    wanted = Intent(caller.token, what, given.reason)
     if not is_confirmed(given.confirm, wanted):
         effect = "no new worker is started; running workers continue"
         return unconfirmed(given.confirm, wanted, {"effect": effect, **await sources.facts(caller, "/pauses")})
@@ -236,7 +237,7 @@ async def _pause(sources: FactSources, caller: Caller, given: PauseAction) -> Js
 
 
 async def _resume(sources: FactSources, caller: Caller, given: ResumeAction) -> Json:
-    wanted = f"resume {given.pool or EVERY_POOL}"
+    wanted = Intent(caller.token, f"resume {given.pool or EVERY_POOL}")
     if not is_confirmed(given.confirm, wanted):
         effect = "workers are started again as the queue needs them, which costs money"
         return unconfirmed(given.confirm, wanted, {"effect": effect, **await sources.facts(caller, "/pauses")})
@@ -245,7 +246,8 @@ async def _resume(sources: FactSources, caller: Caller, given: ResumeAction) -> 
 
 
 async def _terminate(sources: FactSources, caller: Caller, given: WorkerAction) -> Json:
-    path, wanted = f"/workers/{given.worker_id}", f"terminate {given.worker_id}" + (" at once" if given.at_once else "")
+    path, what = f"/workers/{given.worker_id}", f"terminate {given.worker_id}" + (" at once" if given.at_once else "")
+    wanted = Intent(caller.token, what, given.reason)
     if not is_confirmed(given.confirm, wanted):
         ends = "its tasks are queued again, and its pod is deleted" if given.at_once else "it finishes its tasks first"
         worker = await sources.facts(caller, path)

@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli import tables
+from orchestrator.cli import tables, worker_report
 from orchestrator.cli.fixes import whole
 from orchestrator.cli.output import SCHEMA_VERSION, Output, aged, clock, json_option, numbers, one_line, relative, usd
 from orchestrator.cli.program import as_typed
@@ -52,6 +52,7 @@ async def diagnose(
 ) -> int:
     """Print the whole report on the fleet, or on WORKER: settings, database, RunPod, workers, network, deployment.
 
+    With WORKER, it shows the conditions that concern this worker, its explanation, pod, SSH, logs and last changes.
     The command changes nothing. Exit 1 if something is urgent; 3 if there is no such worker.
     """
     before = _earlier(since) if since else None
@@ -62,10 +63,17 @@ async def diagnose(
     if output.json:
         output.document(**report)
     else:
-        output.show(*shown(report, narrow=output.narrow))
+        name = next(iter(report["workers"]), None) if worker else None
+        output.show(*(_of_worker(report, name, output) if name else shown(report, narrow=output.narrow)))
     if saved:
         output.say(f"saved: {saved}")
     return leave(output, 0 if report["healthy"] else 1)
+
+
+def _of_worker(report: Mapping[str, Any], name: str, output: Output) -> Iterator[RenderableType]:
+    yield headline(report)
+    yield from advised(report)
+    yield from worker_report.shown(report, name, output.out.width)
 
 
 def shown(report: Mapping[str, Any], *, narrow: bool) -> Iterator[RenderableType]:

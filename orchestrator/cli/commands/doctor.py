@@ -15,6 +15,7 @@ from rich.text import Text
 from orchestrator.cli.fixes import whole
 from orchestrator.cli.output import Output, json_option
 from orchestrator.cli.program import as_typed, suggestion
+from orchestrator.cli.tables import MARKS
 from orchestrator.core.plurals import counted
 from orchestrator.errors import BAD_ARGUMENT, SETTING, Failure
 from orchestrator.observability.redaction import plain
@@ -22,9 +23,8 @@ from orchestrator.observability.redaction import plain
 if TYPE_CHECKING:
     from orchestrator.diagnostics.doctor import Finding
 
-MARKS = {"ok": ("ok  ", "green"), "note": ("note", "cyan"), "warn": ("warn", "yellow")}
-MARKS |= {"fail": ("FAIL", "bold red"), "skip": ("skip", "dim")}
 INDENT = 7  # columns
+LIST = "code"  # the section that is a list: who asks for it wants to see it
 MANY = 3  # missing settings, from which on `init` is the shorter way
 
 
@@ -37,8 +37,8 @@ MANY = 3  # missing settings, from which on `init` is the shorter way
 def doctor(output: Output, section: tuple[str, ...], repair: bool, verbose: bool) -> int:
     """Check every part, or the SECTIONs named. It never stops at the first fault. Exit 1 on any failure.
 
-    Sections: settings, database, leader, runpod, pods, ssh, s3, clock, gateway. It changes nothing but one object of
-    its own in the bucket, which it deletes.
+    Sections: settings, code, database, leader, runpod, pods, ssh, s3, clock, gateway. It changes nothing but one
+    object of its own in the bucket, which it deletes.
     """
     from orchestrator.diagnostics.doctor import SECTIONS, counts, diagnose
 
@@ -56,7 +56,9 @@ def doctor(output: Output, section: tuple[str, ...], repair: bool, verbose: bool
         output.document(findings=[dataclasses.asdict(finding) for finding in findings], counts=counted)
     else:
         for name, found in groupby(findings, key=lambda finding: finding.section):
-            _show(output, f"{name}: {SECTIONS[name]}", list(found), verbose=verbose)
+            _show(
+                output, f"{name}: {SECTIONS[name]}", list(found), verbose=verbose or (name == LIST and LIST in section)
+            )
         output.show("", Text(", ".join(f"{number} {name}" for name, number in counted.items()), style="bold"))
         if sum(finding.status == "fail" and finding.what.endswith("is missing") for finding in findings) >= MANY:
             output.show("python -m orchestrator init asks for what is missing, checks it and writes .env.")

@@ -4,12 +4,16 @@ import json
 import keyword
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.text import Text
 
+from orchestrator.cli import options
+from orchestrator.cli.fixes import whole
+from orchestrator.cli.handler_lines import HandlerLines, fix_of
 from orchestrator.cli.output import Output, json_option, octets
 from orchestrator.cli.program import PROGRAM
 from orchestrator.errors import BAD_ARGUMENT, SETTING, Failure, Failures
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.cli.local_run import Ended
     from orchestrator.config.settings import Settings
 
+Explained = Callable[[str], tuple[str, str | None]]  # the text of a failure -> as it is shown, and its fix
 CODE_DIR = Path("handlers")  # if WORKER_CODE_DIR is not set
 FUNCTION = "run"  # the function in a file of `handlers new`
 TASK_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
@@ -73,7 +78,7 @@ def new(output: Output, task_type: str) -> int:
 
 @handlers.command()
 @click.argument("task_type")
-@click.option("--params", default="{}", help="The parameters of the task, as JSON.")
+@click.option("--params", default="{}", help="The parameters of the task, as JSON; @FILE reads a file.")
 @click.option(
     "-o", "--output", "target", type=click.Path(file_okay=False, path_type=Path),
     help="The folder for the outputs.  [default: outputs/TASK_TYPE]",
@@ -92,18 +97,22 @@ def test(output: Output, task_type: str, params: str, target: Path | None, timeo
 
     settings = _settings()
     folder, handler = _found(settings, task_type)
-    bundle = build_bundle(folder)
-    task = LocalTask(task_type, handler, _parsed(params), timeout_s, settings.worker_python, dict(settings.handler_env))
+    bundle = build_bundle(folder, settings.secrets())
+    given = options.params(params)
+    task = LocalTask(task_type, handler, given, timeout_s, settings.worker_python, dict(settings.handler_env))
+
+    lines = HandlerLines(folder)
 
     def show(kind: str, text: str) -> None:
-        output.say(f"{kind:<8}  {text}", "" if kind == "log" else "cyan")
+        if (line := lines.shown(text) if kind == "log" else text) is not None:
+            output.say(f"{kind:<8}  {line}", "" if kind == "log" else "cyan")
 
     output.say(f"Runs {handler} of {folder} in the agent, with {settings.worker_python}.")
     ended = run_here(task, bundle, target or Path("outputs") / task_type, show)
-    return _report(output, ended)
+    return _report(output, ended, lambda text: (lines.named(text), fix_of(lines.named(text), handler, task.python)))
 
 
-def _report(output: Output, ended: "Ended") -> int:
+def _report(output: Output, ended: "Ended", explained: Explained) -> int:
     files: list[dict[str, Any]] = [{"path": str(path), "bytes": path.stat().st_size} for path in ended.outputs]
     if output.json:
         output.document(
@@ -117,18 +126,21 @@ def _report(output: Output, ended: "Ended") -> int:
         output.show(Text(f"Complete in {ended.seconds:.1f} s", style="green"))
         output.show(f"output_location: {ended.location}", f"result_data: {json.dumps(ended.result)}")
         return 0
-    return _report_failure(output, ended.failure, ended.seconds)
+    return _report_failure(output, ended.failure, ended.seconds, explained)
 
 
-def _report_failure(output: Output, failure: Any, seconds: float) -> int:
+def _report_failure(output: Output, failure: Any, seconds: float, explained: Explained) -> int:
     from orchestrator.core.task_failures import TaskFailure
 
     code, retried = failure["code"], "is tried again" if failure.get("retryable", True) else "is not tried again"
     output.show(Text(f"Failed after {seconds:.1f} s: {code} ({failure.get('exit_class')})", style="bold red"))
-    output.show(plain(str(failure["message"])))
+    message, fix = explained(plain(str(failure["message"])))
+    output.show(message)
     if code in set(TaskFailure):
         row = TaskFailure(code).row
         output.show(f"{row.means} On a worker, such a task {retried}.")
+    if fix:
+        output.show(whole(f"fix: {fix}"))
     return 1
 
 
@@ -164,11 +176,3 @@ def _found(settings: "Settings", task_type: str) -> tuple[Path, str]:
         why = f"WORKER_HANDLERS names no handler for {task_type!r} (it names {known}), and {folder} has no such file"
         raise Failure(BAD_ARGUMENT, why=why, fix=f"{PROGRAM} handlers new {task_type}")
     return folder, handler
-
-
-def _parsed(params: str) -> Any:
-    try:
-        return json.loads(params)
-    except (ValueError, RecursionError) as error:
-        why, fix = f"--params is not JSON: {error}", """--params '{"name": "you"}'"""
-        raise Failure(BAD_ARGUMENT, why=why, fix=fix) from None

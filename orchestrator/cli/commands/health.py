@@ -13,7 +13,7 @@ from orchestrator.cli.session import runs
 from orchestrator.cli.tables import facts
 
 COST = "Cost per hour"
-NAMES = ("timestamp", "healthy", "missing_critical", "recommendations")
+NAMES = ("timestamp", "healthy", "first_cause", "missing_critical", "recommendations")
 IN_DATABASE: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "Tasks in progress": lambda found: found["task_counts"].get("In Progress", 0),
     "Tasks queued": lambda found: found["task_counts"].get("Queued", 0),

@@ -16,6 +16,7 @@ from orchestrator.cli.options import Choice
 from orchestrator.cli.output import Output, json_option, moment
 from orchestrator.cli.session import find_task_id, find_worker, opened_store, runs, settings_for
 from orchestrator.cli.worker_rows import is_live
+from orchestrator.core.plurals import counted
 from orchestrator.errors import NO_BUCKET, NO_TASK, Failure
 from worker.protocol import STREAMS
 
@@ -158,7 +159,8 @@ async def _sources(
         return reader, [each(name, stream, texts) for stream, texts in on_pod.items()]
     output.say(f"{name}: not over SSH: {on_pod if isinstance(on_pod, str) else 'its log files are empty'}", "yellow")
     kept = in_the_database(found, asked.lines)
-    output.say(f"{name}: from the database ({len(kept)} lines); the log's own bytes are missing")
+    there = counted(len(kept), "line")
+    output.say(f"{name}: from the database, {there}. Its log is missing: no part of it was stored.")
     return reader, [_listed(kept)]
 
 

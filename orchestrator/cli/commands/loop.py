@@ -11,16 +11,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.known_names import require_known
 from orchestrator.cli.options import verbose_option
 from orchestrator.cli.output import Output, clock, json_option, numbers, one_line
 from orchestrator.cli.session import actor, opened_store, runs, settings_for, settings_to_run
+from orchestrator.cli.tables import table
 from orchestrator.core import decision_text
 from orchestrator.core.actions import kind_of
 from orchestrator.core.blocked import line, text
+from orchestrator.core.provider import place_of
 from orchestrator.errors import NO_PROVIDER, Failure
 
 if TYPE_CHECKING:
@@ -185,12 +186,12 @@ def _show_plan(output: Output, made: "Plan", *, verbose: bool) -> None:
         decided.append(Text(f"  workers now: {decision_text.workers(decision.inputs)}"))
         decided += [Text(f"  target: {one_line(decision.rule)}")] if verbose else []
         decided += [Text(f"  {one_line(line(reason), 400)}", style="yellow") for reason in decision.blocked]
-    actions = Table("action", "what", "why", box=None, header_style="bold", pad_edge=False)
+    actions = table("action", "what", "why")
     for action in made.actions:
         facts = dataclasses.asdict(action)
         what = " ".join(str(facts[name]) for name in ("worker_id", "pod_id") if facts.get(name))
         if offer := getattr(action, "offer", None):
-            what += f" on {offer.key}"
+            what += f" on {place_of(offer.key)}"
         actions.add_row(kind_of(type(action)), what, one_line(facts.get("reason") or facts.get("waiting_for") or ""))
     output.show(*decided)
     if made.actions:

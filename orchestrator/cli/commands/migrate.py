@@ -25,9 +25,13 @@ HAS_CHANGES = 2  # exit code of --plan if there is something to apply
 @click.option("--plan", "only_plan", is_flag=True, help="Change nothing: show what would be applied; exit 2 if any.")
 @click.option("-v", "--verbose", is_flag=True, help="Name every file.")
 @click.option("--sql", is_flag=True, help="Change nothing: print the missing SQL as one file.")
+@click.option("--remove", "take_away", is_flag=True, help="Drop what migrate added; keep the rows of tasks.")
+@click.option("--force", "--yes", "force", is_flag=True, help="With --remove: do not ask.")
 @json_option
 @click.pass_obj
-def migrate(output: Output, *, requeue_held: bool, only_plan: bool, sql: bool, verbose: bool) -> int:
+def migrate(
+    output: Output, *, requeue_held: bool, only_plan: bool, sql: bool, verbose: bool, take_away: bool, force: bool
+) -> int:
     """Bring the database's schema up to this version. Safe to repeat, and safe while an orchestrator runs.
 
     Tasks In Progress that no worker holds are listed. --requeue-held queues them again: use it if no program of yours
@@ -35,6 +39,12 @@ def migrate(output: Output, *, requeue_held: bool, only_plan: bool, sql: bool, v
 
     --sql prints one file for `supabase db push` or the SQL editor. It has the SQL that the database at DATABASE_URL
     lacks or, without DATABASE_URL, the whole schema.
+
+    --plan also tries the triggers of yours on tasks and workers, in a transaction that is rolled back, and names those
+    that would make writes of the orchestrator fail.
+
+    --remove uninstalls: tasks keeps your rows and your columns, and workers does if it was yours. It needs that no
+    orchestrator leads and no worker is live.
 
     Without DATABASE_URL and --sql, the command only checks the schema at SUPABASE_URL: exit 4 if it is missing or
     older.
@@ -45,12 +55,15 @@ def migrate(output: Output, *, requeue_held: bool, only_plan: bool, sql: bool, v
     url = settings_for("database").database_url
     from orchestrator.migrate import migrate as bring_up
 
-    if (requeue_held or only_plan) and not url:
-        option = "--plan" if only_plan else "--requeue-held"
+    if (requeue_held or only_plan or take_away) and not url:
+        option = "--plan" if only_plan else "--remove" if take_away else "--requeue-held"
         raise Failure(BAD_ARGUMENT, why=f"{option} needs a connection to the database", fix="set DATABASE_URL")
     if only_plan:
         assert url is not None  # noqa: S101  checked above
         return _show_migration_plan(output, url.get_secret_value(), verbose=verbose)
+    if take_away:
+        assert url is not None  # noqa: S101  checked above
+        return _remove(output, url.get_secret_value(), force=force)
     report = asyncio.run(bring_up(url.get_secret_value(), requeue_held=requeue_held) if url else _look_at_schema())
     if output.json:
         output.document(applied=report.applied, notes=report.notes, version=report.version)
@@ -79,6 +92,21 @@ def _show_migration_plan(output: Output, url: str, *, verbose: bool) -> int:
         what = f"would apply {counted(len(report.applied), 'file')}" if report.applied else "would change nothing"
         output.show(f"migrate {what}. The schema is now {report.version or 'none'}.")
     return HAS_CHANGES if report.applied else 0
+
+
+def _remove(output: Output, url: str, *, force: bool) -> int:
+    """Drop what `migrate` added to the database."""
+    from orchestrator.migrate import removed
+
+    output.confirm("Drop the orchestrator's tables, columns and functions from this database?", force=force)
+    notes = asyncio.run(removed(url))
+    if output.json:
+        output.document(removed=True, notes=notes, version=None)
+        return 0
+    for note in notes:
+        output.say(note)
+    output.show("Removed. The table tasks keeps your rows.")
+    return 0
 
 
 def _show_files(output: Output, did: str, files: Sequence[str], *, verbose: bool) -> None:

@@ -76,7 +76,7 @@ async def add(output: Output, name: str, task_type: str, params: str, labels: tu
     try:
         next(due_times({**terms, "created_at": now.isoformat()}, now))
     except ScheduleError as error:
-        raise Failure(BAD_ARGUMENT, what="the schedule is never due", why=str(error)) from None
+        raise Failure(BAD_ARGUMENT, what="the schedule cannot be used", why=str(error)) from None
     async with _opened() as store:
         put = await store.put({"name": name, "task": task, **terms}, actor=actor())
     due, what = _due(put["schedule"], datetime.fromisoformat(put["now"]))

@@ -1,5 +1,7 @@
 """`tasks list` and `tasks watch`: tasks by status, type, pool, age, tenant and labels."""
 
+import asyncio
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,8 +15,10 @@ from orchestrator.cli.known_names import require_known
 from orchestrator.cli.output import Output, json_option
 from orchestrator.cli.session import find_task_id, opened_store, runs, utcnow
 from orchestrator.cli.task_follow import follow
-from orchestrator.cli.task_rows import listing
+from orchestrator.cli.task_rows import listing, waits_for_worker
 from orchestrator.cli.watching import View, watch
+from orchestrator.cli.worker_rows import warning
+from orchestrator.diagnostics import first_cause
 
 if TYPE_CHECKING:
     from orchestrator.adapters.store import SqlStore
@@ -104,7 +108,7 @@ async def watch_tasks(output: Output, task: str | None, limit: int, **selected: 
 
 
 async def _ask(store: "SqlStore", output: Output, selected: Mapping[str, Any], limit: int) -> View:
-    found = await store.find.tasks(selected, limit, full=output.json)
+    found, leads = await asyncio.gather(store.find.tasks(selected, limit, full=output.json), store.leadership())
     rows, counts = found["tasks"], found["counts"]
     chosen = sum(n for status, n in counts.items() if status in selected.get("status", STATUSES))
     body: RenderableType = listing(rows, output, utcnow()) if rows else Text("No tasks found.")
@@ -112,4 +116,9 @@ async def _ask(store: "SqlStore", output: Output, selected: Mapping[str, Any], l
     summary = f"in all: {counted or 'none'}"
     if chosen > len(rows):
         summary = f"the newest {len(rows)} of {chosen:,} are shown; --limit shows more\n{summary}"
-    return View(Group(body), {"tasks": rows, "counts": counts}, summary)
+    pools = {row["pool"] for row in rows if waits_for_worker(row)}
+    cause = first_cause.of_standing(leads, pools) if pools else None
+    if cause:
+        summary += f"\n{warning(leads, pools)}"
+    document = {"tasks": rows, "counts": counts, "first_cause": cause and dataclasses.asdict(cause)}
+    return View(Group(body), document, summary)

@@ -40,7 +40,7 @@ async def show_outputs(output: Output, task: str, *, directory: str | None, url:
         raise Failure(WRONG_STATE, what=f"task {row['id']} has no output", why=f"it is {row['status']}", fix=fix)
     blobs = _bucket(required=bool(url or directory))
     files = await files_of(row, blobs)
-    urls = [url_of(blobs, one) for one in files] if blobs is not None and (url or directory) else []
+    urls = [url_of(blobs, one, row) for one in files] if blobs is not None and (url or directory) else []
     if directory:
         await _download(output, files, urls, Path(directory), force=force)
     facts = {"id": row["id"], "result": row.get("result_data"), "outputs": [dataclasses.asdict(one) for one in files]}

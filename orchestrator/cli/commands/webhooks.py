@@ -15,7 +15,7 @@ from orchestrator.cli.session import actor, runs, settings_for
 from orchestrator.cli.tables import table
 from orchestrator.core.plurals import counted
 from orchestrator.errors import BAD_ARGUMENT, NO_WEBHOOK, NOT_TAKEN, SETTING, Failure
-from orchestrator.ports import PortError
+from orchestrator.ports import PortError, Unavailable
 
 if TYPE_CHECKING:
     from orchestrator.adapters.webhook_store import WebhookStore
@@ -49,6 +49,7 @@ async def _opened() -> "AsyncIterator[WebhookStore]":
 @runs
 async def add(output: Output, name: str, **given: Any) -> None:
     """Add an address, or replace the one of this name."""
+    await _refuse_unreachable(given["url"])
     async with _opened() as store:
         is_new = await store.put(actor(), {"name": name, **given})
     if output.json:
@@ -83,7 +84,8 @@ async def listed(output: Output, state: str | None, task_id: uuid.UUID | None, l
     output.show(messages if found["messages"] else "No messages found.")
     if lost := found["troubles"]["undeliverable"]:
         given_up = counted(lost, "message was", "messages were")
-        output.say(f"{given_up} given up within a day: correct the receiver, then webhooks retry", "yellow")
+        then = "python -m orchestrator webhooks retry"
+        output.say(f"{given_up} given up within a day: correct the receiver, then {then}", "yellow")
 
 
 @webhooks.command()
@@ -162,6 +164,23 @@ async def test(output: Output, target: str) -> None:
         output.document(sent=True, id=message_id, status=status, took_s=round(took_s, 3))
     else:
         output.show(f"sent: the receiver answered {status} within {took_s:.1f} s (id {message_id})")
+
+
+async def _refuse_unreachable(url: str) -> None:
+    """Raise Failure for an address to which the orchestrator would send nothing, by the settings of this machine."""
+    from ipaddress import ip_network
+
+    from orchestrator.adapters.posting import WebhookRefused
+    from orchestrator.adapters.webhook_sender import SendingRules, WebhookSender
+
+    private = tuple(map(ip_network, settings_for().webhook_private_networks))
+    try:
+        await WebhookSender(SendingRules((), private)).check(url)
+    except WebhookRefused as error:
+        fix = "give a public https:// address, or set WEBHOOK_PRIVATE_NETWORKS to the receiver's network"
+        raise Failure(BAD_ARGUMENT, what="nothing can be sent to this address", why=str(error), fix=fix) from None
+    except Unavailable:  # the name may come later, or be known to the orchestrator only
+        return
 
 
 async def _url(target: str) -> str:

@@ -17,9 +17,19 @@ from orchestrator.cli.known_names import require_known
 from orchestrator.cli.output import Output, ago, clock, gpu_name, json_option, one_line, relative, span, usd
 from orchestrator.cli.session import find_worker, opened_store, runs, settings_for, utcnow
 from orchestrator.cli.watching import EVERY_S, View, watch
-from orchestrator.cli.worker_rows import busy_share, by_pool, flags, is_live, leaderless, public, totals, unpriced
+from orchestrator.cli.worker_rows import (
+    busy_share,
+    by_pool,
+    flags,
+    is_live,
+    leaderless,
+    public,
+    totals,
+    unpriced,
+    warning,
+)
 from orchestrator.core.states import READY, Stage, State
-from orchestrator.diagnostics import causes
+from orchestrator.diagnostics import causes, first_cause
 from orchestrator.ports import PortError
 
 if TYPE_CHECKING:
@@ -79,7 +89,7 @@ def _filter(
 
 async def _ask(store: "SqlStore", output: Output, wanted: Mapping[str, Any]) -> View:
     found, leads = await asyncio.gather(store.find.workers(wanted, ROWS), store.leadership())
-    rows, now = found["workers"], utcnow()
+    rows, now, pools = found["workers"], utcnow(), [wanted["pool"]] if "pool" in wanted else None
     shown, sums = [public(row, now) for row in rows], totals(rows)
     document = {
         "at": now,
@@ -87,6 +97,7 @@ async def _ask(store: "SqlStore", output: Output, wanted: Mapping[str, Any]) -> 
         "counts": found["counts"],
         "totals": sums,
         "leader": leads["leader"],
+        "first_cause": (cause := first_cause.of_standing(leads, pools)) and dataclasses.asdict(cause),
     }
     body: RenderableType = Text(NOBODY if wanted.keys() == {"ended"} else NO_MATCH)
     if rows:
@@ -94,7 +105,7 @@ async def _ask(store: "SqlStore", output: Output, wanted: Mapping[str, Any]) -> 
     ended = sum(one["workers"] for one in found["counts"] if one["status"] == State.TERMINATED)
     if ended > ROWS:
         body = Group(body, Text(f"only the newest {ROWS} of {ended:,} ended workers are shown; --since shows fewer"))
-    return View(body, document, leaderless(leads))
+    return View(body, document, warning(leads, pools))
 
 
 @click.command()

@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.diagnostics import first_cause
+from orchestrator.diagnostics.first_cause import FirstCause
 from orchestrator.ports import PortError
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ class TopState:
     workers: Sequence[Mapping[str, Any]] = ()
     queue: "DatabaseHalf | None" = None
     leader: Mapping[str, Any] | None = None
+    first_cause: FirstCause | None = None  # of what is wrong with the fleet
     tasks: Sequence[Mapping[str, Any]] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
     decisions: Sequence[Mapping[str, Any]] = ()
@@ -43,7 +46,8 @@ class TopState:
             self.queue = await store.snapshot()
 
         async def leader() -> None:
-            self.leader = (await store.leadership())["leader"]
+            standing = await store.leadership()
+            self.leader, self.first_cause = standing["leader"], first_cause.of_standing(standing)
 
         async def tasks() -> None:
             newest = await store.find.tasks({}, TASKS)

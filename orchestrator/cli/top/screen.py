@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 EVERY_S = 2.0  # between two rounds of questions
 SHOWN_EVERY_S = 0.5  # how often the age and the open question are shown
 SLOW_S = 1.0  # a question that is open longer is named
+CAUSE_CHARS = 200
 DEPTHS = 300  # points of the chart
 TALL = 35  # lines; a lower screen shows fewer decisions
 
@@ -119,6 +120,8 @@ class Top(App[None]):
             return Text(f"{text}: the database does not answer ({why})", style="bold red")
         if seen.asking is not None and now_s - seen.asked_at_s > SLOW_S:
             text += f"  asking the database for {seen.asking}, {span(now_s - seen.asked_at_s)}"
+        if seen.first_cause is not None and seen.leader:
+            text, style = f"{text}  {plain(one_line(seen.first_cause.text, CAUSE_CHARS))}", "bold yellow"
         return Text(text, style=style)
 
     def _show(self, name: str) -> None:

@@ -128,6 +128,14 @@ class ReconcileAuthorizedKey:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeOverKey:
+    """Do a node task over SSH that waits for an agent from which nothing is heard."""
+
+    worker_id: str
+    node_task_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class RefuseOperation:
     """Let an operation fail that cannot be done."""
 
@@ -196,6 +204,7 @@ OnMember = (
     | DrainNode
     | RemoveNode
     | ReconcileAuthorizedKey
+    | TakeOverKey
 )  # each names its worker; at most one for a worker in a plan
 OnCluster = Allocate | MoveCluster | Scale | Remark | RecordConfiguration | Dissolve | Fail  # at most one in a plan
 ClusterAction = OnMember | OnCluster | RefuseOperation

@@ -16,8 +16,8 @@ MANY = 5  # troubles in a row: one that lasts
 VALUE_CHARS, PEERS_CHARS = 400, 6_000  # of one detail as JSON, and of a list of 64 names
 OWN = frozenset({
     "phase", "failure_code", "cpus", "memory_mb", "gpu_files", "slurmd_state", "slurm_installed", "version", "munge_ok",
-    "munge_matches", "conf_sha", "clock_skew_s", "cut_peers", "api_reachable", "agent_codes", "slurmctld_state",
-    "slurmctld_pid", "slurmctld_started_at", "trouble_since", "relapses",
+    "munge_matches", "conf_sha", "clock_skew_s", "cut_peers", "api_reachable", "api_url", "api_error", "agent_codes",
+    "slurmctld_state", "slurmctld_pid", "slurmctld_started_at", "trouble_since", "relapses",
 })  # fmt: skip
 
 
@@ -94,6 +94,8 @@ def detail_of(member: MemberRow, reading: Reading, facts: ClusterFacts) -> dict[
         "clock_skew_s": _rounded(reading.clock_skew_s),
         "cut_peers": cut,
         "api_reachable": reading.api_reachable,
+        "api_url": reading.api_url,
+        "api_error": reading.api_error,
         "agent_codes": None if reading.agent_log_tail is None else list(reading.agent_log_tail[-CODES:]),
     }
     known = {name: value for name, value in seen.items() if value is not None}

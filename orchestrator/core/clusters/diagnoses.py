@@ -18,8 +18,10 @@ from orchestrator.core.meanings import NOBODY, OPERATOR, ORCHESTRATOR, PROVIDER,
 SKEW_S = 30.0  # munge refuses credentials of a clock that is minutes off; tokens and signed URLs fail earlier
 MAX_SKEW_S = 1e10  # 300 years: a larger value was written by hand
 MOMENT_CHARS = 40
+URL_CHARS = 200
 STARVED_S = 60.0  # an agent takes a node task with its next heartbeat
 RECONCILE = "python -m orchestrator cluster reconcile <cluster> --worker <worker>"
+RESTARTED = "python -m orchestrator terminate <worker>"  # an agent keeps the URL that it was started with
 REPLACE = "for another node: python -m orchestrator cluster drain <cluster> <worker>"
 RECONCILED = "its configuration and key are written again; after ten minutes it is replaced"
 
@@ -45,7 +47,7 @@ class Diagnosis(Explained):
     AGENT_API_UNREACHABLE = "AGENT_API_UNREACHABLE", Meaning(
         "The pod does not reach the address to which its agent sends heartbeats.",
         OPERATOR, "its Slurm jobs continue; the controller claims no task until the address is reached",
-        "make WORKER_API_URL an address that pods resolve and reach; python -m orchestrator doctor")
+        "make the URL of the evidence reachable from pods; if WORKER_API_URL has another one by now: " + RESTARTED)
     AGENT_CRED_EXPIRED = "AGENT_CRED_EXPIRED", Meaning(
         "The token of the pod's agent has expired.",
         OPERATOR, "the agent ends itself after DEADMAN_TIMEOUT_SEC; its worker is replaced",
@@ -170,7 +172,8 @@ def _of_member(member: MemberRow, silent: set[str]) -> Found:
     if cut := [name for name in map(str, _listed(detail, "cut_peers")) if name not in silent]:
         yield Diagnosis.FABRIC_CUT, f"{member.node_name} does not reach {', '.join(cut)}"
     if detail.get("api_reachable") is False:
-        yield Diagnosis.AGENT_API_UNREACHABLE, f"{name}: asked from the pod"
+        url, why = (str(detail.get(one) or "")[:URL_CHARS] for one in ("api_url", "api_error"))
+        yield Diagnosis.AGENT_API_UNREACHABLE, f"{name}: {url or 'its URL'} from the pod: {why or 'no answer'}"
     codes = _listed(detail, "agent_codes")
     if codes and codes[-1] == "token_expired":
         yield Diagnosis.AGENT_CRED_EXPIRED, f"{name}: its log ends with token_expired; its clock is {skew_s or 0} s off"

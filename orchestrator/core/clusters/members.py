@@ -6,8 +6,11 @@
     draining      removed once no job runs on its node, or after a bound (leaving.py)
 
 Each member gets at most one action. Nothing follows from an unknown reading, and nothing is done to a member with a
-running action. A member that stays reconciling although it is reached is replaced after `reconcile_s`.
+running action. A member that stays reconciling although it is reached is replaced after `reconcile_s`; the time for
+which its controller was away does not count.
 """
+
+from datetime import datetime
 
 from orchestrator.core.cluster_states import WORKING, ClusterStatus, MemberRole, MemberStatus
 from orchestrator.core.clusters.actions import (
@@ -207,7 +210,7 @@ def _overdue(member: MemberRow, reading: Reading, facts: ClusterFacts) -> MoveMe
     if facts.hears_nobody:
         return _hears_nobody(member, facts)
     waits = facts.row.status in WORKING and member.status in (MemberStatus.PENDING, MemberStatus.RECONCILING)
-    waited_s = (facts.now - not_ready_since(member)).total_seconds()
+    waited_s = (facts.now - _may_come_up_since(member, facts)).total_seconds()
     if not waits or waited_s < facts.policy.reconcile_s:
         return None
     if member is not facts.controller and facts.slurmctld is not DaemonState.UP:
@@ -221,6 +224,12 @@ def _overdue(member: MemberRow, reading: Reading, facts: ClusterFacts) -> MoveMe
         if trouble is None
         else failed(member, FailureCode.MEMBER_UNUSABLE, f"not ready after {waited_s:.0f} s: {trouble}")
     )
+
+
+def _may_come_up_since(member: MemberRow, facts: ClusterFacts) -> datetime:
+    """Return since when a member that is not ready could become ready: a node needs a controller that is ready."""
+    controller, since = facts.controller, not_ready_since(member)
+    return since if controller is None or member is controller else max(since, controller.status_since)
 
 
 def _hears_nobody(member: MemberRow, facts: ClusterFacts) -> MoveMember | None:

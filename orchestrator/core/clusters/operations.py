@@ -4,7 +4,15 @@ An operation on a whole cluster waits until none of its members has a running ac
 that cannot be done now waits until its deadline; one that never can be done is refused.
 """
 
-from orchestrator.core.cluster_states import MemberStatus, OperationKind, OperationStatus
+from datetime import datetime
+
+from orchestrator.core.cluster_states import (
+    OPEN_NODE_TASK,
+    MemberStatus,
+    NodeTaskVia,
+    OperationKind,
+    OperationStatus,
+)
 from orchestrator.core.clusters.actions import (
     Configure,
     DrainNode,
@@ -12,11 +20,13 @@ from orchestrator.core.clusters.actions import (
     ReconcileAuthorizedKey,
     Reconfigure,
     RefuseOperation,
+    TakeOverKey,
 )
 from orchestrator.core.clusters.facts import CONFIGURED, ClusterFacts
 from orchestrator.core.clusters.readings import NO_CONFIGURATION
-from orchestrator.core.clusters.rows import MemberOperation, MemberRow
+from orchestrator.core.clusters.rows import MemberOperation, MemberRow, MemberWorker
 
+HEARD_S = 60.0  # an agent that was heard within it gets its node tasks with its next heartbeat
 CONTROLLER_STAYS = (
     "it is the controller, whose agent runs the tasks: python -m orchestrator terminate ends it after its task, "
     "and another member becomes the controller"
@@ -45,6 +55,23 @@ def plan(facts: ClusterFacts) -> tuple[list[OnMember], list[RefuseOperation]]:
             actions += [one for one in wanted if one is not None]
             taken |= names
     return actions, refused
+
+
+def is_heard(worker: MemberWorker | None, now: datetime) -> bool:
+    """Whether the agent of a worker will take a node task with one of its next heartbeats."""
+    heard_at = worker.last_heartbeat if worker else None
+    return heard_at is not None and (now - heard_at).total_seconds() < HEARD_S
+
+
+def taken_over(facts: ClusterFacts) -> list[OnMember]:
+    """Return the node tasks that wait for agents that have fallen silent. SSH is used only where it works."""
+    reached = {one.worker_id: one for one in facts.live if not one.adapter_detail.get("unreached_since")}
+    return [
+        TakeOverKey(task.worker_id, task.id)
+        for task in facts.row.node_tasks
+        if task.via is NodeTaskVia.AGENT and task.status in OPEN_NODE_TASK and task.worker_id in reached
+        if not is_heard(reached[task.worker_id].worker, facts.now)
+    ]
 
 
 def _is_left(operation: MemberOperation, facts: ClusterFacts) -> bool:

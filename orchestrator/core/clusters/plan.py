@@ -62,6 +62,7 @@ def plan(view: ClusterView, policy: ClusterPolicy) -> tuple[ClusterAction, ...]:
         return (Fail(row.status, FailureCode.SLURM_MISSING, NO_SLURM),)
     on_cluster, on_members = STEPS[row.status](facts)
     asked, refused = operations.plan(facts)
+    asked += operations.taken_over(facts)
     return (*([on_cluster] if on_cluster else []), *refused, *_one_each(facts, asked, on_members))
 
 

@@ -45,6 +45,8 @@ class Reading:
     clock_skew_s: float | None = None  # the pod's clock minus ours
     peers: Mapping[str, bool] | None = None  # node name -> whether a TCP connection to its slurmd was made
     api_reachable: bool | None = None  # whether the pod reaches the agent's API
+    api_url: str | None = None  # … which is this one: the agent keeps the URL that it was started with
+    api_error: str | None = None  # why it is not reached
     agent_log_tail: tuple[str, ...] | None = None  # codes that the agent's log shows, newest last
     error: str | None = None  # why the probe is not complete
 

@@ -3,10 +3,10 @@
 findings.py      what a check found; runs the checks at the same time, each with a deadline
 database.py      the database, its schema, its pooler, the leader
 provider.py      RunPod: the key, the balance, stock, volumes, pods without a row
+code.py          what of WORKER_CODE_DIR is sent to pods
 connectivity.py  the SSH key pair, the bucket (one object, put and deleted), the workers' URL, clocks
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -17,17 +17,17 @@ from orchestrator.config.errors import SettingProblem
 from orchestrator.config.settings import Settings
 from orchestrator.config.validation import require
 from orchestrator.core.images import has_digest
-from orchestrator.diagnostics.doctor import connectivity, database, provider
+from orchestrator.diagnostics.doctor import code, connectivity, database, provider
 from orchestrator.diagnostics.doctor.findings import FAULTS, Check, Finding, Section, counts, examine
-from orchestrator.pods.bundle import build_bundle
 
 __all__ = ["FAULTS", "SECTIONS", "Finding", "counts", "diagnose"]
 VALUE_CHARS = 80
 SECTIONS: Mapping[str, str] = {
     "settings": "misspelt, unusable or contradictory variables; handlers; images",
+    "code": "what of WORKER_CODE_DIR is sent to pods, with sizes, and what is not sent",
     "database": "the connection, the version, the schema, the functions, the pooler",
     "leader": "the orchestrator that leads this fleet",
-    "runpod": "the API key, the balance, the stock of each pool, network volumes",
+    "runpod": "the API key, the balance, the stock of each pool, network volumes, registry credentials",
     "pods": "pods without a row, rows without a pod",
     "ssh": "both halves of the key pair, and whether they belong together",
     "s3": "an object put, read back and deleted",
@@ -41,6 +41,7 @@ async def diagnose(only: Sequence[str] = ()) -> list[Finding]:
     settings, problems = usable()
     checks: dict[str, Check] = {
         "settings": partial(_settings, settings, problems),
+        "code": partial(code.code, settings),
         "database": partial(database.database, settings),
         "leader": partial(database.leader, settings),
         "runpod": partial(provider.runpod, settings),
@@ -65,7 +66,6 @@ async def _settings(settings: Settings, problems: Sequence[SettingProblem], sect
     for doubt in doubtful(settings):
         section.warn(*doubt)
     require(settings, "handlers")
-    await asyncio.to_thread(build_bundle, settings.worker_code_dir)  # raises if it is too large to send
     pools = ", ".join(f"{pool.name} (at most {pool.max_active})" for pool in settings.policy().pools)
     section.ok("every setting can be used", f"fleet {settings.fleet_id}; pools: {pools}")
     _configuration(settings, section)

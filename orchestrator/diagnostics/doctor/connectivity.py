@@ -12,11 +12,13 @@ from urllib.parse import urlsplit
 import httpx
 
 from orchestrator import wiring
+from orchestrator.adapters import http_client
+from orchestrator.adapters.s3 import ONE_LOOK
 from orchestrator.config.settings import Settings
 from orchestrator.config.validation import PROJECTS_OWN, PUBLIC_KEY, require
 from orchestrator.core.places import are_far, bucket_place
 from orchestrator.diagnostics.doctor.database import migrates
-from orchestrator.diagnostics.doctor.findings import Section
+from orchestrator.diagnostics.doctor.findings import REMEDIES, Section
 from orchestrator.ports import BlobRefused, Blobs, NoBucket, NotFound, ObjectExists, PortError
 from worker import protocol
 
@@ -36,7 +38,6 @@ UPLOADS_FIX = (
     "AbortIncompleteMultipartUpload after 2 days"
 )
 NEAR_FIX = "put data centres near the bucket first, or use a bucket near the pods"
-BUCKET_FIX = "check S3_ENDPOINT_URL, S3_BUCKET, AWS_REGION, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 
 
 async def ssh(settings: Settings, section: Section) -> None:
@@ -77,7 +78,7 @@ async def s3(settings: Settings, section: Section) -> None:
     if far := [center for center in centers if are_far(center, bucket)]:
         why = f"the bucket is in {bucket}; RUNPOD_DATA_CENTERS names {', '.join(far)}"
         section.warn("pods may be on another continent than the bucket", why, NEAR_FIX)
-    blobs = wiring.open_blobs(settings)
+    blobs = wiring.open_blobs(settings, patience=ONE_LOOK)
     key, content = f"doctor/{uuid.uuid4().hex}.txt", f"orchestrator doctor {time.time()}".encode()
     try:
         await _is_there(blobs, key)
@@ -94,9 +95,9 @@ async def s3(settings: Settings, section: Section) -> None:
             await blobs.delete(key)
         section.ok("it can be deleted")
     except NoBucket as error:
-        section.fail(f"the bucket {settings.s3_bucket} does not exist", str(error), BUCKET_FIX)
+        section.fail(f"the bucket {settings.s3_bucket} does not exist", str(error), REMEDIES["s3"])
     except PortError as error:
-        section.fail("the bucket does not do what is needed", f"{type(error).__name__}: {error}", BUCKET_FIX)
+        section.fail("the bucket does not do what is needed", f"{type(error).__name__}: {error}", REMEDIES["s3"])
     finally:
         await blobs.close()
 
@@ -155,7 +156,7 @@ async def _nobodys_heartbeat(settings: Settings, url: str) -> tuple[int, str, st
     if settings.pods_use_supabase:
         headers["apikey"] = settings.supabase_publishable_key or ""
     call = {"p_worker_id": name, "p_nonce": name, "p_tasks": [], "p_health": {}, "p_logs": {}}
-    async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+    async with http_client.client(url, timeout=TIMEOUT_S) as client:
         reply = await client.post(f"{url}/rest/v1/rpc/{protocol.HEARTBEAT}", headers=headers, json=call)
     try:
         body = reply.json()
@@ -225,7 +226,7 @@ def _read(name: str, kind: str, undone: tuple[str, ...], section: Section) -> No
 async def _http_offset(url: str) -> float | None:
     """Return how many seconds a server's clock is ahead of ours, by the Date header of any answer."""
     try:
-        async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+        async with http_client.client(url, timeout=TIMEOUT_S) as client:
             sent = time.time()
             date = (await client.get(url)).headers["date"]
         return parsedate_to_datetime(date).timestamp() + 0.5 - (sent + time.time()) / 2  # the header is rounded down

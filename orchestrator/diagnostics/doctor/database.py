@@ -1,10 +1,12 @@
 """The database: connection, version, schema, functions, and the leader."""
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from orchestrator import wiring
 from orchestrator.adapters.functions import FUNCTIONS
+from orchestrator.adapters.session_test import is_direct, keeps_session
 from orchestrator.config.settings import Settings
 from orchestrator.config.validation import lacks, require
 from orchestrator.core.meanings import START_LEADER
@@ -12,6 +14,7 @@ from orchestrator.core.plurals import counted
 from orchestrator.diagnostics.doctor.findings import Section
 from orchestrator.errors import MIGRATE
 from orchestrator.migrate import sql_files
+from orchestrator.migrate.rights import pods_can_call, pods_lack
 from orchestrator.ports import BadToken, PortError, SchemaMismatch
 
 if TYPE_CHECKING:
@@ -27,7 +30,6 @@ select count(*), min(pg_catalog.pg_get_userbyid(p.proowner)), current_user, to_r
    and not pg_catalog.has_function_privilege(p.oid, 'execute')
 """
 READ_ONLY = "select current_setting('default_transaction_read_only') = 'on', pg_catalog.pg_is_in_recovery()"
-TRANSACTION_POOLER_PORT = 6543  # the port of Supabase's transaction pooler
 OLDEST = 150_000  # PostgreSQL 15, as server_version_num
 CONNECT_TIMEOUT_S = 10
 
@@ -54,7 +56,7 @@ async def database(settings: Settings, section: Section) -> None:
         if standing == "older":  # what it lacks otherwise, the migration brings
             section.fail("its schema is older than this program", f"it has {there}, this program brings {ours}", fix)
             return
-        problems = await store.schema_problems()
+        problems = [*await store.schema_problems(), *await store.trigger_problems()]
         for problem in problems:
             section.fail(problem["what"], problem["why"], problem["fix"])
         if standing == "newer":
@@ -62,6 +64,8 @@ async def database(settings: Settings, section: Section) -> None:
             section.warn("its schema is newer than this program", why, "deploy the newer program here too")
         else:
             section.ok("its schema is current", there)
+        if settings.database_url is not None:
+            await _pods(settings.database_url.get_secret_value(), section)
         try:
             seen = await store.snapshot()
         except BadToken as error:
@@ -101,24 +105,28 @@ async def _server(url: str, section: Section) -> bool:
     import psycopg  # noqa: PLC0415  not needed if Supabase's API is the transport
 
     try:
-        async with await psycopg.AsyncConnection.connect(url, connect_timeout=CONNECT_TIMEOUT_S) as connection:
+        async with await _connect(url) as connection:
             version, port = connection.info.server_version, connection.info.port
+            direct = await is_direct(connection)
+            listens = direct or await keeps_session(connection, partial(_connect, url), CONNECT_TIMEOUT_S)
             may_not = await _rights(connection)
             read_only, standby = await (await connection.execute(READ_ONLY)).fetchone() or (False, False)
     except (psycopg.Error, ValueError) as error:
         why = " ".join(str(error).split()) or type(error).__name__
-        section.fail("it does not let us in", why, 'psql "$DATABASE_URL" -c "select 1"')
+        is_late = isinstance(error, psycopg.errors.ConnectionTimeout)
+        what = f"the database did not answer within {CONNECT_TIMEOUT_S} s" if is_late else "no connection to it"
+        section.fail(what, why, 'psql "$DATABASE_URL" -c "select 1"')
         return False
     shown = f"PostgreSQL {version // 10_000}.{version % 10_000}"
     if version < OLDEST:
         section.fail("it is too old", f"{shown}; 15 or newer is needed", "move to PostgreSQL 15 or newer")
-    elif port == TRANSACTION_POOLER_PORT:
-        why = f"port {port} is a transaction pooler: it has no LISTEN, so changes are polled for every second"
-        section.warn(
-            "it answers, through a transaction pooler", why, "use port 5432, the session pooler, in DATABASE_URL"
-        )
+    elif not listens:
+        why = f"port {port} gives each transaction another session: no LISTEN, so changes are polled for every second"
+        fix = "use the server itself or a session pooler in DATABASE_URL (Supabase: port 5432; PgBouncer: pool_mode)"
+        section.warn("it answers, through a transaction pooler", why, fix)
     else:
-        section.ok("it answers", f"{shown}, port {port}: LISTEN works")
+        through = "" if direct else ", through a session pooler"
+        section.ok("it answers", f"{shown}, port {port}{through}: LISTEN works")
     if standby:
         section.fail("it is a standby", "it allows no writes", "use the primary server in DATABASE_URL")
     elif read_only:
@@ -127,6 +135,29 @@ async def _server(url: str, section: Section) -> bool:
     if may_not:
         section.fail(*may_not)
     return not (standby or may_not)
+
+
+async def _connect(url: str) -> "AsyncConnection[TupleRow]":
+    import psycopg  # noqa: PLC0415  not needed if Supabase's API is the transport
+
+    return await psycopg.AsyncConnection.connect(
+        url, connect_timeout=CONNECT_TIMEOUT_S, autocommit=True, prepare_threshold=None
+    )
+
+
+async def _pods(url: str, section: Section) -> None:
+    """Call a function as the gateway does for a pod."""
+    import psycopg  # noqa: PLC0415  not needed if Supabase's API is the transport
+
+    try:
+        async with await _connect(url) as connection:
+            error, lacking = await pods_can_call(connection), await pods_lack(connection)
+    except psycopg.Error as unanswered:
+        section.skip("the call of a pod", " ".join(str(unanswered).split()))
+        return
+    if error:
+        fix = f"an administrator of the database runs: {lacking}; then: {MIGRATE['DATABASE_URL']}"
+        section.fail("pods cannot call its functions", error, fix if lacking else MIGRATE["DATABASE_URL"])
 
 
 async def _rights(connection: "AsyncConnection[TupleRow]") -> tuple[str, str, str] | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.config.errors import SettingProblem, SettingsError
+from orchestrator.diagnostics.advice import without
 from orchestrator.diagnostics.condition_kinds import HIGH
 from orchestrator.diagnostics.conditions import Condition
 from orchestrator.observability.redaction import redact
@@ -16,7 +17,19 @@ Status = Literal["ok", "note", "warn", "fail", "skip"]
 ORDER: tuple[Status, ...] = ("ok", "note", "warn", "fail", "skip")
 FAULTS: frozenset[Status] = frozenset(("warn", "fail"))
 DEADLINE_S = 20.0  # of one section, with its connections
-REPEAT = "python -m orchestrator doctor"
+# What to look at if a section gets no answer, or its fix was to run it again.
+REMEDIES: Mapping[str, str] = {
+    "settings": "correct the variables that it names; docs/settings.md describes each",
+    "code": "see that WORKER_CODE_DIR can be read, and is on a disk that answers",
+    "database": "see that the server runs, that this machine reaches it, and who holds locks: pg_stat_activity",
+    "leader": "see the section `database`, then the log of the orchestrator",
+    "runpod": "see RunPod's status page, RUNPOD_API_KEY, and the proxy of this machine",
+    "pods": "see RunPod's status page, RUNPOD_API_KEY, and the proxy of this machine",
+    "ssh": "set RUNPOD_SSH_PRIVATE_KEY and RUNPOD_SSH_PUBLIC_KEY to the two halves of one key pair",
+    "s3": "check S3_ENDPOINT_URL, S3_BUCKET, AWS_REGION, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, and the proxy",
+    "clock": "set this machine's clock: timedatectl set-ntp true",
+    "gateway": "see that WORKER_API_URL is reached from here: its DNS name, its certificate, the platform's proxy",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +81,8 @@ class Section:
             (self.fail if one.severity == HIGH else self.warn)(one.text, one.evidence, one.fix)
 
     def _add(self, status: Status, what: str, why: str, fix: str) -> None:
+        if fix:
+            fix = without(fix, "doctor", *(f"doctor {name}" for name in REMEDIES), instead=REMEDIES[self.name])
         what, why, fix = (" ".join(redact(text).split()) for text in (what, why, fix))
         self.findings.append(Finding(self.name, status, what, why, fix))
 
@@ -93,10 +108,10 @@ async def _one(section: Section, check: Check, deadline_s: float) -> None:
         async with asyncio.timeout(deadline_s):
             await check(section)
     except TimeoutError:
-        section.fail("no answer in time", f"the checks took more than {deadline_s:.0f} s", f"{REPEAT} {section.name}")
+        section.fail("no answer in time", f"the checks took more than {deadline_s:.0f} s", REMEDIES[section.name])
     except SettingsError as error:
         section.problems(error.problems)
     except PortError as error:
-        section.fail("no clear answer", f"{type(error).__name__}: {error}", f"{REPEAT} {section.name}")
+        section.fail("no clear answer", f"{type(error).__name__}: {error}", REMEDIES[section.name])
     except Exception as error:  # noqa: BLE001  a bug in one check must not hide the findings of the others
         section.fail("this check broke", f"{type(error).__name__}: {error}", "report this with the output of --json")

@@ -9,7 +9,7 @@ from orchestrator import wiring
 from orchestrator.config.settings import Settings
 from orchestrator.config.validation import lacks, require
 from orchestrator.core.plurals import dollars
-from orchestrator.core.provider import Offer
+from orchestrator.core.provider import Offer, place_of
 from orchestrator.diagnostics.account import account, answer, money
 from orchestrator.diagnostics.doctor.clusters import clusters
 from orchestrator.diagnostics.doctor.findings import Section
@@ -25,7 +25,7 @@ RESERVE_H = 1.0  # hours of the present spending, below which the balance is a w
 
 
 async def runpod(settings: Settings, section: Section) -> None:
-    """Check the key, the balance, and the stock and the volumes of the pools."""
+    """Check the key, the balance, and the stock, the volumes and the registry credentials of the pools."""
     key = require(settings, "cloud").runpod_api_key
     assert key is not None  # noqa: S101  require() has checked it
     cloud = wiring.open_cloud(settings)
@@ -33,6 +33,7 @@ async def runpod(settings: Settings, section: Section) -> None:
         pods = await cloud.list_pods()
         section.ok("RunPod accepts the API key", f"pods in the account: {len(pods)}")
         await _volumes(cloud, settings, section)
+        await _registries(cloud, settings, section)
     except ApiAuth as error:
         section.fail("RunPod refuses the API key", str(error), KEY_FIX)
         section.skip("balance, stock and volumes", "RunPod refuses the API key")
@@ -85,12 +86,29 @@ async def _volumes(cloud: Cloud, settings: Settings, section: Section) -> None:
             section.ok(f"pool {pool.name}: network volume {pool.volume_name}", f"{volume_id} in {center}")
 
 
+async def _registries(cloud: Cloud, settings: Settings, section: Section) -> None:
+    for pool in settings.policy().pools:
+        if pool.registry_auth is None:
+            continue
+        try:
+            registry_id = await cloud.registry_id(pool.registry_auth)
+        except BadSpec as error:
+            fix = "add them in the RunPod console (Settings, Container registry auth), or correct RUNPOD_REGISTRY_AUTH"
+            section.fail(f"pool {pool.name}: the registry credentials cannot be used", str(error), fix)
+        else:
+            section.ok(
+                f"pool {pool.name}: registry credentials {pool.registry_auth}", f"{registry_id} for {pool.image}"
+            )
+
+
 async def _balance(client: httpx.AsyncClient, section: Section) -> None:
     """Warn if the balance does not last, fail if there is none."""
     try:
         balance, burning = await money(client)
     except Unavailable as error:
-        section.skip("the balance", str(error))
+        section.skip(
+            "the balance", f"{error}; budgets and RunPod's refusals to rent do not need it; see RunPod's console"
+        )
         return
     amount = f"{dollars(balance)}, {dollars(burning)}/h being spent"
     if balance <= 0:
@@ -119,7 +137,7 @@ async def _stock(client: httpx.AsyncClient, settings: Settings, section: Section
             )
             continue
         there = {offer.key: level_of(there_is[offer.gpu_type], offer) for offer in pool.offers}
-        shown = ", ".join(f"{key} {level}" for key, level in there.items())
+        shown = "; ".join(f"{place_of(key)}: {level}" for key, level in there.items())
         if set(there.values()) <= {"NONE"}:
             fix = "add GPU types to RUNPOD_GPU_TYPE or places to RUNPOD_DATA_CENTERS"
             section.warn(f"pool {pool.name}: nothing of it is in stock now", shown, fix)

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Mapping
+from contextvars import Context
 from typing import Any, Protocol
 
 from orchestrator.core.api_tokens import TokenHolder
@@ -33,7 +34,7 @@ class EventFeed:
         self._pages = {key: one for key, one in self._pages.items() if now_s - one[0] < POLL_S / 2}
         key = (holder.pools, after)
         if key not in self._pages:
-            reading = asyncio.create_task(self._read(holder, after), name="api_events")
+            reading = asyncio.create_task(self._read(holder, after), name="api_events", context=Context())
             self._pages[key] = now_s, reading
         return await asyncio.shield(self._pages[key][1])
 

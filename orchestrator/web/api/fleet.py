@@ -9,12 +9,16 @@ from starlette.responses import Response
 
 from orchestrator.core.api_tokens import TokenHolder
 from orchestrator.core.model import EVERY_POOL, ID_PATTERN
+from orchestrator.diagnostics import first_cause
+from orchestrator.diagnostics.condition_kinds import HIGH
 from orchestrator.errors import BAD_ARGUMENT, NO_WORKER, NOT_ALLOWED
 from orchestrator.web.api.cursors import cursor_of, place_of
 from orchestrator.web.api.fleet_models import (
     AuditPage,
+    ConditionShown,
     CostShown,
     DecisionsShown,
+    HealthShown,
     PauseShown,
     PausesShown,
     PoolsShown,
@@ -66,6 +70,17 @@ async def pools(api: Api, call: ApiCall) -> Response:
     return shown(PoolsShown(pools=_visible(call.holder, rows), offers=list(found["offers"]), leader=found["leader"]))
 
 
+async def health(api: Api, call: ApiCall) -> Response:
+    """What is wrong, as far as it concerns the pools of the token."""
+    standing = await api.rows.standing()
+    found = [_condition(call.holder, row) for row in first_cause.known(standing) if _concerns(call.holder, row)]
+    led = standing["leader"] is not None
+    first = next((one for one in found if one.severity == HIGH or not led), None)
+    healthy = False if first else None if standing["conditions"] is None else True
+    answer = HealthShown(at=standing["now"], led=led, healthy=healthy, first_cause=first, conditions=found)
+    return shown(answer)
+
+
 async def pauses(api: Api, call: ApiCall) -> Response:
     """The pauses in force that concern the token."""
     return _pauses(call.holder, await api.rows.pauses())
@@ -91,7 +106,9 @@ async def costs(api: Api, call: ApiCall) -> Response:
         raise Problem(403, NOT_ALLOWED, "a token that is restricted to pools sees no costs")
     since, until = call.query.since or datetime.now(UTC) - timedelta(days=1), call.query.until
     found = await api.rows.cost(_utc(since), until and _utc(until))
-    return shown(CostShown.model_validate({**found, "workers": list(found["workers"])[:MAX_LINES]}))
+    listed = list(found["workers"])
+    left_out = max(0, len(listed) - MAX_LINES)
+    return shown(CostShown.model_validate({**found, "workers": listed[:MAX_LINES], "workers_left_out": left_out}))
 
 
 async def audit(api: Api, call: ApiCall) -> Response:
@@ -125,6 +142,17 @@ async def visible_worker(api: Api, call: ApiCall) -> Row:
         why = "there is no worker with this id, or not for this token"
         raise Problem(404, NO_WORKER, why, fix="GET /api/v1/workers")
     return row
+
+
+def _condition(holder: TokenHolder, row: Row) -> ConditionShown:
+    same = {name: row[name] for name in ("kind", "subject", "who", "then", "since", "until")}
+    same["pools"] = row["pools"] and list(filter(holder.sees, row["pools"]))
+    return ConditionShown(severity=row["priority"], text=row["issue"], evidence=row["detail"], **same)
+
+
+def _concerns(holder: TokenHolder, row: Row) -> bool:
+    """Whether a condition is about every pool, or about one that the holder sees."""
+    return holder.pools is None or row["pools"] is None or any(map(holder.sees, row["pools"]))
 
 
 def _worker_id(name: str) -> str:

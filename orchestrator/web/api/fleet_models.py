@@ -146,6 +146,31 @@ class PoolsShown(AnswerModel):
     leader: dict[str, Any] | None
 
 
+class ConditionShown(AnswerModel):
+    """One thing that is wrong with the fleet."""
+
+    kind: str = Field(description="See the table in docs/health.md")
+    severity: Literal["HIGH", "MEDIUM", "LOW"]
+    subject: str = Field(description="The pool, worker or task that it is about; empty: the fleet")
+    text: str
+    evidence: str
+    who: str = Field(description="Who must act")
+    then: str = Field(description="What happens by itself to the tasks that wait because of it")
+    pools: list[str] | None = Field(description="Pools whose tasks wait because of it; null: every pool")
+    since: datetime | None
+    until: datetime | None
+
+
+class HealthShown(AnswerModel):
+    """What the orchestrator that leads finds wrong, the most urgent first."""
+
+    at: datetime
+    led: bool = Field(description="Whether an orchestrator leads the fleet")
+    healthy: bool | None = Field(description="False if work or money is affected; null: no recent finding")
+    first_cause: ConditionShown | None = Field(description="The first condition that affects work or money")
+    conditions: list[ConditionShown]
+
+
 class PauseShown(AnswerModel):
     """A pause of spawning."""
 
@@ -239,6 +264,7 @@ class CostShown(AnswerModel):
     kinds: dict[str, Any]
     types: list[dict[str, Any]]
     workers: list[dict[str, Any]]
+    workers_left_out: int = Field(description="How many workers are not listed; a shorter time has fewer")
 
 
 class AuditEntry(AnswerModel):

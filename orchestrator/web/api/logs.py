@@ -3,6 +3,7 @@
 import asyncio
 import codecs
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from starlette.responses import Response
@@ -30,19 +31,19 @@ async def read(api: Api, call: ApiCall) -> Response:
     """A part of the log, or the stream of all of it."""
     query: LogQuery = call.query
     attempt = attempt_of(await found_task(api, call), query.attempt)
-    log = AttemptLog(api.rows, api.blobs, attempt)
+    log = AttemptLog(api.rows, api.pieces, attempt)
     if query.follow:
         return EventStream(_events(api, call, log, attempt), api.watch.place(call.holder.name))
     content, position = b"", 0
-    async with api.log_readers:
-        async for part in log.more():
+    async with api.log_parts.turn(), aclosing(log.more()) as parts:
+        async for part in parts:
             content += part[max(0, query.offset - position) :][: query.limit + LONGEST_CHARACTER - len(content)]
             position += len(part)
             if position >= query.offset + query.limit + LONGEST_CHARACTER:
                 break
             if position > MAX_SCAN_BYTES:
                 why = f"a part begins within the first {MAX_SCAN_BYTES} bytes of a log"
-                raise Problem(422, NO_LOG, why, fix=f"python -m orchestrator logs --task {attempt['task_id']}")
+                raise Problem(422, NO_LOG, why, fix="read the log as a stream: follow=true")
     content = _whole_characters(content, query.limit)
     following = query.offset + len(content)
     return shown(
@@ -52,6 +53,7 @@ async def read(api: Api, call: ApiCall) -> Response:
             offset=query.offset,
             next=following,
             complete=log.complete and following >= position,
+            ended=log.ended and following >= position,
             missing_bytes=log.missing_bytes,
         )
     )
@@ -70,20 +72,21 @@ async def _events(api: Api, call: ApiCall, log: AttemptLog, attempt: Row) -> Asy
     decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may stand in two pieces
     while now() < until and not api.watch.closed:
         try:
-            async for part in log.more():
-                for begin in range(0, len(part), MAX_EVENT_BYTES):
-                    piece = part[begin : begin + MAX_EVENT_BYTES]
-                    position += len(piece)
-                    if position > skip:
-                        text = decoder.decode(piece[max(0, len(piece) - (position - skip)) :])
-                        yield event("lines", str(position), {"text": text})
-                        read_at = now()
+            async with api.log_parts.turn(), aclosing(log.more()) as parts:
+                async for part in parts:
+                    for begin in range(0, len(part), MAX_EVENT_BYTES):
+                        piece = part[begin : begin + MAX_EVENT_BYTES]
+                        position += len(piece)
+                        if position > skip:
+                            text = decoder.decode(piece[max(0, len(piece) - (position - skip)) :])
+                            yield event("lines", str(position), {"text": text})
+                            read_at = now()
         except PortError:
             yield ": the log cannot be read now\n\n"
         else:
             yield SO_FAR
-        if log.complete or (attempt["ended_at"] and now() - read_at > SETTLED_S):
-            yield event("ended", str(position), {"missing_bytes": log.missing_bytes})
+        if log.ended or (attempt["ended_at"] and now() - read_at > SETTLED_S):
+            yield event("ended", str(position), {"missing_bytes": log.missing_bytes, "complete": log.complete})
             return
         await api.wakeups.wait(None, LOOK_S, worker_id="*logs*")
         if not await is_still_allowed(api, call):

@@ -213,7 +213,8 @@ class LogShown(AnswerModel):
     text: str
     offset: int
     next: int = Field(description="The offset of the next part")
-    complete: bool = Field(description="Whether nothing more can follow")
+    complete: bool = Field(description="Whether every byte of the log up to its end is there, and was read with `next`")
+    ended: bool = Field(description="Whether nothing more can follow; a log that is not complete then has lost bytes")
     missing_bytes: int = Field(description="Bytes before `next` that were lost with the pod, or are not shipped yet")
 
 

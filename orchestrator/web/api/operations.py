@@ -22,14 +22,16 @@ from orchestrator.web.api.models import Nothing, QueryModel
 from orchestrator.web.api.problems import Problem, of_port_error, of_refusal, too_fast
 from orchestrator.web.api.waiting import TaskWatch
 from orchestrator.web.errors import NO_STORE, Refusal
-from orchestrator.web.request_bodies import MAX_BODY_BYTES, parsed, read_body
+from orchestrator.web.fair_turns import CALLER, FairTurns
+from orchestrator.web.request_bodies import MAX_TASKS_BYTES, apart_if_large, parsed, read_body
 from orchestrator.web.token_buckets import API_BYTES, API_REQUESTS, Buckets
 from orchestrator.web.wakeups import WakeupHub
 
 MAX_QUERY_CHARS = 4_096
 MAX_DIGITS = 12  # of a Content-Length that is read as a number
 UNAUTHORIZED = 401  # HTTP status
-LOG_READERS = 4  # parts of logs that are read at once
+LOG_READERS = 4  # pieces of logs that are read from the bucket at once: half of its connections are left for others
+LOG_PARTS, LOG_PARTS_EACH = 32, 8  # pieces in memory, in all and of one token: its clients may be slow to take them
 SMALL_BODY_BYTES = 16 << 10  # of operations that take no tasks
 
 log = structlog.get_logger()
@@ -65,6 +67,7 @@ class ApiTasks(Protocol):
     async def decisions(self, holder: TokenHolder, *, before: int | None, limit: int) -> Any: ...
     async def events(self, holder: TokenHolder, *, after: int | None, limit: int) -> Mapping[str, Any]: ...
     async def scaling(self) -> Mapping[str, Any]: ...
+    async def standing(self) -> Mapping[str, Any]: ...
     async def pauses(self) -> Mapping[str, Any]: ...
     async def pause(
         self, actor: str, reason: str | None, *, pool: str | None, for_s: float | None = None
@@ -74,6 +77,18 @@ class ApiTasks(Protocol):
     async def task_explained(self, task_id: str) -> Mapping[str, Any]: ...
     async def worker_explained(self, worker_id: str) -> Mapping[str, Any]: ...
     async def log_pieces(self, worker_id: str) -> Any: ...
+
+
+class StoredPieces:
+    """The pieces of logs in the bucket, of which few are read at once."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs, self._turns = blobs, FairTurns(LOG_READERS)
+
+    async def get(self, key: str) -> bytes:
+        """See ports.Blobs."""
+        async with self._turns.turn():
+            return await self._blobs.get(key)
 
 
 class Api:
@@ -93,7 +108,7 @@ class Api:
         self.policy = policy
         self.authentication = Authentication(rows, admin_token=admin_token, viewer_token=viewer_token)
         self.watch, self.feed = TaskWatch(rows, wakeups), EventFeed(rows)
-        self.log_readers = asyncio.Semaphore(LOG_READERS)
+        self.log_parts, self.pieces = FairTurns(LOG_PARTS, LOG_PARTS_EACH), StoredPieces(blobs)
         self.requests, self.bytes = Buckets(API_REQUESTS), Buckets(API_BYTES)
 
 
@@ -122,7 +137,7 @@ class Operation:
     @property
     def max_body_bytes(self) -> int:
         """The largest body that is read."""
-        return MAX_BODY_BYTES if self.is_tenants else SMALL_BODY_BYTES
+        return MAX_TASKS_BYTES if self.is_tenants else SMALL_BODY_BYTES
 
 
 def endpoint(api: Api, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
@@ -161,6 +176,7 @@ def too_many_refusals(request: Request) -> Response | None:
 async def _admitted(api: Api, operation: Operation, request: Request) -> ApiCall:
     """Check token, size, rate and scope, in this order; then read what the caller sent. Raises Problem or PortError."""
     holder = await api.authentication.holder(request)
+    CALLER.set(holder.name)
     request.app.state.connections.known(request.client, f"api:{holder.name}")
     declared = request.headers.get("content-length", "")
     size = int(declared) if declared.isdecimal() and len(declared) <= MAX_DIGITS else operation.max_body_bytes
@@ -205,7 +221,8 @@ async def _body(operation: Operation, request: Request) -> BaseModel | None:
             return operation.body()
         if kind != "application/json":
             raise Problem(415, BAD_REQUEST, "the body must be application/json")
-        return _valid(operation.body, parsed(content), status=422)
+        model = operation.body
+        return await apart_if_large(lambda body: _valid(model, parsed(body), status=422), content)
     except Refusal as refusal:
         raise of_refusal(refusal) from None
 

@@ -1,12 +1,13 @@
 """The output of a task: a presigned URL for one GET, as a redirect or as JSON."""
 
 import asyncio
-import uuid
+from collections.abc import Mapping
+from typing import Any
 
 from starlette.responses import RedirectResponse, Response
 
 from orchestrator.errors import NO_BUCKET, NO_OUTPUT
-from orchestrator.outputs import GRANT_TTL_S, OUTPUTS, grant
+from orchestrator.outputs import GRANT_TTL_S, ITS_TASKS, grant, owner_of
 from orchestrator.ports import NotFound
 from orchestrator.web.api.models import OutputShown
 from orchestrator.web.api.operations import Api, ApiCall, shown
@@ -27,7 +28,7 @@ async def output(api: Api, call: ApiCall) -> Response:
     recorded = stored if stored.get("location") == location else {}
     if key is None:
         return shown(OutputShown(location=location, url=None, expires_in_s=None))
-    await _check(api, call, key)
+    await _check(api, call, task, key)
     try:
         granted = await grant(api.blobs, "GET", key, recorded)
     except TimeoutError:
@@ -44,13 +45,8 @@ async def output(api: Api, call: ApiCall) -> Response:
     return shown(OutputShown(location=location, url=granted["url"], expires_in_s=GRANT_TTL_S, **facts))
 
 
-async def _check(api: Api, call: ApiCall, key: str) -> None:
-    """Raise Problem unless the object belongs to a task that the token sees: the pod chose the location."""
-    if call.holder.pools is None and call.holder.tenant is None:
-        return
-    try:
-        owner = str(uuid.UUID(key.removeprefix(OUTPUTS).partition("/")[0]))
-    except ValueError:
-        owner = None
-    if owner is None or (await api.rows.task(call.holder, owner))["task"] is None:
-        raise Problem(404, NO_OUTPUT, "its location is not in the folder of a task, or not for this token")
+async def _check(api: Api, call: ApiCall, task: Mapping[str, Any], key: str) -> None:
+    """Raise Problem unless the object belongs to this task or its dependencies, and the token sees its task."""
+    owner, restricted = owner_of(key, task), call.holder.pools is not None or call.holder.tenant is not None
+    if owner is None or (restricted and (await api.rows.task(call.holder, owner))["task"] is None):
+        raise Problem(404, NO_OUTPUT, f"its location is not in the folder of {ITS_TASKS}, or not for this token")

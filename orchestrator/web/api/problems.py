@@ -5,10 +5,23 @@ from collections.abc import Mapping
 from starlette.responses import JSONResponse
 
 from orchestrator.errors import (
+    API_OFF,
     BAD_ARGUMENT,
     BAD_REQUEST,
+    CHANGED,
+    INTERNAL,
+    KEY_REUSED,
     NO_BUCKET,
+    NO_CLUSTER,
+    NO_LOG,
+    NO_OUTPUT,
+    NO_ROUTE,
+    NO_TASK,
+    NO_WORKER,
+    NOT_ALLOWED,
+    NOT_SIGNED_IN,
     TOO_FAST,
+    WRONG_STATE,
     ErrorKind,
     from_port_error,
 )
@@ -19,6 +32,17 @@ MEDIA_TYPE = "application/problem+json"
 RETRY_S = "2"
 MAX_DETAIL_CHARS = 1_000
 UNAVAILABLE = 503  # HTTP status
+ASK_OPERATOR = "try again later; if it lasts, tell the operator of the orchestrator"
+# What a caller can do, who has neither the command line nor the settings. None: as the error's own text says.
+FIXES: Mapping[ErrorKind, str | None] = {
+    API_OFF: "ask the operator of the orchestrator for a token",
+    BAD_ARGUMENT: "correct what `detail` names",
+    INTERNAL: ASK_OPERATOR,
+    NO_CLUSTER: "compare its name with GET /api/v1/projects/default/app-instances",
+    NO_TASK: "compare its id with GET /api/v1/tasks",
+    NO_WORKER: "compare its id with GET /api/v1/workers",
+    WRONG_STATE: "read it again: its state does not allow this",
+} | dict.fromkeys((BAD_REQUEST, CHANGED, KEY_REUSED, NO_LOG, NO_OUTPUT, NO_ROUTE, NOT_ALLOWED, NOT_SIGNED_IN, TOO_FAST))
 
 
 class Problem(Exception):
@@ -34,7 +58,8 @@ class Problem(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(detail)
-        self.status, self.kind, self.fix, self.headers = status, kind, fix or kind.fix, headers or {}
+        self.fix = fix or FIXES.get(kind, ASK_OPERATOR) or kind.fix
+        self.status, self.kind, self.headers = status, kind, headers or {}
 
     def document(self) -> dict[str, object]:
         """The body."""
@@ -68,8 +93,9 @@ def of_refusal(refusal: Refusal) -> Problem:
 def of_port_error(error: PortError) -> Problem:
     """Convert the refusal of the database or the bucket. What only an operator can use is left out."""
     failure = from_port_error(error)
+    own_fix = failure.fix if failure.fix != failure.kind.fix else None
     if isinstance(error, BadArgument):
-        return Problem(422, BAD_ARGUMENT, _without_function(failure.why), fix=failure.fix)
+        return Problem(422, BAD_ARGUMENT, _without_function(failure.why), fix=own_fix)
     if isinstance(error, UnknownWorker | NotFound):
         return Problem(404, failure.kind, _without_function(failure.why))
     if isinstance(error, LostRace):

@@ -2,12 +2,12 @@
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
 
 from orchestrator.core.api_tokens import TokenScope
@@ -117,6 +117,10 @@ OPERATIONS: tuple[Operation, ...] = (
         "GET", "/events", "listEvents", "Read or follow what happens to the workers", READ, fleet_events.read,
         fleet_models.EventsShown, query=fleet_models.EventQuery, media_types=(*JSON, *STREAM),
     ),
+    Operation(
+        "GET", "/health", "getHealth", "Read what is wrong with the fleet", READ, fleet.health,
+        fleet_models.HealthShown,
+    ),
     Operation("GET", "/pools", "listPools", "List pools and offers", READ, fleet.pools, fleet_models.PoolsShown),
     Operation("GET", "/pauses", "listPauses", "List pauses", READ, fleet.pauses, fleet_models.PausesShown),
     Operation(
@@ -173,7 +177,7 @@ def routes(api: Api) -> list[BaseRoute]:
     made += [Route(BASE + one.path, endpoint(api, one), methods=[one.method]) for one in OPERATIONS]
     for route in made:
         (route.methods or set()).discard("HEAD")  # a stream would be made, and thrown away
-    return [*made, Route(BASE + "/{rest:path}", _Elsewhere(api))]
+    return [*made, Route(BASE + "/{rest:path}", _Elsewhere(api, made))]
 
 
 def _document(api: Api) -> Callable[[Request], Awaitable[Response]]:
@@ -200,13 +204,19 @@ async def _if_on(api: Api) -> Response | None:
 
 
 class _Elsewhere:
-    """404, or 405 with the methods of the address; for every method there is."""
+    """Every other address: one with a slash at its end means the one without it; 405 with its methods, or 404."""
 
-    def __init__(self, api: Api) -> None:
-        self._api = api
+    def __init__(self, api: Api, made: Sequence[Route]) -> None:
+        self._api, self._made = api, made
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path_params"]["rest"]
+        path = scope["path_params"]["rest"].removesuffix("/")
+        without = {**scope, "path": scope["path"].removesuffix("/")}
+        for route in self._made if path else ():
+            match, found = route.matches(without)
+            if match is Match.FULL:
+                await route.handle({**without, **found}, receive, send)
+                return
         allowed = {method for method, known in ADDRESSES if _matches(known, path)}
         answer = await _if_on(self._api)
         if answer is None and allowed:

@@ -6,6 +6,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import Context
 from typing import Any, Protocol
 
 import structlog
@@ -76,7 +77,7 @@ class TaskWatch:
         waiter: asyncio.Future[TaskState | None] = asyncio.get_running_loop().create_future()
         self._waiters[task_id][waiter] = mark_of(seen)
         if self._polling is None or self._polling.done():
-            self._polling = asyncio.create_task(self._poll(), name="api_task_watch")
+            self._polling = asyncio.create_task(self._poll(), name="api_task_watch", context=Context())
         try:
             async with asyncio.timeout(timeout_s):
                 changed = await waiter

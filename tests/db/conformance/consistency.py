@@ -22,7 +22,7 @@ RULES: Mapping[str, str] = {
            and (~t.priority, t.queue_turn, t.created_at, t.id) < (m.place, m.queue_turn, m.created_at, m.id)""",
     "a queued task waits exactly while a dependency is not complete": """
         select t.id, t.blocked from tasks t
-         where t.status = 'Queued' and t.blocked is distinct from exists (
+         where t.status = 'Queued' and (t.blocked and t.queue_gate = 0) is distinct from exists (
                    select from unnest(t.depends_on) n (id) left join internal_results(array[n.id]) r on r.id = n.id
                                                            left join tasks d on d.id = n.id
                     where r.id is null or d.status is distinct from 'Complete' and d.id is not null)""",

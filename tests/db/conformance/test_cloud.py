@@ -428,6 +428,21 @@ async def test_an_exited_pod_shows_no_address(api: Api, cloud: RunPodCloud) -> N
     assert (listed.status, listed.has_runtime, listed.ssh_port) == (PodStatus.EXITED, False, None)
 
 
+async def test_registry_credentials_are_found_by_their_name_or_id_or_refused(api: Api, cloud: RunPodCloud) -> None:
+    """None of that name, or several, is the setting's fault, and says what there is."""
+    assert await cloud.registry_id("dockerhub") == await cloud.registry_id("reg1emulated") == "reg1emulated"
+    created = await cloud.create_pod(spec(registry_id="reg1emulated"))
+    assert api.emulator.core.world.pods[created.id].request.registry == "reg1emulated"
+    with pytest.raises(ports.BadSpec, match="0 registry credentials are named 'dockrhub'; the account has: dockerhub"):
+        await cloud.registry_id("dockrhub")
+    await api.emulator.control("POST", "/settings", {"registries": [{"id": f"r{n}", "name": "twin"} for n in (1, 2)]})
+    with pytest.raises(ports.BadSpec, match="2 registry credentials"):
+        await cloud.registry_id("twin")
+    assert await cloud.registry_id("r2") == "r2"
+    with pytest.raises(ports.BadSpec, match="reg1emulated"):
+        await cloud.create_pod(spec(name="gpu-2", registry_id="reg1emulated"))
+
+
 async def test_a_volume_is_found_by_its_name_or_refused(api: Api, cloud: RunPodCloud) -> None:
     """None of that name, or several, is the setting's fault, and says what there is."""
     with pytest.raises(ports.BadSpec, match="models"):

@@ -87,6 +87,27 @@ async def test_a_volume_is_known_with_its_data_centre(api: Api, cloud: RunPodClo
     assert api.emulator.core.calls["GET /v2/network-volumes"] == before
 
 
+async def test_registry_credentials_are_looked_up_once_and_a_problem_ends_with_its_cause(
+    api: Api, cloud: RunPodCloud
+) -> None:
+    """Two pools: the credentials of one are missing, until somebody adds them."""
+    one = BUDGETED.pools[0]
+    both = (replace(one, registry_auth="dockerhub"), replace(one, name="b", registry_auth="absent"))
+    catalog = Catalog(cloud, replace(BUDGETED, pools=both))
+    assert await catalog.refresh()
+    assert list(catalog.registry_problems) == ["absent"]
+    before = api.emulator.core.calls["GET /v2/registries"]
+    assert await catalog.registry("dockerhub") == "reg1emulated"
+    assert api.emulator.core.calls["GET /v2/registries"] == before
+    with pytest.raises(BadSpec, match="the account has: dockerhub"):
+        await catalog.registry("absent")
+    there = [{"id": "reg1emulated", "name": "dockerhub"}, {"id": "reg2", "name": "absent"}]
+    await api.emulator.control("POST", "/settings", {"registries": there})
+    assert await catalog.refresh()
+    assert catalog.registry_problems == {}
+    assert await catalog.registry("absent") == "reg2"
+
+
 async def test_a_volume_that_is_not_there_is_said_and_does_not_hide_the_rest(cloud: RunPodCloud) -> None:
     """The planner spawns nothing for that pool, and its reason names the volumes that there are."""
     there = mounting("models").pools[0]

@@ -136,6 +136,27 @@ async def test_another_fleet_moves_nothing_of_this_one(fleet: Fleet, cluster: Cl
     assert (await fleet.call("fleet_cluster_report", p_fleet="second", p_cluster=NAME))["clusters"] == []
 
 
+async def test_a_leader_takes_a_node_task_from_a_silent_agent(fleet: Fleet, cluster: Cluster) -> None:
+    """Then `via` is ssh, and the agent can neither get it nor report its end; a task that has ended stays as it is."""
+    one, two = cluster.agents
+    queued, sent = await node_task(cluster, one), await node_task(cluster, two)
+    await two.beat()
+    for task in (queued, sent):
+        assert await cluster.rows.take_node_task(fleet.term, task)
+        assert not await cluster.rows.take_node_task(fleet.term, task)
+        (row,) = (row for row in (await cluster.report()).node_tasks if row.id == task)
+        assert (row.via, row.status) == (NodeTaskVia.SSH, SENT)
+    assert "node_tasks" not in await one.beat()
+    assert await done(two, sent) == "fenced"
+    assert await cluster.rows.move_node_task(fleet.term, sent, [SENT], COMPLETED)
+    other = (await fleet.call("fleet_lead", p_fleet="second", p_holder="us", p_ttl_s=60))["term"]
+    for fleet_id, term in (("second", other), (FLEET, fleet.term)):
+        answer = await fleet.call("fleet_node_task_take", p_fleet=fleet_id, p_term=term, p_id=sent)
+        assert answer["outcome"] == "stale"
+    with pytest.raises(NotLeader):
+        await cluster.rows.take_node_task(fleet.term - 1, queued)
+
+
 async def test_a_node_task_reaches_its_agent_with_a_heartbeat(fleet: Fleet, cluster: Cluster) -> None:
     """With each of them until its end is reported, and no other agent's."""
     one, two = cluster.agents

@@ -8,8 +8,12 @@ from orchestrator.adapters.store import SqlStore
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.model import StoreOutage
 from orchestrator.core.states import State
+from orchestrator.loop.tick import HOLD_S, ClaimHold
 from orchestrator.ports import BadArgument, Db, NotLeader
-from tests.db.conformance.builders import FLEET, Fleet
+from tests.db.conformance.builders import FLEET, START, Fleet
+from tests.db.conformance.test_schedules import Clocked
+
+TICK_S = 15.0
 
 
 @pytest.fixture
@@ -101,4 +105,31 @@ async def test_the_store_hold_is_written_and_read_through_the_port(fleet: Fleet,
     await store.hold_claims(term, StoreOutage(fleet.now, "S3 does not answer"), for_s=60)
     assert await agent.claim() == []
     await store.hold_claims(term, None, for_s=60)
+    assert len(await agent.claim()) == 1
+
+
+async def test_a_hold_is_renewed_for_as_long_as_the_store_is_away(fleet: Fleet) -> None:
+    """Longer than one hold lasts, twice; between and after the outages there is work, at once."""
+    await fleet.submit(count=9)
+    agent = await fleet.agent()
+    store = SqlStore(Clocked(fleet), FLEET)  # type: ignore[arg-type]
+
+    def clock() -> float:
+        return (fleet.now - START).total_seconds()
+
+    hold = ClaimHold(store, clock)
+    for _ in range(2):
+        away = StoreOutage(fleet.now, "S3 does not answer")
+        for _ in range(int(3 * HOLD_S / TICK_S) + 1):  # the last one is renewed just before its end
+            await hold.follow(fleet.term, away, is_known=True)
+            assert await agent.claim() == []
+            fleet.wait(TICK_S)
+        await hold.follow(fleet.term, None, is_known=True)
+        (task,) = await agent.claim()
+        assert await agent.complete(task) == "ok"
+    await hold.follow(fleet.term, StoreOutage(fleet.now, "S3 does not answer"), is_known=True)
+    next_leader = ClaimHold(store)
+    await next_leader.follow(fleet.term, None, is_known=False)  # one that does not know the store frees nothing
+    assert await agent.claim() == []
+    await next_leader.follow(fleet.term, None, is_known=True)
     assert len(await agent.claim()) == 1

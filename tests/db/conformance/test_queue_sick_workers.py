@@ -1,5 +1,6 @@
 """A worker that fails one task after the other claims no more; its tasks get one attempt back if it was sick."""
 
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -40,10 +41,11 @@ async def test_a_worker_claims_no_more_after_five_different_tasks_failed_in_a_ro
     seen = await row(fleet, agent)
     assert seen["held_back"] == {
         "since": fleet.now.isoformat(), "first": fleet.now.isoformat(), "failures": 5, "types": ["t"],
-        "codes": ["HANDLER_ERROR"],
+        "codes": ["HANDLER_ERROR"], "suspect": True, "trials": 0, "until": None,
+        "worked": False,
     }  # fmt: skip
     assert seen["waiting_for"] == (
-        "a second opinion: it claims no more after 5 different tasks failed in a row (HANDLER_ERROR)"
+        "another worker to try its tasks: it claims no more after 5 different tasks failed in a row (HANDLER_ERROR)"
     )
     assert len(await other.claim(batch=3)) == 3
 
@@ -122,26 +124,41 @@ async def test_the_tasks_of_a_bad_release_get_no_attempt_back(fleet: Fleet) -> N
     assert {(await fleet.task(one))["uncounted"] for one in ids} == {0}
 
 
-async def test_the_snapshot_tells_whether_another_worker_completes_such_tasks(fleet: Fleet) -> None:
-    """The planner needs it to find the cause. Only tasks of the same types count."""
+async def opinion(fleet: Fleet, agent: Agent) -> Any:
+    rows = (await fleet.snapshot())["workers"]
+    return next(one["second_opinion"] for one in rows if one["id"] == agent.id)
+
+
+async def test_the_snapshot_tells_what_the_same_tasks_did_elsewhere(fleet: Fleet) -> None:
+    """The planner needs it to find the cause. Other tasks of the same type do not count."""
     await fleet.submit(count=5)
     agent, other = await fleet.agent(), await fleet.agent()
+    assert await opinion(fleet, agent) is None
     for _ in range(5):
         await fail_one(agent)
-
-    async def elsewhere() -> Any:
-        rows = (await fleet.snapshot())["workers"]
-        return next(one["done_elsewhere_at"] for one in rows if one["id"] == agent.id)
-
-    await fleet.submit(task_type="u")
+    await fleet.submit(priority=5)
     fleet.wait(1)
     assert await other.complete((await other.claim())[0]) == "ok"
-    assert await elsewhere() is None
-    await fleet.submit()
-    fleet.wait(1)
-    (task,) = await other.claim()
-    assert await other.complete_many(result(task)) == ["ok"]
-    assert await elsewhere() == fleet.now.isoformat()
+    untried = {"done": 0, "shared": 0, "works": True, "meanwhile": False, "alike": False, "unlike": False}
+    assert await opinion(fleet, agent) == untried
+    fleet.wait(60)
+    done, failing = await other.claim(batch=2)
+    assert await other.complete_many(result(done)) == ["ok"]
+    assert await other.fail(failing, **FAILURE) == "requeued"
+    assert await opinion(fleet, agent) == untried | {"done": 1, "shared": 1}
+
+
+async def test_a_task_that_fails_on_the_same_machine_again_is_no_second_opinion(fleet: Fleet) -> None:
+    """Both pods may be on a sick machine."""
+    await fleet.submit(count=5)
+    agent, other = await fleet.agent(), await fleet.agent()
+    for one in (agent, other):
+        await fleet.move(one.id, State.ACTIVE, machine_id="m1")
+    for _ in range(5):
+        await fail_one(agent)
+    fleet.wait(60)
+    await fail_one(other)
+    assert (await opinion(fleet, agent))["shared"] == 0
 
 
 async def test_a_task_that_another_worker_started_before_the_failures_is_no_second_opinion(fleet: Fleet) -> None:
@@ -155,9 +172,43 @@ async def test_a_task_that_another_worker_started_before_the_failures_is_no_seco
         await fail_one(agent)
     fleet.wait(1)
     assert await other.complete(before[1]) == "ok"
-    rows = {one["id"]: one for one in (await fleet.snapshot())["workers"]}
-    assert rows[agent.id]["held_back"] is not None
-    assert rows[agent.id]["done_elsewhere_at"] is None
+    assert (await row(fleet, agent))["held_back"] is not None
+    assert (await opinion(fleet, agent))["meanwhile"] is False
+
+
+async def test_a_suspect_claims_again_if_its_tasks_fail_elsewhere_too(fleet: Fleet) -> None:
+    """They say nothing about it then. Its next success ends the hold, and the next hold counts from there."""
+    await fleet.submit(count=5)
+    agent, other = await fleet.agent(), await fleet.agent()
+    for _ in range(5):
+        await fail_one(agent)
+    fleet.wait(60)
+    assert await agent.claim() == []
+    for _ in range(3):
+        await fail_one(other)
+    (task,) = await agent.claim()
+    assert (await row(fleet, agent))["held_back"]["suspect"] is False
+    assert await agent.complete(task) == "ok"
+    await agent.claim()
+    assert (await row(fleet, agent))["held_back"] is None
+
+
+async def test_the_pause_of_a_worker_whose_tasks_fail_everywhere_grows(fleet: Fleet) -> None:
+    """20 s, 40 s and so on, up to five minutes: a release that fails costs ever fewer attempts."""
+    await fleet.submit(count=60, max_attempts=50)
+    agent, other = await fleet.agent(), await fleet.agent()
+    pauses: list[float] = []
+    for _ in range(9):
+        for one in (other, agent):
+            for _ in range(12):  # more than it may fail before it is held back
+                for task in await one.claim():
+                    await one.fail(task, **FAILURE)
+        held = (await row(fleet, agent))["held_back"]
+        if held["until"] is not None:
+            pauses.append((datetime.fromisoformat(held["until"]) - fleet.now).total_seconds())
+        fleet.wait(310)
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 300
 
 
 async def test_failures_that_the_handler_calls_permanent_hold_no_worker_back(fleet: Fleet) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from orchestrator.adapters.store import SqlStore
 from orchestrator.core import budget
 from orchestrator.core.actions import Adopt
 from orchestrator.core.exit_causes import ExitCause
-from orchestrator.core.model import EndedBringUp, Pause, Spent
+from orchestrator.core.model import EndedBringUp, Pause, PodPrice, Spent
 from orchestrator.core.policy import TaskType
 from orchestrator.core.states import Stage, State
 from orchestrator.ports import BadArgument, Db, NotLeader, OverBudget
@@ -183,10 +183,40 @@ async def test_ended_bringups_tell_how(fleet: Fleet, store: SqlStore) -> None:
     assert [bring_up["worker_id"] for bring_up in seen["ended"]] == [good.id, bad]
     assert seen["promoted_releases"] == ["image@1"]
     failed = EndedBringUp(
-        bad, "b", fleet.now, False, ExitCause.SPAWN_FAILED, "NO_RUNTIME", "image@2",
-        offer="A40||SECURE", usd_per_gpu_hour=1.5,
-    )  # fmt: skip
+        bad, "b", fleet.now, False, ExitCause.SPAWN_FAILED, "NO_RUNTIME", "image@2", offer="A40||SECURE"
+    )
     assert (await store.snapshot()).ended[-1] == failed
+
+
+async def test_the_newest_price_of_an_offer_is_known_and_how_often_it_was_too_high(
+    fleet: Fleet, store: SqlStore
+) -> None:
+    """Of all pools, by the time of the pod, also if an earlier and cheaper one lives; after a new leader as before."""
+    fleet.now = datetime.now(UTC)
+    fleet.term = (await fleet.lead())["term"]
+
+    async def pod(usd: float | None, cause: ExitCause | None, pool: str = "default", **intent: Any) -> datetime:
+        fleet.wait(10)
+        name, made_at = await fleet.spawn(pool=pool, metadata={"offer": "A40||SECURE"}, **intent), fleet.now
+        await fleet.move(name, State.SPAWNING, pod_id=f"pod-{name}", price_usd_per_hour=usd)
+        if cause is None:
+            await fleet.move(name, State.SPAWNING, State.ACTIVE, stage=Stage.PROMOTED)
+        else:
+            fleet.wait(1)
+            await fleet.move(name, State.SPAWNING, State.TERMINATING, exit_cause=cause)
+        return made_at
+
+    live_at = await pod(0.6, None)
+    assert (await store.snapshot()).pod_prices == (PodPrice("A40||SECURE", 0.6, live_at, None, 0),)
+    for n, pool in enumerate(("default", "other"), start=1):
+        made_at = await pod(11.8, ExitCause.BUDGET, pool, gpu_count=2)
+        found = PodPrice("A40||SECURE", 5.9, made_at, made_at + timedelta(seconds=1), n)
+        assert (await store.snapshot()).pod_prices == (found,)
+    await pod(None, ExitCause.SPAWN_FAILED)
+    assert (await store.snapshot()).pod_prices == (found,)
+    made_at = await pod(0.7, ExitCause.SPAWN_FAILED)
+    found = PodPrice("A40||SECURE", 0.7, made_at, made_at + timedelta(seconds=1), 0)
+    assert (await store.snapshot()).pod_prices == (found,)
 
 
 async def test_the_bringup_of_a_promoted_worker_says_how_the_worker_ended(fleet: Fleet) -> None:

@@ -97,6 +97,17 @@ async def test_an_occurrence_without_a_leader_is_missed(
     assert await runs(hand) == list(zip((100, 200, 300), outcomes, strict=True))
 
 
+async def test_every_due_time_of_one_step_is_served_in_it(
+    fleet: Fleet, store: ScheduleStore, hand: AsyncConnection[DictRow]
+) -> None:
+    """Of two schedules: a leader was late for a moment, and none of them is old enough to be missed."""
+    for name in ("one", "two"):
+        assert await add(store, name=name, every_s=10, overlap="queue")
+    await step(fleet, store)
+    await step(fleet, store, 35)
+    assert await runs(hand) == [(at, "fired") for at in (10, 10, 20, 20, 30, 30)]
+
+
 async def test_two_leaders_serve_a_due_time_once(
     fleet: Fleet, store: ScheduleStore, hand: AsyncConnection[DictRow]
 ) -> None:

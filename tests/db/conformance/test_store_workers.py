@@ -259,6 +259,21 @@ async def test_log_sizes_that_are_no_sizes_are_refused(fleet: Fleet, logs: Any) 
         await agent.beat(p_logs=logs)
 
 
+async def test_an_invalid_heartbeat_of_a_batch_has_no_answer_and_the_others_have_theirs(fleet: Fleet) -> None:
+    """One worker with nonsense must not make a hundred others call alone."""
+    agents = [await fleet.agent() for _ in range(4)]
+    beats = [
+        {"worker_id": one.id, "nonce": one.nonce, "jti": f"jti-{one.id}", "health": {"gpus": 1}, "logs": {"agent": n}}
+        for n, one in enumerate(agents, start=-1)
+    ]
+    answers = await fleet.call("fleet_heartbeats", p_beats=beats)
+    assert answers.keys() == {one.id for one in agents[1:]}
+    assert {answer["outcome"] for answer in answers.values()} == {"ok"}
+    for n, one in enumerate(agents):
+        row = (await fleet.call("fleet_worker", p_fleet=FLEET, p_worker_id=one.id))["worker"]
+        assert (row["health"] == {"gpus": 1}) == (n > 0)
+
+
 async def test_costs_follow_the_states_from_the_pods_first_second(fleet: Fleet) -> None:
     """Nothing before there is a pod; the open interval counts too."""
     worker_id = await fleet.spawn()

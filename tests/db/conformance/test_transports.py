@@ -4,20 +4,18 @@ import asyncio
 import json
 import math
 import re
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-import psycopg
 import pytest
 from psycopg import AsyncConnection
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import DictRow
 
-from orchestrator.adapters.postgres import TRANSACTION_POOLER_PORT, PostgresDb
+from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.supabase import SupabaseDb
 from orchestrator.ports import BadArgument, DatabaseAuth, Db, LostRace, NotLeader, SchemaMismatch, Unavailable
 from orchestrator.web.errors import from_port_error
@@ -377,22 +375,6 @@ async def test_a_listener_is_notified_after_a_gap(moody: tuple[TcpProxy, Supabas
     relay.canned = [HTML]
     await ear.until(("connected", ""))
     await ear.close()
-
-
-async def test_a_transaction_pooler_is_polled(database: str) -> None:
-    """It would accept LISTEN, and never tell anything: its port gives it away."""
-    host = "127.65.43.1" if sys.platform == "linux" else "127.0.0.1"  # an address of its own, for the port is fixed
-    async with TcpProxy(int(conninfo_to_dict(database)["port"] or 0), at=(host, TRANSACTION_POOLER_PORT)) as relay:
-        db = await PostgresDb.open(make_conninfo(database, host=host, port=relay.port), application_name="pooled")
-        ear = Ear(db)
-        await ear.until(("connected", ""))
-        await db.call("task_submit", p_tasks=[{"task_type": "t", "pool": "pooled"}])
-        await ear.until(("orchestrator_tasks", "pooled"))
-        async with await psycopg.AsyncConnection.connect(database) as connection:
-            query = "select count(*) from pg_stat_activity where application_name = 'pooled' and query ~* 'listen'"
-            assert await (await connection.execute(query)).fetchone() == (0,)
-        await ear.close()
-        await db.close()
 
 
 # Of PostgREST 12, which the suite runs, and of 14, which Supabase hosts.

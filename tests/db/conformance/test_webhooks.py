@@ -1,5 +1,7 @@
 """Webhook messages: written by whatever ends a task, due until they were sent or given up."""
 
+import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -7,6 +9,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from orchestrator.adapters.webhook_store import WebhookStore
+from orchestrator.leader_jobs.outbox import AT_ONCE, ROUND, Outbox
 from orchestrator.ports import BadArgument, NotLeader
 from tests.db.conformance.builders import FLEET, Fleet, rows_read
 from tests.db.conformance.test_schedules import Clocked
@@ -24,7 +27,7 @@ def store(fleet: Fleet) -> WebhookStore:
 
 async def take(fleet: Fleet, store: WebhookStore, *, limit: int = 100, **busy: int) -> list[dict[str, Any]]:
     """What is due."""
-    messages, _ = await store.take(fleet.term, busy, per_host=4, limit=limit, lease_s=60, after=None)
+    messages, _ = await store.take(fleet.term, busy, {}, per_host=4, per_owner=64, limit=limit, lease_s=60, after=None)
     return [dict(one) for one in messages]
 
 
@@ -171,13 +174,57 @@ async def test_a_host_with_much_to_get_leaves_room_for_the_others(
         await ended(fleet, hand, f"https://{host}/", count=10)
 
     async def hosts(limit: int, after: str | None, **busy: int) -> tuple[list[str], str | None]:
-        found, following = await store.take(fleet.term, busy, per_host=4, limit=limit, lease_s=60, after=after)
+        found, following = await store.take(
+            fleet.term, busy, {}, per_host=4, per_owner=64, limit=limit, lease_s=60, after=after
+        )
         return sorted(one["host"] for one in found), following
 
-    assert await hosts(6, None, **{"a.example": 3}) == (["a.example"] + ["b.example"] * 4 + ["c.example"], "c.example")
-    assert await hosts(100, "c.example") == ([], None)
-    assert await hosts(2, None) == (["a.example"] * 2, "a.example")
-    assert await hosts(100, "a.example") == (["b.example"] * 4 + ["c.example"] * 4, None)
+    first, after = await hosts(6, None, **{"a.example": 3})
+    assert first == ["a.example"] + ["b.example"] * 4 + ["c.example"]
+    assert await hosts(100, after) == ([], None)
+    first, after = await hosts(2, None)
+    assert first == ["a.example"] * 2
+    assert await hosts(100, after) == (["b.example"] * 4 + ["c.example"] * 4, None)
+
+
+async def test_an_owner_with_many_slow_hosts_delays_no_other(fleet: Fleet, hand: Hand) -> None:
+    """Other tenants, tasks without a tenant and the addresses of `webhooks` have their messages sent meanwhile."""
+    store = WebhookStore(Clocked(fleet), FLEET)  # type: ignore[arg-type]
+    await store.put("cli:me", {"name": "every", "task_type": "t", "url": "https://zz-every.example/"})
+    for tenant in ("a-slow", "m-slow"):
+        urls = [f"https://{tenant}-{number:03}.example/" for number in range(AT_ONCE + ROUND)]
+        for task_id in await fleet.submit(*({"webhook_url": url, "tenant": tenant} for url in urls)):
+            await fleet.call("task_cancel", p_id=task_id)
+    await ended(fleet, hand, "https://zz-other.example/", tenant="other")
+    await ended(fleet, hand, "https://zz-none.example/")
+    others = {"zz-every.example", "zz-other.example", "zz-none.example"}
+    all_sent = asyncio.Event()
+
+    async def send(message: Mapping[str, Any]) -> None:
+        others.discard(message["host"])
+        if not others:
+            all_sent.set()
+        if "slow" in message["host"]:
+            await all_sent.wait()
+
+    outbox = Outbox(store, send, fleet.now.timestamp)
+    async with asyncio.timeout(60):
+        await outbox.step(fleet.term)
+
+
+async def test_owners_of_messages_to_one_host_take_turns(fleet: Fleet, hand: Hand) -> None:
+    """The one that has little for it does not wait for the one that has much."""
+    store, order = WebhookStore(Clocked(fleet), FLEET), list[str]()  # type: ignore[arg-type]
+    await ended(fleet, hand, URL, count=40, tenant="much")
+    for tenant in ("a", "z"):
+        await ended(fleet, hand, URL, tenant=tenant)
+
+    async def send(message: Mapping[str, Any]) -> None:
+        order.append(message["body"]["data"]["tenant"])
+
+    await Outbox(store, send, fleet.now.timestamp).step(fleet.term)
+    assert len(order) == 42
+    assert {"a", "z"} <= set(order[:20]), order
 
 
 async def test_a_removed_address_gets_nothing_and_a_changed_one_gets_all(
@@ -276,7 +323,7 @@ async def test_the_cost_of_a_call_does_not_grow_with_the_messages(fleet: Fleet, 
     assert max(read.values()) < 300, read
 
 
-async def ended(fleet: Fleet, hand: Hand, url: str | None, count: int = 1) -> None:
+async def ended(fleet: Fleet, hand: Hand, url: str | None, count: int = 1, **fields: str) -> None:
     """Tasks that have just ended, with the fleet's time in their messages."""
-    for task_id in await fleet.submit(count=count, **({"webhook_url": url} if url else {})):
+    for task_id in await fleet.submit(count=count, **fields, **({"webhook_url": url} if url else {})):
         await fleet.call("task_cancel", p_id=task_id)

@@ -10,6 +10,9 @@ from psycopg.rows import DictRow
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.states import Stage, State
+from orchestrator.diagnostics.condition_kinds import ConditionKind
+from orchestrator.diagnostics.facts import Facts
+from orchestrator.diagnostics.rules import conditions
 from tests.db.conformance.builders import FLEET, Fleet
 from tests.db.diagnostics.build import attempt, bring_up
 
@@ -68,6 +71,36 @@ async def test_a_task_that_ends_its_workers(fleet: Fleet) -> None:
         assert asked["lost_tasks"] == [row]
         assert (row["task_id"], row["workers"], row["worker_id"]) == (task, number + 1, agent.id)
         assert (row["status"], row["exit_cause"], row["look"]) == ("Queued", "pod_lost", {"reached": False})
+
+
+async def test_a_lost_task_that_another_worker_completed_is_no_finding_any_more(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """Nor is it one of two that are left, and each of its attempts has an end."""
+    tasks = await fleet.submit(count=2)
+    for _ in range(2):
+        lost = await fleet.agent()
+        assert len(await lost.claim(batch=2)) == 2
+        await fleet.end(lost.id, State.ACTIVE, ExitCause.POD_LOST)
+        await fleet.fleet("rescue", p_worker_id=lost.id)
+        fleet.wait(60)
+    agent = await fleet.agent()
+
+    async def found() -> list[tuple[ConditionKind, str]]:
+        answer = await fleet.call("fleet_task_troubles", p_fleet=FLEET, p_handled=[])
+        seen = Facts(fleet.now, lost_tasks=answer["lost_tasks"])
+        return [(one.kind, one.subject) for one in conditions(seen)]
+
+    poison, losses = ConditionKind.POISON_TASK, (ConditionKind.TASKS_LOST, lost.id)
+    assert sorted(await found()) == sorted([(poison, tasks[0]), (poison, tasks[1]), losses])
+    first, second = await agent.claim(batch=2)
+    assert await agent.complete(first) == "ok"
+    assert sorted(await found()) == sorted([(poison, second["id"]), losses])
+    assert await agent.complete(second) == "ok"
+    assert await found() == []
+    rows = await (await hand.execute("select outcome, ended_at from task_attempts order by attempt")).fetchall()
+    assert [row["outcome"] for row in rows] == ["lost"] * 4 + ["complete"] * 2
+    assert None not in [row["ended_at"] for row in rows]
 
 
 @pytest.mark.parametrize(

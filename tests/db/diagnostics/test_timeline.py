@@ -22,7 +22,7 @@ async def life(fleet: Fleet) -> Any:
     worker = await fleet.spawn()
     fleet.wait(30)
     await attempt(fleet, worker, Stage.POD_CREATED, code="NO_CAPACITY", took_s=1, error="none left")
-    await fleet.move(worker, State.SPAWNING, waiting_for="a pod from GPU|*|SECURE")
+    await fleet.move(worker, State.SPAWNING, waiting_for="a pod: GPU, any data centre, secure cloud")
     fleet.wait(40)
     await fleet.move(worker, State.SPAWNING, stage=Stage.POD_RUNNING, nonce="n", **POD)
     await attempt(fleet, worker, Stage.POD_RUNNING, "ok", took_s=100)

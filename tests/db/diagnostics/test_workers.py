@@ -266,7 +266,7 @@ async def test_odd_things_about_a_ready_worker_come_first(fleet: Fleet) -> None:
     explanation = await explained(fleet, worker)
     assert explanation.who == "provider"
     assert explanation.what == (
-        "its pod, which the lists have not shown; its logs, which are late: Refused: nobody there; to ask for work"
+        "its pod, which the lists have not shown; its logs, which are late: nobody there; to ask for work"
     )
 
 
@@ -308,7 +308,7 @@ async def test_an_outsider_at_a_ready_workers_address_is_named(fleet: Fleet) -> 
     await attempt(fleet, worker, Stage.SSH_AUTH, "failed", "HOST_KEY_CHANGED", error="pod-1 shows another key")
     explanation = await explained(fleet, worker)
     assert (explanation.code, explanation.who) == ("HOST_KEY_CHANGED", "worker")
-    assert explanation.what.startswith("its logs, which are late: HostKeyChanged")
+    assert explanation.what.startswith("its logs, which are late: pod-1 shows another key")
     assert explanation.then.startswith("nothing is sent there; the worker continues")
     assert explanation.evidence == "ssh_auth failed: pod-1 shows another key"
 
@@ -365,7 +365,7 @@ async def test_an_idle_worker_says_until_when_it_stays(fleet: Fleet) -> None:
 
 
 async def test_a_worker_that_is_held_back_says_why_and_until_when(fleet: Fleet) -> None:
-    """Its tasks failed one after the other; it waits for a second opinion, and not for work."""
+    """Its tasks failed one after the other; it waits for others to try these tasks, and not for work."""
     await fleet.submit(count=9)
     agent = await fleet.agent()
     for _ in range(5):
@@ -374,9 +374,9 @@ async def test_a_worker_that_is_held_back_says_why_and_until_when(fleet: Fleet) 
     fleet.wait(20)
     await agent.beat()
     text = "\n".join(await shown(fleet, agent.id))
-    why = "a second opinion: it claims no more, 5 different tasks failed in a row (HANDLER_ERROR)"
+    why = "another worker to try its tasks: 5 different tasks failed in a row (HANDLER_ERROR)"
     assert f"WAITING ON orchestrator: {why}" in text
-    assert "worker_sick if another worker completes such a task, release_bad if such tasks fail on others too" in text
+    assert "worker_sick if they succeed there; if they fail there too, they say nothing" in text
     assert f"logs {agent.id}" in text
     explanation = await explained(fleet, agent.id)
     assert explanation.deadline is not None
@@ -408,8 +408,8 @@ async def test_a_worker_says_what_its_agent_found(fleet: Fleet) -> None:
     ("stage", "what"),
     [
         (Stage.DRAINING, "1 task to end"),
-        (Stage.FLUSHING, "two complete lists without it"),  # the row knows best, here and below
-        (Stage.DELETING, "two complete lists without it"),
+        (Stage.FLUSHING, "RunPod's confirmation that the pod is gone"),  # the row knows best, here and below
+        (Stage.DELETING, "RunPod's confirmation that the pod is gone"),
     ],
 )
 async def test_a_terminating_worker_says_what_it_waits_for_and_why_it_ends(
@@ -422,7 +422,7 @@ async def test_a_terminating_worker_says_what_it_waits_for_and_why_it_ends(
     await fleet.end(agent.id, State.ACTIVE, ExitCause.MANUAL)
     waiting: dict[str, Any] = {
         "waiting_on": "provider",
-        "waiting_for": "two complete lists without it",
+        "waiting_for": "RunPod's confirmation that the pod is gone",
         "deadline_s": 60,
     }
     await fleet.move(agent.id, State.TERMINATING, stage=stage, **waiting)

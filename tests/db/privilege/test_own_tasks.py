@@ -22,6 +22,7 @@ TEMPLATE = (Path(__file__).resolve().parents[3] / "docs" / "examples" / "supabas
 COLUMNS = "id,task_type,params,status,progress,result_data,error_message,output_location,tenant"
 OWN_FUNCTIONS = {"task_submit_own", "task_cancel_own"}
 LIMIT = 20  # open tasks of a user, in the template
+DAY = 200  # tasks that a user creates in 24 hours, in the template
 FUNCTIONS = """
     select p.proname, p.proargnames[1:p.pronargs] from pg_proc p
      where p.pronamespace = 'public'::regnamespace and p.prorettype <> 'trigger'::regtype order by 1
@@ -170,6 +171,28 @@ async def test_submissions_are_limited_in_kind_size_and_number(project: Project,
     assert await project.bob.submitted(p_key="film") == known  # a repeated submission is no further task
     await project.alice.submitted()
     await project.owner.execute(b"update tasks set status = 'Cancelled' where tenant = %s", [project.bob.id])
+    await project.bob.submitted()
+
+
+async def test_a_user_who_cancels_every_task_creates_a_limited_number(project: Project, theirs: str) -> None:
+    """Submitting and cancelling in a loop fills no table; a day later there is room again, and others have theirs."""
+    made = """
+        insert into tasks (task_type, tenant, status, created_at)
+        select 'travel_segment', %s, 'Cancelled', now() - %s::interval from generate_series(1, %s)
+    """
+    await project.owner.execute(made.encode(), [project.bob.id, "23 hours", DAY - 2])
+    known = await project.bob.submitted(p_key="film")
+    last = await project.bob.submitted()
+    cancelled = await project.bob.client.post("/rpc/task_cancel_own", json={"p_id": last})
+    assert cancelled.json() == "cancelled"
+    refused = await project.bob.submit()
+    assert (refused.status_code, refused.json()["message"]) == (429, "too many tasks in 24 hours")
+    assert await project.bob.submitted(p_key="film") == known
+    await project.alice.submitted()
+    await project.owner.execute(
+        b"update tasks set created_at = now() - interval '25 hours' where tenant = %s and status = 'Cancelled'",
+        [project.bob.id],
+    )
     await project.bob.submitted()
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import stat
+import time
 from dataclasses import replace
 
 import pytest
@@ -31,6 +32,19 @@ STAGES_TO_READY = [
     "process",
     "heartbeat",
 ]
+
+
+@pytest.mark.parametrize("ahead_s", [300.0, -300.0])
+async def test_the_orchestrators_own_wrong_clock_is_not_the_pods(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, ahead_s: float
+) -> None:
+    """The pod's clock is compared with the database's."""
+    worker, _ = await rig.worker()
+    right = time.time
+    monkeypatch.setattr(time, "time", lambda: right() + ahead_s)
+    await rig.bring_up().bring_up(rig.term, worker)
+    evidence = {a["stage"]: a["evidence"] for a in await rig.attempts(worker.id)}
+    assert evidence["platform"]["clock_skew_s"] == pytest.approx(0, abs=20)
 
 
 async def test_a_worker_is_proven_stage_by_stage_and_promoted(rig: Rig) -> None:
@@ -161,6 +175,18 @@ async def test_a_crash_between_the_row_and_the_start_uses_the_same_launch(rig: R
     worker = await rig.move(worker.id, stage=Stage.PROCESS, fields=named)
     await rig.bring_up().bring_up(rig.term, worker)
     assert (await rig.row(worker.id))["nonce"] == "a" * 32
+    assert len(rig.agents(sshd)) == 1
+
+
+async def test_other_code_of_the_users_is_started_under_a_new_name(rig: Rig) -> None:
+    """After a restart with other handlers and the same agent, the earlier launch still has the earlier code."""
+    worker, sshd = await rig.worker()
+    named = {"nonce": "a" * 32, "token_jti": "j", "code_sha": rig.bundle.agent_sha, "metadata": {"user_code": "0" * 64}}
+    worker = await rig.move(worker.id, stage=Stage.PROCESS, fields=named)
+    await rig.bring_up().bring_up(rig.term, worker)
+    row = await rig.row(worker.id)
+    assert row["nonce"] != "a" * 32
+    assert (row["metadata"]["user_code"], row["metadata"]["launches"]) == (rig.bundle.code_sha, ["a" * 32])
     assert len(rig.agents(sshd)) == 1
 
 

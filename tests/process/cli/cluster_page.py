@@ -108,9 +108,12 @@ async def hostname(story: Story) -> None:
     assert await story.rows.move_member(story.fleet.term, NAME, WORKERS[1], seen, None, "imported", **where)
 
 
+CUT_OFF = {"api_url": "https://pods.example", "api_error": "Name or service not known"}
+
+
 async def unreachable(story: Story) -> None:
     """A pod does not reach the API."""
-    await story.member(1, MemberStatus.RECONCILING, None, **CONFIGURING, api_reachable=False)
+    await story.member(1, MemberStatus.RECONCILING, None, **CONFIGURING, api_reachable=False, **CUT_OFF)
 
 
 async def expired(story: Story) -> None:

@@ -90,7 +90,7 @@ async def test_a_cluster_from_its_creation_to_its_end(trainer: Cli, fleet: Fleet
     assert await rows.move_member(fleet.term, name, other, [MemberStatus.READY], None, "test", **cut_off)
     said = await trainer("cluster", "explain", name, "--history")
     assert said.lines_with("AGENT_API_UNREACHABLE")[0].split()[1] == f"{other.replace('_', '-')}:"
-    assert said.lines_with("fix: make WORKER_API_URL an address that pods resolve and reach")
+    assert said.lines_with("fix: make the URL of the evidence reachable from pods")
     assert said.lines_with("deploying")
     limit = await trainer("cluster", "scale", name, "--max-nodes", "6")
     assert limit.out == f"{name}: 3 nodes (at least 2, at most 6)\n"
@@ -139,7 +139,7 @@ async def test_a_task_of_a_cluster_is_a_script_and_its_nodes(trainer: Cli, fleet
     ("arguments", "why", "code"),
     [
         (("create", "x", "--pool", "default", "--nodes", "2"), "it is not a cluster pool", 2),
-        (("create", "x", "--pool", "trian", "--nodes", "2"), "Did you mean 'train'?", 2),
+        (("create", "x", "--pool", "trian", "--nodes", "2"), 'Did you mean "train"?', 2),
         (("create", "No Name", "--pool", POOL, "--nodes", "2"), "lower-case letters", 2),
         (("create", "x", "--pool", POOL, "--nodes", "65"), "not in the range", 2),
         (("create", "x", "--pool", POOL, "--nodes", "64"), "not every node could be rented", 2),

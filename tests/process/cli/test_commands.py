@@ -10,7 +10,7 @@ import signal
 import sys
 import termios
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -148,15 +148,15 @@ async def test_a_report_in_a_pipe_loads_no_progress_bar(cli: Cli) -> None:
 async def test_a_misspelt_word_is_answered_with_the_similar_one(cli: Cli) -> None:
     """Commands, options, choices, sections, codes and pools."""
     asked = {
-        ("lst",): "'list'", ("tasks", "sumbit"): "'submit'", ("list", "--al"): "'--all'",
-        ("doctor", "sttings"): "'settings'", ("explain", "AUTH_FAILD"): "'AUTH_FAILED'",
-        ("spawn", "--pool", "defualt"): "'default'", ("tasks", "list", "--status", "complet"): "'Complete'",
-        ("list", "--state", "actve"): "'active'", ("sync", "analyse"): "'analyze'",
-        ("logs", "--stream", "sys"): "'system'", ("cost", "--by", "tenat"): "'tenant'",
+        ("lst",): "list", ("tasks", "sumbit"): "submit", ("list", "--al"): "--all",
+        ("doctor", "sttings"): "settings", ("explain", "AUTH_FAILD"): "AUTH_FAILED",
+        ("spawn", "--pool", "defualt"): "default", ("tasks", "list", "--status", "complet"): "Complete",
+        ("list", "--state", "actve"): "active", ("sync", "analyse"): "analyze",
+        ("logs", "--stream", "sys"): "system", ("cost", "--by", "tenat"): "tenant",
     }  # fmt: skip
     for arguments, meant in asked.items():
         ran = await cli(*arguments)
-        assert re.search(rf"Did you mean.* {meant}", ran.err), ran.err
+        assert re.search(rf"Did you mean.* ['\"]{meant}['\"]", ran.err), ran.err
 
 
 async def test_the_fix_of_an_argument_is_the_help_of_its_command(cli: Cli) -> None:
@@ -305,6 +305,26 @@ async def test_the_script_has_its_four_commands_and_no_other(cli: Cli) -> None:
     assert (await run(sys.executable, "scripts/spawn_gpu.py", "migrate", environment=cli.environment)).code == 2
 
 
+async def test_a_script_finds_the_env_file_of_its_repository(cli: Cli, tmp_path: Path) -> None:
+    """From any directory without one; paths in it are relative to the repository."""
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    (home / "scripts").mkdir(parents=True)
+    (home / "handlers").mkdir()
+    elsewhere.mkdir()
+    for name in ("spawn_gpu.py", "_entry.py"):
+        (home / "scripts" / name).write_text((ROOT / "scripts" / name).read_text())
+    for package in ("orchestrator", "worker"):
+        (home / package).symlink_to(ROOT / package)
+    database = cli.environment["DATABASE_URL"]
+    (home / ".env").write_text(f"DATABASE_URL='{database}'\nWORKER_CODE_DIR=handlers\n")
+    others = {name: value for name, value in cli.environment.items() if name != "DATABASE_URL"}
+    ran = await run(sys.executable, str(home / "scripts" / "spawn_gpu.py"), "list", cwd=elsewhere, environment=others)
+    assert (ran.code, ran.out) == (0, "No active workers found.\n"), ran.err
+    (elsewhere / ".env").write_text("DATABASE_URL=mysql://nobody\n")
+    ran = await run(sys.executable, str(home / "scripts" / "spawn_gpu.py"), "list", cwd=elsewhere, environment=others)
+    assert (ran.code, "DATABASE_URL cannot be used" in ran.err) == (4, True), ran.err
+
+
 @pytest.mark.parametrize("script", sorted(path.stem for path in (ROOT / "scripts").glob("*.py")))
 async def test_importing_a_script_does_nothing(script: str) -> None:
     """Not even an import of the project."""
@@ -346,3 +366,32 @@ async def test_code_that_is_too_large_to_send_is_named_by_every_command_that_nee
         assert "larger than 50 MB (counted up to model.bin)" in " ".join(said.split()), (word, said)
         assert "fix: keep models and data out of WORKER_CODE_DIR" in said, (word, said)
         assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    "proxies",
+    [{"NO_PROXY": "localhost,::1/128", "HTTPS_PROXY": "proxy.corp:3128"}, {"ALL_PROXY": "socks5://127.0.0.1:9"}],
+    ids=["network", "socks"],
+)  # fmt: skip
+async def test_no_command_ends_at_a_proxy_of_the_environment_with_a_traceback(
+    cli: Cli, s3_environment: Mapping[str, str], proxies: dict[str, str]
+) -> None:
+    """It goes past the proxy, or names the variable."""
+    given = {
+        **s3_environment,
+        **proxies,
+        "RUNPOD_API_KEY": "rpa_" + "x" * 16,
+        "SUPABASE_URL": "https://abc.supabase.co",
+    }
+    given |= {"SUPABASE_SERVICE_ROLE_KEY": "sb_secret_0123456789abcdef", "RUNPOD_API_BASE_URL": "https://127.0.0.1:1"}
+    remote = {**given, "RUNPOD_API_BASE_URL": "https://runpod.invalid"}
+    runs = await asyncio.gather(
+        cli("health", **given), cli("gpus", **given), cli("gpus", **remote), cli("tasks", "output", "0" * 32, **given),
+        cli("list", **{**given, "DATABASE_URL": ""}), cli("doctor", "runpod", "clock", **remote),
+    )  # fmt: skip
+    for ran in runs:
+        assert "Traceback" not in ran.out + ran.err
+    if "NO_PROXY" not in proxies:
+        (name,) = proxies
+        assert f"error[E001]: {name} cannot be used" in runs[2].err
+        assert f"error[E001]: {name} cannot be used" in runs[4].err

@@ -32,6 +32,8 @@ KEY = asyncssh.generate_private_key("ssh-ed25519")
 PEM, PUB = KEY.export_private_key().decode(), KEY.export_public_key().decode().strip()
 SECRET = "0123456789abcdef0123456789abcdef-signs"
 
+E2E = Path(__file__).parents[1] / "e2e"
+
 
 @pytest.fixture(scope="session")
 async def emulator(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Emulator]:
@@ -77,8 +79,8 @@ async def test_a_healthy_deployment_is_reported_as_healthy(
     assert shown == list(SECTIONS)
     assert len(ran.out.splitlines()) == len(SECTIONS) + 2
     verbose = await healthy("doctor", "-v")
-    assert verbose.out.count("  ok   ") == 23
-    assert re.search(r"^23 ok, 0 note, 0 warn, 0 fail, 0 skip$", ran.out, re.MULTILINE), ran.out
+    assert verbose.out.count("  ok   ") == 24
+    assert re.search(r"^24 ok, 0 note, 0 warn, 0 fail, 0 skip$", ran.out, re.MULTILINE), ran.out
     e = s3_environment
     client = boto3.client(
         "s3", endpoint_url=e["S3_ENDPOINT_URL"], aws_access_key_id=e["AWS_ACCESS_KEY_ID"],
@@ -86,6 +88,18 @@ async def test_a_healthy_deployment_is_reported_as_healthy(
     )  # fmt: skip
     listed = await asyncio.to_thread(client.list_objects_v2, Bucket=e["S3_BUCKET"], Prefix="tests/doctor/")
     assert listed["KeyCount"] == 0
+
+
+async def test_a_balance_that_runpod_does_not_show_is_no_fault(healthy: Cli, emulator: Emulator) -> None:
+    """Its old API ends; what checks money otherwise is named."""
+    fault = emulator.core.faults.inject({"kind": "not_found", "operation": "graphql"})
+    try:
+        ran = await healthy("doctor", "runpod", "--json")
+    finally:
+        emulator.core.faults.faults.remove(fault)
+    assert ran.code == 0, ran.out + ran.err
+    (skipped,) = [one for one in ran.json()["findings"] if one["status"] == "skip"]
+    assert (skipped["what"], "(404)" in skipped["why"], "budgets" in skipped["why"]) == ("the balance", True, True)
 
 
 async def test_an_image_with_a_tag_is_a_note_of_one_line(healthy: Cli) -> None:
@@ -131,7 +145,7 @@ async def test_every_fault_is_found_at_once(healthy: Cli, fleet: Fleet) -> None:
 @pytest.mark.parametrize(
     ("changes", "section", "says"),
     [
-        ({"DATABASE_URL": "postgresql://postgres@127.0.0.1:1/postgres"}, "database", "does not let us in"),
+        ({"DATABASE_URL": "postgresql://postgres@127.0.0.1:1/postgres"}, "database", "no connection to it"),
         ({"DATABASE_URL": None}, "database", "no database is given"),
         ({"RUNPOD_API_BASE_URL": "http://127.0.0.1:1"}, "runpod", "no list of pods"),
         ({"AWS_SECRET_ACCESS_KEY": "wrong-secret-of-no-use"}, "s3", "does not do what is needed"),
@@ -141,7 +155,9 @@ async def test_every_fault_is_found_at_once(healthy: Cli, fleet: Fleet) -> None:
         ({"RUNPOD_SSH_PUBLIC_KEY": PEM}, "ssh", "must never be here"),
         ({"RUNPOD_GPU_TYPE": "NVIDIA RTX 9999"}, "runpod", "no such GPU type"),
         ({"RUNPOD_STORAGE_NAME": "nosuch"}, "runpod", "0 network volumes are named 'nosuch'"),
-        ({"WORKER_HANDLERS": "work=nosuch:fn", "WORKER_CODE_DIR": str(Path(__file__).parent)}, "settings", "nosuch.py"),
+        ({"WORKER_HANDLERS": "work=nosuch:fn", "WORKER_CODE_DIR": str(E2E / "handlers")}, "settings", "nosuch.py"),
+        ({"RUNPOD_REGISTRY_AUTH": "absent"}, "runpod", "0 registry credentials are named 'absent'"),
+        ({"WORKER_CODE_DIR": str(Path(__file__).parent)}, "code", "contains the value of a secret"),
         ({"WORKER_API_URL": None}, "gateway", "WORKER_API_URL is missing"),
     ],
 )
@@ -322,7 +338,7 @@ async def test_a_section_that_does_not_exist_is_refused(healthy: Cli) -> None:
     """With the list of them."""
     ran = await healthy("doctor", "databse")
     assert ran.code == 2
-    assert "sections are settings, database" in ran.err
+    assert "sections are settings, code, database" in ran.err
 
 
 async def test_the_answer_is_readable_without_colour_in_80_columns(healthy: Cli) -> None:
@@ -345,8 +361,8 @@ async def test_one_check_that_hangs_or_breaks_does_not_stop_the_others() -> None
         section.ok("fine")
 
     async with asyncio.timeout(60):
-        found = await examine({"a": hangs, "b": breaks, "c": works}, deadline_s=0.1)
-    assert [(one.section, one.status) for one in found] == [("a", "fail"), ("b", "fail"), ("c", "ok")]
+        found = await examine({"ssh": hangs, "s3": breaks, "clock": works}, deadline_s=0.1)
+    assert [(one.section, one.status) for one in found] == [("ssh", "fail"), ("s3", "fail"), ("clock", "ok")]
 
 
 def test_every_section_is_explained() -> None:

@@ -148,7 +148,7 @@ async def test_a_misspelt_subject_gets_the_similar_word(cli: Cli, typed: str, me
     """The word alone, as it can be typed."""
     ran = await cli("explain", typed)
     assert ran.code == 3
-    assert f"Did you mean '{meant}'?" in ran.err
+    assert f'Did you mean "{meant}"?' in ran.err
 
 
 async def test_scaling_is_explained_while_runpod_is_away(cli: Cli, fleet: Fleet) -> None:
@@ -164,8 +164,8 @@ async def test_scaling_is_explained_while_runpod_is_away(cli: Cli, fleet: Fleet)
     assert ran.lines_with("now: ")
     assert "MAX_ACTIVE_GPUS=0" in ran.lines_with("BLOCKED, WAITING ON operator")[0]
     assert ran.lines_with("last decision ")[0].endswith("the old sum")
-    assert "cooling" in ran.lines_with("EU-RO-1|SECURE")[0]
-    assert "free" in ran.lines_with("US-KS-2|SECURE")[0]
+    assert "cooling" in ran.lines_with("EU-RO-1, secure cloud")[0]
+    assert "free" in ran.lines_with("US-KS-2, secure cloud")[0]
     explanation = (await cli("explain", "scaling", "--json", **where)).json()
     assert [offer["state"] for offer in explanation["pools"][0]["offers"]] == ["cooling", "free"]
 

@@ -21,7 +21,7 @@ async def test_an_empty_fleet_says_so(cli: Cli) -> None:
     """In the words that operators know."""
     ran = await cli("list")
     assert (ran.code, ran.out) == (0, "No active workers found.\n")
-    assert ran.err.startswith("No orchestrator has been running on this fleet yet; ")
+    assert ran.err.startswith("The orchestrator process is not running (none has led this fleet yet); ")
 
 
 async def test_without_a_leader_status_says_since_when_and_what_to_do(cli: Cli, fleet: Fleet) -> None:
@@ -29,7 +29,7 @@ async def test_without_a_leader_status_says_since_when_and_what_to_do(cli: Cli, 
     worker_id = await fleet.worker(upto=State.ACTIVE)
     assert (await cli("list", "--json")).json()["leader"]["holder"] == "the test"
     await fleet.store.resign("the test", fleet.term)
-    said = r"No orchestrator has been running for \d+s \(last leader: the test\); .* fix: python -m orchestrator run\n"
+    said = r"The orchestrator process is not running \(for \d+s, last leader: the test\); .* fix: Start it: .*\n"
     runs = await asyncio.gather(*(cli(*command) for command in (["list"], ["status", worker_id])))
     for ran in runs:
         assert ran.code == 0
@@ -128,6 +128,19 @@ async def test_diagnose_finds_a_worker_as_other_commands_do(cli: Cli, fleet: Fle
     assert all(name in several.err for name in ("'5678' is a part of several workers' ids", one, ended))
 
 
+async def test_diagnose_of_a_worker_is_about_that_worker(cli: Cli, fleet: Fleet) -> None:
+    """Its explanation, its pod, SSH, its logs and its last changes; nothing of another worker."""
+    one = await fleet.worker(worker_id="gpu-five-5678", upto=State.ACTIVE)
+    await fleet.worker(worker_id="gpu-six-5678")
+    ran = await cli(
+        "diagnose", "gpu-five", **dict.fromkeys(("RUNPOD_API_BASE_URL", "S3_ENDPOINT_URL"), "http://127.0.0.1:1")
+    )
+    assert "gpu-six" not in ran.out
+    for said in (f"{one}  active", "WAITING ON", "last changes", "logs in S3", "SSH ", "promoted"):
+        assert said in ran.out, ran.out
+    assert "Missing critical environment variables" not in ran.out
+
+
 def test_the_list_notes_why_a_worker_claims_no_more() -> None:
     """Also while its row waits for something else."""
     now = datetime.fromtimestamp(1_795_168_800, UTC)
@@ -139,6 +152,8 @@ def test_the_list_notes_why_a_worker_claims_no_more() -> None:
     assert note(row | {"held_back": held, "waiting_for": "tasks"}, now) == f"{said}; waits for tasks"
     assert flags(row | {"held_back": held}, now) == [said]
     assert flags(row | {"health": {"disk": "x"}}, now) == []
+    unread = {"unknown": {"nvidia_smi": "no answer within 4 s", "kernel_log": "Operation not permitted"}}
+    assert flags(row | {"health": unread}, now) == ["SIGNAL_LOST: nvidia_smi: no answer within 4 s"]
 
 
 async def test_the_list_as_json(cli: Cli, fleet: Fleet) -> None:

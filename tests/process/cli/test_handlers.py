@@ -82,16 +82,21 @@ async def test_a_folder_that_cannot_be_made_and_params_too_deep_are_explained(tm
     (tmp_path / "mine.py").write_text("def run(params, task): pass\n")
     deep = await handlers(tmp_path, "test", "mine", "--params", "[" * 20_000, WORKER_CODE_DIR=".")
     assert deep.code == 2
-    assert "--params is not JSON" in deep.err
+    assert "--params must be a JSON object" in deep.err
+    endless = await handlers(tmp_path, "test", "mine", "--params", '{"a": NaN}', WORKER_CODE_DIR=".")
+    assert (endless.code, "NaN is not JSON" in endless.err) == (2, True)
 
 
 async def test_an_output_whose_name_is_not_utf_8_is_named(tmp_path: Path) -> None:
-    """The task fails at once: no call could carry the name."""
+    """The task fails before anything is stored, as on a worker."""
     (tmp_path / "bad.sh").write_text("#!/bin/sh\ntouch \"output/$(printf 'a\\377')\"\n")
     (tmp_path / "bad.sh").chmod(0o755)
     ran = await handlers(tmp_path, "test", "t", WORKER_CODE_DIR=".", WORKER_HANDLERS="t=cmd:./bad.sh")
     assert ran.code == 1
-    assert r"TransferError: 'output/a\udcff' has a name that is not UTF-8" in ran.out
+    assert r"OutputRefused: 'a\udcff' cannot be the name of an output: it is not UTF-8" in ran.out
+    assert "OUTPUT_REFUSED" in ran.out
+    assert "such a task is not tried again" in ran.out
+    assert not (tmp_path / "outputs").exists()
 
 
 async def test_it_gets_what_a_pod_gets(tmp_path: Path, settings: dict[str, str]) -> None:
@@ -112,7 +117,7 @@ async def test_it_gets_what_a_pod_gets(tmp_path: Path, settings: dict[str, str])
 
 
 async def test_a_command_is_a_handler_too(tmp_path: Path, settings: dict[str, str]) -> None:
-    """Its output folder is stored, and the last line of its stdout is the result."""
+    """Its output folder is stored, and the last JSON object of its stdout is the result."""
     ran = await handlers(tmp_path, "test", "count", **settings)
     assert ran.code == 0, ran.err
     assert '"counted": true' in ran.out
@@ -153,7 +158,7 @@ async def test_a_failure_is_explained(tmp_path: Path, settings: dict[str, str]) 
     ("arguments", "why"),
     [
         (("test", "nothing"), "names no handler for 'nothing'"),
-        (("test", "bad", "--params", "{"), "--params is not JSON"),
+        (("test", "bad", "--params", "{"), "--params must be a JSON object"),
         (("new", "json"), "would hide Python's own module json"),
         (("new", "../x"), "is no name"),
     ],
@@ -166,3 +171,22 @@ async def test_what_cannot_be_used_is_named(
     assert ran.code == 2
     assert why in ran.err
     assert json.dumps(sorted(path.name for path in tmp_path.iterdir())) == '["code"]'
+
+
+async def test_an_output_is_written_once_as_on_a_worker(tmp_path: Path) -> None:
+    """Other content under the same name is refused, and does not replace what was stored; the same content is there."""
+    (tmp_path / "twice.py").write_text(
+        "def work(params, task):\n"
+        "    path = task.dir / 'a'\n"
+        "    for text in params['texts']:\n"
+        "        path.write_text(text)\n"
+        "        task.upload(path, 'name')\n"
+    )
+    arguments = ("test", "t", "-o", "out", "--params")
+    environment = {"WORKER_CODE_DIR": ".", "WORKER_HANDLERS": "t=twice:work"}
+    again = await handlers(tmp_path, *arguments, '{"texts": ["1", "1"]}', **environment)
+    assert again.code == 0, again.err
+    ran = await handlers(tmp_path, *arguments, '{"texts": ["2", "3"]}', **environment)
+    assert ran.code == 1
+    assert "OUTPUT_EXISTS" in ran.out
+    assert (tmp_path / "out" / "name").read_text() == "2"

@@ -89,6 +89,25 @@ async def test_without_a_terminal_it_takes_all_answers_from_the_environment(
     assert (tmp_path / ".env").read_text() == text
 
 
+async def test_it_adds_the_credentials_for_a_private_image_once(tmp_path: Path, given: dict[str, str]) -> None:
+    """Under a name, which .env has; the password goes to RunPod alone. Without a login, an unknown name is refused."""
+    private = {"RUNPOD_WORKER_IMAGE": "ghcr.io/me/mine:1", "RUNPOD_REGISTRY_AUTH": "mine-at-ghcr"}
+    words = ("init", "--no-input", "--force", "--worker-api-url", "https://pods.example.com")
+    refused = await program(tmp_path, *words, **given, **private)
+    assert refused.code == 4
+    assert "0 registry credentials are named 'mine-at-ghcr'" in refused.err
+    assert not (tmp_path / ".env").exists()
+    login = {"REGISTRY_USERNAME": "me", "REGISTRY_PASSWORD": "ghp_of-this-test-0123456789"}
+    for _ in range(2):  # the second time, they are there
+        made = await program(tmp_path, *words, **given, **private, **login)
+        assert made.code == 0, made.err
+        text = (tmp_path / ".env").read_text()
+        assert "RUNPOD_WORKER_IMAGE=ghcr.io/me/mine:1\nRUNPOD_REGISTRY_AUTH=mine-at-ghcr\n" in text
+        assert login["REGISTRY_PASSWORD"] not in text + made.out + made.err
+    checked = await program(tmp_path, "doctor", "runpod", "-v")
+    assert "registry credentials mine-at-ghcr" in checked.out
+
+
 @pytest.mark.parametrize("folder", ["handlers", "mine"])
 async def test_handlers_are_found_in_the_directory_that_is_set(
     tmp_path: Path, given: dict[str, str], folder: str
@@ -106,7 +125,7 @@ async def test_handlers_are_found_in_the_directory_that_is_set(
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("DATABASE_URL", "postgresql://127.0.0.1:1/none", "it does not let us in"),
+        ("DATABASE_URL", "postgresql://127.0.0.1:1/none", "no connection to it"),
         pytest.param("RUNPOD_API_KEY", "rpa_wrong", "RunPod refuses the API key", marks=pytest.mark.full),
         pytest.param("S3_BUCKET", "no-such-bucket", "no-such-bucket", marks=pytest.mark.full),
         ("AWS_ACCESS_KEY_ID", "", "AWS_ACCESS_KEY_ID is missing"),
@@ -165,7 +184,7 @@ async def test_with_supabase_it_checks_the_keys_and_creates_the_tables(
     """A JWT secret of another project is asked again. The URL of the database serves `migrate` and is not kept."""
     keys = (("Its secret key", project.secret_key), ("Its publishable key", project.publishable_key))
     answers: list[Answer] = [
-        ("PostgreSQL URL, or Supabase's API", "supabase"),
+        ("Database: a URL, or one of", "supabase"),
         ("Supabase project", project.project_url),
         *keys,
         ("Its JWT secret", WRONG_SECRET),
@@ -217,11 +236,10 @@ async def test_with_supabase_and_without_a_terminal_it_names_the_way_to_the_tabl
 
 
 async def test_on_a_terminal_it_asks_and_checks_each_answer(tmp_path: Path, given: dict[str, str]) -> None:
-    """A wrong answer is asked again; GPU types are shown with price and stock. Lines to paste are not wrapped."""
+    """A URL answers the first question. A wrong answer is asked again. Lines to paste are not wrapped."""
     assert (await program(tmp_path, "handlers", "new", "say-hello")).code == 0
     answers: list[Answer] = [
-        ("PostgreSQL URL, or Supabase's API", ""),
-        ("Database (postgresql://", "postgresql://127.0.0.1:1/none"),
+        ("Database: a URL, or one of", "' postgresql://127.0.0.1:1/none'"),
         ("Database (postgresql://", given["DATABASE_URL"]),
         ("RunPod API key", given["RUNPOD_API_KEY"]),
         ("GPU types in order of preference", "99"),
@@ -241,7 +259,7 @@ async def test_on_a_terminal_it_asks_and_checks_each_answer(tmp_path: Path, give
     environment = {"RUNPOD_API_BASE_URL": given["RUNPOD_API_BASE_URL"], "TERM": "xterm"}
     code, shown = await asyncio.to_thread(_typed, tmp_path, environment, answers)
     assert code == 0, shown
-    assert "it does not let us in" in shown
+    assert "no connection to it" in shown
     assert re.search(r"RTX 4090 +\$0\.\d\d +(HIGH|MEDIUM|LOW|NONE)", shown), shown
     assert given["AWS_SECRET_ACCESS_KEY"] not in shown
     text = (tmp_path / ".env").read_text()

@@ -67,7 +67,7 @@ async def test_a_worker_without_logs_says_so(
     ran = await _logs(cli, s3_environment, worker_id)
     assert ran.code == 0
     assert f"{worker_id}: not from S3: nothing was shipped yet\n" in ran.err
-    assert "the log's own bytes are missing" in ran.err
+    assert "Its log is missing: no part of it was stored." in ran.err
 
 
 async def test_an_object_that_was_changed_or_deleted_is_an_error(
@@ -120,7 +120,7 @@ async def test_without_a_bucket_the_database_tells_what_it_kept(cli: Cli, shippi
     assert ran.code == 0
     assert f"{worker_id}: not from S3: S3_BUCKET is missing" in ran.err
     assert f"{worker_id}: not over SSH: it has ended" in ran.err
-    assert f"{worker_id}: from the database" in ran.err
+    assert f"{worker_id}: from the database, " in ran.err
     assert ran.lines_with("terminating -> terminated")
     assert all(re.fullmatch(r"\d\d:\d\d:\d\d  database \| .*", line) for line in ran.out.splitlines())
 

@@ -30,7 +30,7 @@ async def test_spawn_says_that_there_is_no_leader(cli: Cli, postgres: Database, 
     """And how to change that; the request stands, and the lead is still free."""
     ran = await cli("spawn", "--worker-id", f"gpu-{uuid.uuid4().hex[:8]}")
     assert ran.code == 0
-    assert "No orchestrator has been running on this fleet yet" in ran.err
+    assert "The orchestrator process is not running (none has led this fleet yet)" in ran.err
     assert "python -m orchestrator run" in ran.err
     db = await PostgresDb.open(postgres.url, pool_size=1)
     assert (await SqlStore(db, fleet_id).lead("another", 1)).leader

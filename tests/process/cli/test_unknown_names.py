@@ -24,7 +24,7 @@ async def test_an_unknown_pool_is_named_with_the_nearest_one(cli: Cli) -> None:
         assert (ran.code, ran.out) == (2, ""), (words, ran.err)
         first, why, _ = ran.err.splitlines()
         assert first == "error[E052]: there is no pool 'defualt'"
-        assert re.fullmatch(r"why: the pools are .*default.*\. Did you mean 'default'\?", why), why
+        assert re.fullmatch(r'why: the pools are .*default.*\. Did you mean "default"\?', why), why
     assert "paused" not in (await cli("list", "--pool", "default")).err
 
 
@@ -35,7 +35,7 @@ async def test_an_unknown_task_type_is_named_with_the_nearest_one(cli: Cli) -> N
         ran = await cli(*words, "--type", f"{name}x", WORKER_HANDLERS=f"{name}=travel:segment")
         assert (ran.code, ran.out) == (2, ""), (words, ran.err)
         assert ran.err.startswith(f"error[E052]: there is no task type '{name}x'\nwhy: ")
-        assert f"Did you mean '{name}'?\n" in ran.err
+        assert f'Did you mean "{name}"?\n' in ran.err
     (error,) = (await cli("tasks", "list", "--type", f"{name}x", "--json")).json()["errors"]
     assert error["id"] == "E052"
 
@@ -52,7 +52,7 @@ async def test_a_name_that_only_a_task_has_is_known(cli: Cli, fleet: Fleet, stat
     )
     for ran in (by_type, by_pool):
         assert (ran.code, "No tasks found." in ran.out) == (0, status == "Failed"), ran.err
-    assert near.err.endswith(f"Did you mean '{name}'?\nfix: python -m orchestrator tasks list --help\n")
+    assert near.err.endswith(f'Did you mean "{name}"?\nfix: python -m orchestrator tasks list --help\n')
 
 
 async def test_a_pool_that_only_an_ended_worker_or_the_leader_has_is_known(

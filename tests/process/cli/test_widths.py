@@ -18,7 +18,7 @@ FIX = re.compile(r" *fix: ")  # one line however long it is, to be copied
 ISO = re.compile(r"\d{4}-\d\d-\d\d(T|.{9}\.\d)")  # for programs; a person gets ages
 OOM = "the kernel ended the handler, which had taken 31.9 GiB of 32 GiB, in the middle of frame 12"
 RAM = "raise RUNPOD_MIN_MEMORY_GB"
-LONG = "two complete lists of RunPod without the pod, asked 3 times since 2026-11-21 15:11:48Z, and it is still there"
+LONG = "RunPod's confirmation that the pod is gone, asked 3 times since 2026-11-21 15:11:48Z, and it is still there"
 
 
 async def shown(width: int, *command: str) -> str:
@@ -80,7 +80,7 @@ async def test_screens_fit_their_terminal(fleet: Fleet, cli: Cli, monkeypatch: p
         ("status", going): (going, pod, LONG, "SSH: 213.173.110.7:12086", "ssh_auth"),
         ("explain", going): ("WAITING ON operator", LONG, "deadline", "spent: ", "fix: "),
         ("verify", going): ("ssh_auth", "AUTH_FAILED PermissionDenied", "heartbeat now", "not ready"),
-        ("explain", "scaling"): ("leader: the test", "pool default", "NVIDIA GeForce RTX 4090|*|SECURE"),
+        ("explain", "scaling"): ("leader: the test", "pool default", "RTX 4090, any data centre, secure cloud"),
         ("timeline", ended): ("ssh_auth attempt 1", "PermissionDenied", "in all"),
         ("doctor",): ("settings:", "database", "RUNPOD_API_KEY", "fail"),
         ("diagnose",): ("UNHEALTHY", "Missing critical environment variables", "Evidence", going, busy, "not tried"),

@@ -1,6 +1,7 @@
 """Slurm comes up on the members of a cluster, runs a job on all of them, and follows a change of its members."""
 
 import asyncio
+import json
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -151,6 +152,22 @@ async def test_a_probe_asks_the_agents_api_and_reads_its_log(rig: Rig) -> None:
         assert (reading.api_reachable, reading.agent_log_tail) == (True, ("token_expired",))
     reading = await rig.probe(member, nonce="another", api_url=f"http://127.0.0.1:{port}/")
     assert (reading.api_reachable, reading.agent_log_tail) == (False, ())
+
+
+async def test_a_probe_tests_the_url_that_the_agent_was_started_with(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the one of later launches, and not through a proxy, which the agent does not use."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    member = await rig.add()
+    run = member.home / ".orchestrator" / "run" / "launch-1"
+    run.mkdir(parents=True)
+    server = await asyncio.start_server(_not_found, "127.0.0.1", 0)
+    ours, other = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "http://127.0.0.1:9"
+    async with server:
+        for its, new, is_reached in ((ours, other, True), (other, ours, False)):
+            (run / "config.json").write_text(json.dumps({"api_url": its, "token": "secret"}))
+            reading = await rig.probe(member, nonce="launch-1", api_url=new)
+            assert (reading.api_reachable, reading.api_url) == (is_reached, its)
+    assert "refused" in str(reading.api_error)
 
 
 async def _not_found(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

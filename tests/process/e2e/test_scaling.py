@@ -56,8 +56,7 @@ async def test_money_stops_spawns_and_then_ends_workers(stack: Stack, sql: Sql, 
     (decision,) = await until('select blocked from decisions where blocked @> \'[{"kind": "hourly_budget"}]\' limit 1')
     (reason,) = decision["blocked"]
     assert text(from_json(reason)) == (
-        "2 spawns blocked: the workers cost $1.38/h and NVIDIA GeForce RTX 4090 costs $0.69/h: "
-        "more than MAX_HOURLY_COST_USD=1.5"
+        "2 spawns blocked: The workers cost $1.38/h and RTX 4090 costs $0.69/h: more than MAX_HOURLY_COST_USD=1.5."
     )
     assert await pods(stack) == 2
     await first.stop()

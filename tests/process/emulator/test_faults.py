@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -223,11 +224,12 @@ async def test_a_clock_can_be_off_and_a_driver_old(api: Api) -> None:
     assert driver.startswith("470.")
 
 
-START = "python3 - start --run-dir d <<'E'\nimport json, sys\n{}\nE"
+START = "{} - start --run-dir d <<'E'\nimport json, sys\n{}\nE"
 
 
-async def test_an_agent_can_end_at_its_start_or_be_cut_off(api: Api) -> None:
-    """Only the command that starts it is touched."""
+@pytest.mark.parametrize("python", ["python3", sys.executable])
+async def test_an_agent_can_end_at_its_start_or_be_cut_off(api: Api, python: str) -> None:
+    """Only the command that starts it is touched, also if WORKER_PYTHON is a path."""
     await inject(api, "agent_dies", name="^dies$")
     await inject(api, "agent_cut_off", name="^cut$")
     _, dies = await api.reachable("dies")
@@ -235,7 +237,7 @@ async def test_an_agent_can_end_at_its_start_or_be_cut_off(api: Api) -> None:
     popen = "subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL)"
     begin = f"import subprocess; print(json.dumps({{'pid': {popen}.pid}}))"
     async with ssh(dies) as connection:
-        said = await connection.run(START.format(begin))
+        said = await connection.run(START.format(python, begin))
         pid = int(json.loads(str(said.stdout))["pid"])
 
         async def gone() -> bool:
@@ -245,9 +247,9 @@ async def test_an_agent_can_end_at_its_start_or_be_cut_off(api: Api) -> None:
     async with ssh(cut) as connection:
         await connection.run("cat > echo.py", input="import sys; print(sys.stdin.read())")
         config = json.dumps({"api_url": "https://example.test/x", "token": "t"})
-        said = await connection.run("python3 echo.py start --run-dir d", input=config)
+        said = await connection.run(f"{python} echo.py start --run-dir d", input=config)
         assert json.loads(said.stdout or "") == {"api_url": "http://127.0.0.1:9", "token": "t"}
-        assert json.loads((await connection.run("python3 echo.py", input=config)).stdout or "") == json.loads(config)
+        assert json.loads((await connection.run(f"{python} echo.py", input=config)).stdout or "") == json.loads(config)
 
 
 async def test_a_fresh_pod_can_be_unknown_to_a_read(api: Api) -> None:

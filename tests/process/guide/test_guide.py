@@ -58,7 +58,7 @@ TABLE = (
         "python spawn_gpu.py status <worker_id>",
         ("<worker_id>", r"SSH: [\d.]+:\d+", "RunPod: RUNNING", "1 done, 0 failed"),
     ),
-    Row("python comprehensive_diagnostics.py <worker_id>", ("^✅ HEALTHY", "<worker_id>.*✅ Connected")),
+    Row("python comprehensive_diagnostics.py <worker_id>", ("^✅ HEALTHY", "^<worker_id> ", "^SSH .*✅ Connected")),
     Row("cd orchestrator && railway variables | grep SSH", exempt=RAILWAY),
     Row("cat ~/.ssh/id_ed25519", exempt=KEY_FILE),
     Row("cat ~/.ssh/id_ed25519.pub", exempt=KEY_FILE),

@@ -152,7 +152,8 @@ async def tasks_that_are_backed_up(guided: Fleet, tmp_path: Path) -> None:
     await guided.orchestrator(MAX_ACTIVE_GPUS="0")
     await guided.submit(*({"task_type": "work", "params": {"seconds": 0.1}} for _ in range(4)))
     ran = await guided.script(DIAGNOSE, "--json", cwd=tmp_path, MAX_ACTIVE_GPUS="0")
-    [backlog] = [one for one in ran.json()["recommendations"] if one["category"] == "Scaling"]
+    off, backlog = (one for one in ran.json()["recommendations"] if one["category"] == "Scaling")
+    assert (off["kind"], off["action"], off["priority"]) == ("pool_off", "raise MAX_ACTIVE_GPUS", "HIGH")
     assert backlog["issue"].startswith("Backlog in pool default: 4 tasks wait")
     assert "MAX_ACTIVE_GPUS=0" in backlog["detail"]
     assert backlog["action"] == "raise MAX_ACTIVE_GPUS"

@@ -94,7 +94,7 @@ async def test_tasks_that_are_all_blocked(incident: Incident) -> None:
     head, detail, fix = advice(await incident.diagnose(), "All 1 queued tasks are blocked")
     assert "[MEDIUM] Tasks" in head  # nothing that is ready waits
     assert "1 by dependencies" in detail
-    assert fix == "fix: python -m orchestrator tasks list --status Queued, then explain one of them"
+    assert fix == "fix: python -m orchestrator tasks list --status Queued; python -m orchestrator explain ID"
 
 
 async def test_missing_and_mangled_keys(incident: Incident) -> None:

@@ -19,7 +19,9 @@ import pytest
 import structlog
 
 from orchestrator.observability.logging import configure
-from orchestrator.observability.redaction import HIDDEN, Redactor, passwords
+from orchestrator.observability.redaction import Redactor
+from worker.redaction import HIDDEN
+from worker.secret_values import passwords
 
 ROOT = Path(__file__).resolve().parents[3]
 CANARY = 'c4n/ry+s3cret="with\\odd signs"&more-0123456789'
@@ -99,6 +101,12 @@ def test_what_is_made_at_run_time_is_known_by_its_shape(said: str, shown: str) -
     assert Redactor().redact(said) == shown
     for before in (b"", b"x", b"xy"):
         assert TOKEN[40:] not in Redactor().redact(base64.b64encode(before + TOKEN.encode()).decode())
+
+
+def test_keys_that_become_equal_keep_their_values() -> None:
+    """A result is the user's: one value would be lost without a word."""
+    found = Redactor([CANARY, TOKEN]).redact({CANARY: 1, TOKEN: [{"a": 2}], "b": 3})
+    assert found == {HIDDEN: 1, f"{HIDDEN} 1": [{"a": 2}], "b": 3}
 
 
 def test_a_structure_keeps_its_shape() -> None:

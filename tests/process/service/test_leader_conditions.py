@@ -1,6 +1,7 @@
 """What the leader knows of the fleet's conditions: from its ticks, and from what it asks once a minute."""
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -147,6 +148,58 @@ def test_failed_ticks_are_shown_with_the_last_known_conditions() -> None:
         leader.conditions.failed("BadArgument: no")
         leader.now_s += 11
     assert [(one.kind, one.severity) for one in leader.found] == [(ConditionKind.TICKS_FAIL, "HIGH")]
+
+
+async def test_a_balance_that_is_not_shown_is_seldom_asked_for() -> None:
+    """It is unknown, which is no trouble; one failure is none either, and it is shown again when it is known again."""
+    leader, asked, known = Leader(), list[float](), [False]
+
+    async def balance_usd() -> float:
+        asked.append(leader.now_s)
+        if not known[0]:
+            raise Unavailable("RunPod shows no balance to programs (410)")
+        return 0.0
+
+    leader.conditions._sources = replace(leader.conditions._sources, balance_usd=balance_usd)
+    for _ in range(120):
+        await leader.conditions.ask()
+        assert "no_money" not in leader.tick()
+        leader.now_s += 60
+    assert len(asked) == conditions.UNSHOWN + 1
+    known[0] = True
+    leader.now_s += conditions.UNSHOWN_S
+    for _ in range(3):
+        await leader.conditions.ask()
+        assert "no_money" in leader.tick()
+        leader.now_s += 60
+    assert len(asked) == conditions.UNSHOWN + 4
+
+
+async def test_only_failures_in_a_row_make_the_balance_unshown() -> None:
+    """Each second question fails for hours: it is asked again every time, and the last answer counts meanwhile."""
+    leader, asked = Leader(), list[bool]()
+
+    async def balance_usd() -> float:
+        asked.append(len(asked) % 2 == 1)
+        if asked[-1]:
+            raise Unavailable("busy")
+        return 0.0
+
+    leader.conditions._sources = replace(leader.conditions._sources, balance_usd=balance_usd)
+    for _ in range(4 * conditions.UNSHOWN):
+        await leader.conditions.ask()
+        assert "no_money" in leader.tick()
+        leader.now_s += 60
+    assert len(asked) == 4 * conditions.UNSHOWN
+
+
+@pytest.mark.parametrize("status", [301, 401, 403, 404, 405, 410, 429, 500, 503])
+async def test_a_refusal_to_show_the_balance_is_unknown(status: int) -> None:
+    """RunPod's old API ends; the reason has its status."""
+    transport = httpx.MockTransport(lambda _request: httpx.Response(status, content=b"<html>Gone</html>"))
+    async with httpx.AsyncClient(transport=transport, base_url="http://runpod") as client:
+        with pytest.raises(Unavailable, match=str(status)):
+            await money(client)
 
 
 @pytest.mark.parametrize(

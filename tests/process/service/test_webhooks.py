@@ -12,8 +12,10 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from orchestrator.adapters import webhook_sender
 from orchestrator.adapters.posting import ReceiverFailed, WebhookRefused
 from orchestrator.adapters.webhook_sender import SendingRules, WebhookSender
 from orchestrator.adapters.webhook_signatures import receiver_key
@@ -171,6 +173,7 @@ async def test_a_certificate_of_another_name_is_refused(certificate: Path, monke
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    monkeypatch.setattr(webhook_sender, "trusted", httpx.create_ssl_context)  # `trusted` reads them once in a process
     async with Receiver().open(context) as receiver:
         named = receiver.url.replace("127.0.0.1", "localhost")
         assert await WebhookSender(rules()).send("1", named, BODY) == 204

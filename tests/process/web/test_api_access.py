@@ -221,7 +221,7 @@ async def test_no_token_is_logged(rig: ApiRig) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [("PUT", "/tasks", 405), ("POST", f"/tasks/{NOBODY}", 405), ("HEAD", "/tasks", 405), ("TRACE", "/tasks", 405),
-     ("GET", "/nothing", 404), ("GET", "/tasks/", 404), ("GET", "/", 404)],
+     ("PUT", "/tasks/", 405), ("GET", "/nothing", 404), ("GET", "/tasks//", 404), ("GET", "/", 404)],
 )  # fmt: skip
 async def test_other_addresses_answer_in_the_same_form(rig: ApiRig, method: str, path: str, status: int) -> None:
     """With the methods that there are."""
@@ -232,12 +232,23 @@ async def test_other_addresses_answer_in_the_same_form(rig: ApiRig, method: str,
         assert answer.headers["allow"]
 
 
+async def test_an_address_with_a_slash_at_its_end_is_the_same_one(rig: ApiRig) -> None:
+    """As frameworks write them. The method, the body and the token count as they do without it."""
+    made = await rig.call("POST", "/tasks/", await rig.token("submit"), json={"task_type": "film", "params": {"n": 1}})
+    assert made.status_code == 201, made.text
+    assert (await rig.call("GET", f"/tasks/{made.json()['id']}/")).json()["params"] == {"n": 1}
+    assert (await rig.call("GET", "/tasks/?limit=1")).json()["tasks"]
+    assert (await rig.call("GET", "/openapi.json/")).status_code == 200
+    assert refusal(await rig.call("GET", "/tasks/", None)) == (401, "E071")
+
+
 async def test_an_output_is_one_of_a_task_that_the_token_sees(rig: ApiRig) -> None:
-    """A pod says where an output lies. It must not lead a restricted token to the file of another tenant."""
+    """A pod says where an output lies. It must not lead any token to the file of a task that it does not depend on."""
     mine = await rig.token("submit", "read", tenant=f"acme-{rig.pool}")
     worker = await rig.worker()
     foreign, own, unnamed = await rig.submit(tenant="other"), await rig.submit(mine), await rig.submit(mine)
-    passed_on, blobs = await rig.submit(mine), rig.blobs
+    passed_on, blobs = await rig.submit(mine, depends_on=[own]), rig.blobs
+    merged = await rig.submit(tenant=f"acme-{rig.pool}", depends_on=[foreign])  # by an administrator
     keys = {foreign: f"outputs/{foreign}/1/f", own: f"outputs/{own}/1/f", unnamed: f"outputs/program-{rig.pool}/f"}
     for key in keys.values():
         await blobs.put(key, b"a file", content_type="text/plain")
@@ -254,8 +265,8 @@ async def test_an_output_is_one_of_a_task_that_the_token_sees(rig: ApiRig) -> No
     assert (await read(ADMIN, keys[foreign], foreign)).status_code == 200
     assert refusal(await read(mine, keys[foreign], own)) == (404, "E077")
     assert refusal(await read(mine, keys[unnamed], unnamed)) == (404, "E077")
+    assert refusal(await read(mine, keys[foreign], merged)) == (404, "E077")
     assert (await read(mine, keys[own], passed_on)).status_code == 200
-    for task in (own, unnamed):
-        assert (
-            await rig.call("GET", f"/tasks/{task}/output", headers={"Accept": "application/json"})
-        ).status_code == 200
+    for task, status in ((own, 404), (unnamed, 404), (passed_on, 200), (merged, 200)):
+        answer = await rig.call("GET", f"/tasks/{task}/output", headers={"Accept": "application/json"})
+        assert answer.status_code == status

@@ -1,5 +1,7 @@
 """The fleet over the API: workers, decisions, pools, pauses, costs."""
 
+import pytest
+
 from tests.process.web.api_rig import VIEWER, ApiRig
 from tests.process.web.test_api_access import refusal
 
@@ -60,13 +62,16 @@ async def test_a_pause_begins_and_ends(rig: ApiRig) -> None:
     assert actions == ["pool.resume", "pool.pause"]
 
 
-async def test_costs_are_those_of_the_command_line(rig: ApiRig) -> None:
-    """By kind, type and worker. A time that ends before it begins is refused."""
+async def test_costs_are_those_of_the_command_line(rig: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By kind, type and worker. A time that ends before it begins is refused. A long list is cut, and says so."""
     worker = await rig.worker()
     found = (await rig.call("GET", "/costs", VIEWER)).json()
     assert found["usd"] >= 0
-    assert set(found) == {"since", "until", "usd", "kinds", "types", "workers"}
+    assert set(found) == {"since", "until", "usd", "kinds", "types", "workers", "workers_left_out"}
     assert {one["id"] for one in found["workers"]} <= {worker.id}
+    monkeypatch.setattr("orchestrator.web.api.fleet.MAX_LINES", 0)
+    cut = (await rig.call("GET", "/costs", VIEWER)).json()
+    assert (cut["workers"], cut["workers_left_out"]) == ([], 1)
     wrong = {"since": "2026-01-02T00:00:00Z", "until": "2026-01-01T00:00:00Z"}
     assert refusal(await rig.call("GET", "/costs", VIEWER, params=wrong))[0] == 422
     for parameters in ({"since": "yesterday"}, {"since": "2026-01-02T00:00:00"}, {"other": "1"}, [("limit", "1")] * 2):

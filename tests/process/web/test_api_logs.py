@@ -3,13 +3,15 @@
 import asyncio
 import gzip
 import hashlib
+import socket
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import pytest
 
 from orchestrator.ports import LogRange
-from tests.process.web.api_rig import ADMIN, ApiRig
+from orchestrator.web.fair_turns import FairTurns
+from tests.process.web.api_rig import ADMIN, ApiRig, until
 from tests.process.web.builders import DEADLINE_S, Caller, done
 from tests.process.web.test_api_access import refusal
 from tests.process.web.test_api_events import events
@@ -118,3 +120,32 @@ async def test_a_log_is_followed_to_its_end(shipping: Shipping, monkeypatch: pyt
     assert [name for name, _, _ in found] == ["lines", "ended"]
     assert (seen + found[0][2]["text"]).encode() == own
     assert shipping.rig.api.watch._by_token.total() == 0
+
+
+async def test_who_takes_a_log_slowly_holds_no_more_than_its_share(shipping: Shipping) -> None:
+    """A piece of a log stays in memory until its client has taken it: a token has few, and another one has its own."""
+    mark, rig = f"--- task {shipping.task} attempt 1".encode(), shipping.rig
+    log = mark + b" begins: a:b\n" + b"x" * 62 + b"\n"
+    log += (b"y" * 1_023 + b"\n") * 7_500 + mark + b" ends: done\n"  # more than what both sockets hold
+    await shipping.ship(log)
+    turns = rig.api.log_parts = FairTurns(8, 1)
+    path = f"/api/v1/tasks/{shipping.task}/logs?follow=true"
+
+    async def whole(token: str) -> str:
+        headers = {"Authorization": f"Bearer {token}"}
+        async with rig.client.stream("GET", path, headers=headers) as answer:
+            return "".join([content["text"] async for name, _, content in events(answer) if name == "lines"])
+
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        await asyncio.to_thread(slow.connect, rig.address)
+        head = f"GET {path} HTTP/1.1\r\nHost: slow\r\nAuthorization: Bearer {shipping.token}\r\n\r\n"
+        await asyncio.to_thread(slow.sendall, head.encode())
+        await until(lambda: turns._has)
+        second = asyncio.create_task(whole(shipping.token))
+        await until(lambda: turns._waiting)
+        assert (await whole(ADMIN)).encode() == log
+        assert [*turns._has.values()] == [1]
+        assert turns._waiting.keys() == turns._has.keys()
+    assert (await second).encode() == log
+    await until(lambda: not turns._has)

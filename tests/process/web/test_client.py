@@ -1,15 +1,28 @@
 """The Python client against the running service; each test with the ordinary client and with the one for asyncio."""
 
 import asyncio
+import hashlib
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import gpu_orchestrator_client
 import httpx
 import pytest
-from gpu_orchestrator_client import ApiError, AsyncClient, Client, ServiceUnavailable, WaitTimeout
+from gpu_orchestrator_client import (
+    ApiError,
+    AsyncClient,
+    AsyncOutput,
+    Client,
+    IncompleteOutput,
+    Output,
+    ServiceUnavailable,
+    WaitTimeout,
+)
 from gpu_orchestrator_client.protocol import LATE_S, file_name
 
 from orchestrator import client as reexported
@@ -167,6 +180,61 @@ async def test_a_refusal_and_silence_are_different_errors(rig: ApiRig) -> None:
 def test_the_name_of_an_output_stays_within_its_directory(location: str, name: str) -> None:
     """Whatever a pod called it."""
     assert file_name(location) == name
+
+
+def test_a_long_name_keeps_its_end_within_the_limit_of_a_file_system() -> None:
+    """In bytes, whatever its letters."""
+    name = file_name(f"s3://b/outputs/t/1/{'é' * 250}.mp4")
+    assert name.endswith("é.mp4")
+    assert len(name.encode()) in {199, 200}
+
+
+class _Film(BaseHTTPRequestHandler):
+    """A bucket with one object."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "6")
+        self.end_headers()
+        self.wfile.write(b"a film")
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def film() -> Iterator[str]:
+    """The URL of an object."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Film) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/film.mp4"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("size", "sha256", "why"),
+    [
+        (6, hashlib.sha256(b"a film").hexdigest(), None),
+        (None, None, None),
+        (7, None, "6 of 7 bytes of s3://b/film.mp4 arrived"),
+        (6, "0" * 64, "other bytes of s3://b/film.mp4 arrived than were stored"),
+    ],
+)
+async def test_a_download_has_every_byte_or_fails(
+    film: str, tmp_path: Path, size: int | None, sha256: str | None, why: str | None
+) -> None:
+    """With both clients; no file has the output's name then."""
+    facts = {"location": "s3://b/film.mp4", "url": film, "bytes": size, "sha256": sha256}
+    with (
+        Client("http://127.0.0.1:1", "t") as client,
+        pytest.raises(IncompleteOutput) if why else nullcontext() as refused,
+    ):
+        assert Output(client, facts).save(tmp_path / "sync").read_bytes() == b"a film"
+    async with AsyncClient("http://127.0.0.1:1", "t") as awaited_client:
+        with pytest.raises(IncompleteOutput) if why else nullcontext():
+            assert (await AsyncOutput(awaited_client, facts).save(tmp_path / "async")).read_bytes() == b"a film"
+    assert why is None or (refused is not None and str(refused.value) == why)
+    assert all((tmp_path / one / "film.mp4").exists() is (why is None) for one in ("sync", "async"))
 
 
 async def test_the_program_of_its_page_works(

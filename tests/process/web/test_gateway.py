@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from orchestrator.core.states import State
-from orchestrator.observability.redaction import HIDDEN, hide
+from orchestrator.observability.redaction import hide
 from orchestrator.web.gateway import FUNCTIONS
 from orchestrator.web.request_bodies import MAX_BODY_BYTES
 from orchestrator.worker_tokens import mint
 from tests.process.web.builders import SECRET, Caller, ServerUnderTest, done
 from worker import protocol
+from worker.redaction import HIDDEN
 
 TASK = str(uuid.uuid4())
 ARGS: dict[str, dict[str, Any]] = {

@@ -1,15 +1,39 @@
 """Outputs reach a real bucket without a key on the pod, and only where they belong."""
 
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
+from orchestrator.adapters.postgres import PostgresDb
+from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.core.states import State
-from tests.process.web.builders import Caller, ServerUnderTest, done
+from orchestrator.observability.health import Health
+from orchestrator.web.allowances import CALLS
+from orchestrator.web.wakeups import WakeupHub
+from testbed.shared_services import Database
+from tests.process.web.builders import Caller, ServerUnderTest, done, serving
 from worker import protocol
 
 CONTENT = b"frames \x00\xff" * 1_000
+
+
+class Counting(PostgresDb):
+    """Counts the calls that are with the database at once."""
+
+    now = most = 0
+
+    async def call_as_worker(self, claims: Mapping[str, Any], function: str, args: Mapping[str, Any]) -> Any:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            return await super().call_as_worker(claims, function, args)
+        finally:
+            self.now -= 1
 
 
 async def _grants(worker: Caller, *items: tuple[str, str]) -> dict[str, Any]:
@@ -96,3 +120,23 @@ async def test_no_grant_outlives_the_attempt(gateway: ServerUnderTest, ended: st
     await gateway.move(worker, (State.TERMINATING,), State.TERMINATED)
     reply = await worker.call(protocol.GRANTS, p_items=[item])
     assert (reply.status_code, reply.json()["code"]) == (400, protocol.UNKNOWN_WORKER)
+
+
+async def test_one_worker_with_many_calls_leaves_connections_to_others(
+    gateway: ServerUnderTest, postgres: Database, blobs: S3Blobs
+) -> None:
+    """Of eight calls for URLs at once, two use the database; the others wait, and all are answered."""
+    db = await Counting.open(postgres.url)
+    health = Health(started_at_s=time.monotonic())
+    async with (
+        serving(db, blobs, WakeupHub(), health) as url,
+        httpx.AsyncClient(base_url=url, timeout=40) as client,
+    ):
+        worker = replace(await gateway.worker(), client=client)
+        await gateway.submit(worker.pool)
+        (task,) = (await worker.claim())["tasks"]
+        items = [("PUT", f"{task['output_prefix']}{n}") for n in range(100)]
+        answers = await asyncio.gather(*(_grants(worker, *items) for _ in range(8)))
+        assert [len(answer["items"]) for answer in answers] == [100] * 8
+    await db.close()
+    assert db.most == CALLS

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import hashlib
+from typing import Any
 
 import pytest
 from gpu_orchestrator_client import AsyncClient, Client, protocol
@@ -55,6 +56,24 @@ async def test_the_clients_return_the_end_of_a_long_log(
     assert 5_000 < len(text) <= 6_000
 
 
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"ended": True, "complete": False, "missing_bytes": 7}, "--- 7 bytes of this log are missing: "),
+        ({"ended": True, "complete": False, "missing_bytes": 0}, "--- the end of this log may be missing: "),
+        ({"ended": True, "complete": True, "missing_bytes": 0}, ""),
+        ({"ended": False, "complete": False, "missing_bytes": 7}, ""),
+        ({"complete": False, "missing_bytes": 0}, ""),  # an earlier service
+    ],
+)  # fmt: skip
+def test_a_client_says_that_bytes_of_a_log_are_missing(part: dict[str, Any], said: str) -> None:
+    """In the first line, for a log that can have no more."""
+    text = protocol.LogText()
+    text.note(part)
+    text.add("line\n", 5)
+    assert str(text) == (f"{said}the pod was lost\nline\n" if said else "line\n")
+
+
 async def test_an_assistant_gets_the_end_of_a_long_log(shipping: Shipping, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it is; what is left out is said. If the time is up, it gets the part that was reached."""
     begin, end = shipping.own.split(b"line 1\n")
@@ -77,7 +96,7 @@ async def test_an_assistant_gets_the_end_of_a_long_log(shipping: Shipping, monke
     assert answer.status == 200, answer.content
     shown = answer.content
     assert shown["text"].encode().endswith(end)
-    assert (shown["next"], shown["complete"]) == (size, True)
+    assert (shown["next"], shown["ended"], shown["complete"]) == (size, True, False)  # its begin is left out
     assert shown["left_out"] == f"the first {size - assistants.END_BYTES} bytes"
     monkeypatch.setattr(assistants, "SCAN_S", 0.0)
     early = (await api.call(caller, "GET", f"/tasks/{shipping.task}/log-end")).content

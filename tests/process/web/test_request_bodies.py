@@ -1,8 +1,10 @@
 """A request costs little, whatever it contains: it is refused by its size and shape before it is parsed."""
 
+import asyncio
 import contextlib
 import json
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -165,6 +167,32 @@ async def test_a_large_body_of_a_revoked_token_is_not_parsed(
         protocol.UNKNOWN_WORKER if ended == "terminated" else protocol.BAD_TOKEN,
     )
     assert read == []
+
+
+async def test_a_large_body_does_not_hold_up_other_calls(gateway: ServerUnderTest) -> None:
+    """It is read in a thread: whatever that takes, the event loop answers others meanwhile."""
+    worker, other = await gateway.worker(), await gateway.worker()
+    (task_id,) = await gateway.submit(worker.pool)
+    await worker.claim()
+    released, began = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        began.set()
+        released.wait(30)
+
+    request_bodies._apart.submit(wait)
+    assert began.wait(30)
+    result = {f"key-{number}": "x" * 30 for number in range(9_500)}
+    large = asyncio.create_task(worker.call(protocol.COMPLETE, **{**done(task_id), "p_result_data": result}))
+    try:
+        for _ in range(3):
+            beat = await other.call(protocol.HEARTBEAT, p_tasks=[], p_health={}, p_logs={})
+            assert beat.status_code == 200
+        assert not large.done()
+    finally:
+        released.set()
+    assert (await large).json() == {"outcome": "ok"}
+    assert (await gateway.store.task(task_id))["task"]["result_data"] == result
 
 
 async def test_a_worker_that_sends_too_much_must_try_again(gateway: ServerUnderTest) -> None:

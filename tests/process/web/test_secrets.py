@@ -6,6 +6,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from orchestrator.config.environment import load
 from orchestrator.config.errors import SettingsError
 from orchestrator.config.setting import settings_of
 from orchestrator.config.settings import Settings
@@ -34,8 +35,7 @@ def _no_settings_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     "secret",
     [
         *("a" * 64, "abcd" * 16, "Qx7", "0123456701234567012345670123456701234567", GOOD),
-        *("changeme-changeme-please-0123456789abcdef", "your-jwt-secret-of-more-than-32-characters"),
-        *("super-secret-jwt-token-with-at-least-32-characters-long", "<the project's JWT secret, 32 bytes>"),
+        *("changeme-changeme-please-0123456789abcdef", "super-secret-jwt-token-with-at-least-32-characters-long"),
     ],
 )
 def test_a_weak_secret_stops_the_start(secret: str) -> None:
@@ -43,6 +43,17 @@ def test_a_weak_secret_stops_the_start(secret: str) -> None:
     with pytest.raises(SettingsError) as refused:
         require(Settings.model_validate(GIVEN | {"worker_jwt_secret": secret}), "gateway")
     assert [problem.what for problem in refused.value.problems] == ["WORKER_JWT_SECRET is too weak"]
+    assert secret not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "secret", ["your-jwt-secret-of-more-than-32-characters", "<the project's JWT secret, 32 bytes>"]
+)
+def test_a_placeholder_stops_the_start(monkeypatch: pytest.MonkeyPatch, secret: str) -> None:
+    """Of any variable, before anything else is looked at."""
+    monkeypatch.setenv("WORKER_JWT_SECRET", secret)
+    with pytest.raises(SettingsError, match=r"WORKER_JWT_SECRET.*placeholder") as refused:
+        load()
     assert secret not in str(refused.value)
 
 

@@ -25,11 +25,11 @@ IDLE, SLOW = "/idle", "/slow"
 class _House:
     """A server with an endpoint whose answers wait until the test releases them."""
 
-    def __init__(self) -> None:
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
         self.asked, self.let_go = threading.Event(), threading.Event()
-        self.gateway = GatewayServer("127.0.0.1", port, self._application)
+        self.gateway = GatewayServer(host, self.port, self._application)
 
     @asynccontextmanager
     async def _application(self, _: WakeupHub) -> AsyncIterator[Starlette]:
@@ -71,6 +71,22 @@ async def test_a_closing_server_completes_a_running_answer() -> None:
         house.let_go.set()
         assert (await answer).text == "done"
         await closing
+    assert house.gateway.closed.is_set()
+
+
+async def test_every_address_means_those_of_both_versions() -> None:
+    """Railway's documentation asks for `::`, and its health checks come by IPv4."""
+    house = _House("::")
+    house.gateway.open()
+    async with httpx.AsyncClient(base_url=house.url, timeout=DEADLINE_S) as client:
+        assert (await house.until_open(client)).text == "here"
+    async with httpx.AsyncClient(base_url=f"http://[::1]:{house.port}", timeout=DEADLINE_S) as client:
+        assert (await client.get(IDLE)).text == "here"
+    second = GatewayServer("::", house.port, house._application)
+    second.open()
+    async with asyncio.timeout(DEADLINE_S):
+        await second.closed.wait()  # the port is in use
+    await house.gateway.close(DEADLINE_S)
     assert house.gateway.closed.is_set()
 
 

@@ -93,3 +93,16 @@ def test_a_renewal_carries_a_worker_over_to_a_new_secret(new: str | SigningKey) 
     assert opened[0]["renewal_key"] == Renewals((new,), 900).key_for("gpu-1", "j")
     with pytest.raises(InvalidToken):
         verifier(SECRET)(opened[0]["token"])
+
+
+def test_a_second_rotation_carries_a_worker_over_again() -> None:
+    """Each renewal gives the key for the next one: the worker needs no key of the secret before the last."""
+    third = "a third secret, also of more than 32 bytes"
+    key = Renewals((SECRET,), 900).key_for("gpu-1", "j") or ""
+    for new, before in ((SIGNING_KEY, SECRET), (third, SIGNING_KEY)):
+        for _ in range(2):  # a worker renews its token more than once between two rotations
+            sealed = Renewals((new, before), 900).sealed("gpu-1", "j", time.time())
+            (opened,) = [found for text in sealed if (found := unseal(key, text))]
+            key = opened["renewal_key"]
+            assert verifier(new)(opened["token"])["jti"] == "j"
+    assert key == Renewals((third,), 900).key_for("gpu-1", "j")

@@ -51,6 +51,7 @@ class Orchestrator:
         self.led: bool | None = None  # whether somebody leads; None: a database that does not say
         self.refusal: tuple[int, str] | None = None  # answer every call with this status and code; 200: a portal's
         self.refuse_results = False  # answer every completion with a 413
+        self.max_failure_chars = 1 << 20  # answer a failure with a longer message with a 413
         self.held_up: set[str] = set()  # tasks that a trigger of the database refuses to complete
         self.knows_many = True  # an older gateway knows no completion of many, and none that claims
         self.knows_uploads = True  # an older gateway knows no completion that says when it uploaded
@@ -285,7 +286,8 @@ class _Handler(BaseHTTPRequestHandler):
             status, code = orchestrator.refusal
             self._reply(status, {"code": code, "message": "no", "details": None, "hint": None})
             return
-        if orchestrator.refuse_results and function in ONE | MANY:
+        message = args.get("p_failure", {}).get("message", "")
+        if (orchestrator.refuse_results and function in ONE | MANY) or len(message) > orchestrator.max_failure_chars:
             self._reply(413, {"code": "PGRST102", "message": "too large", "details": None, "hint": None})
             return
         if named := orchestrator.held_up & _tasks_of(function, args):

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import worker
-from orchestrator.pods import bundle
-from orchestrator.pods.bundle import BadCode, build_bundle
+from orchestrator.config import code_files
+from orchestrator.config.code_files import BadCode
+from orchestrator.pods.bundle import build_bundle
 from tests.process.worker.scripted import Orchestrator, Pod
 
 WORKER = Path(worker.__file__).resolve().parent
@@ -62,7 +63,7 @@ def test_without_user_code() -> None:
 
 def test_too_much_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model in the code directory is refused with its name and a way out; so is a directory that is none."""
-    monkeypatch.setattr(bundle, "MAX_CODE_BYTES", 1 << 20)
+    monkeypatch.setattr(code_files, "MAX_CODE_BYTES", 1 << 20)
     write(tmp_path, "handler.py")
     write(tmp_path, "model.bin", "x" * (1 << 20))
     with pytest.raises(BadCode, match=r"larger than 1 MB .*model\.bin") as refused:

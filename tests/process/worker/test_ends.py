@@ -100,6 +100,8 @@ def test_failures_are_classified(
     assert failure["point"] == "Processing"
     assert failure["retryable"] is True
     orchestrator.completion("good")
+    ends = pod.log("handler").partition("--- task good")[0].count("--- task bad attempt 1 ends: failed")
+    assert ends == 1  # written by the agent if the host ended first
 
 
 def test_exceptions_carry_a_traceback_without_secrets(orchestrator: Orchestrator, pod: Pod) -> None:

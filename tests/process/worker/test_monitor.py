@@ -190,6 +190,25 @@ def test_a_hanging_nvidia_smi_delays_neither_tasks_nor_heartbeats(
     wait_for(lambda: not sleepers(machine))
 
 
+def test_a_driver_that_stops_to_answer_is_checked_after_the_task(
+    orchestrator: Orchestrator, pod: Pod, gate: Gate, machine: Machine
+) -> None:
+    """The running task ends as it would. No other one begins; the agent asks again, and reports that it failed too."""
+    busy(orchestrator, pod, gate)
+    wait_for(lambda: pod.events("pod_inspected"))
+    machine.says("flood")
+    orchestrator.until(lambda: "GPU_UNCHECKED" in orchestrator.findings())
+    assert "nvidia_smi" in orchestrator.health[protocol.UNKNOWN]
+    assert orchestrator.findings()["GPU_UNCHECKED"]["severity"] == "H"
+    gate.open()
+    orchestrator.completion("held")
+    orchestrator.until(lambda: "GPU_HUNG" in orchestrator.findings())
+    gate.submit("t")
+    machine.says("ok")
+    orchestrator.until(lambda: orchestrator.findings() == {})
+    orchestrator.completion("t")
+
+
 def sleepers(machine: Machine) -> list[int]:
     """The instances of nvidia-smi that hang."""
     found = []
@@ -212,7 +231,7 @@ def test_hostile_tools_cost_nothing_but_their_signal(orchestrator: Orchestrator,
     orchestrator.until(lambda: "XID_79" in orchestrator.findings())
     flood = "more than 64 KiB of output"
     orchestrator.until(lambda: orchestrator.health.get(protocol.UNKNOWN, {}).get("nvidia_smi") == flood)
-    assert set(orchestrator.findings()) == {"XID_79"}
+    assert set(orchestrator.findings()) - {"GPU_UNCHECKED", "GPU_HUNG"} == {"XID_79"}
     assert memory_bytes(pod) - before < 30 << 20
 
 

@@ -87,11 +87,11 @@ def test_silence_and_a_flood_are_bounded(machine: Machine, monkeypatch: pytest.M
 def test_memory_that_no_listed_program_uses_is_counted(machine: Machine) -> None:
     machine.shows(memory__used="9000")
     shown = gpus()
-    assert unattributed_mib(shown) == {gpu.uuid: 9000.0 for gpu in shown}
+    assert unattributed_mib(shown) == ({gpu.uuid: 9000.0 for gpu in shown}, False)
     (machine.path / "apps").write_text(f"{shown[0].uuid}, 41, 5000\n{shown[0].uuid}, 42, 3000\n")
-    assert unattributed_mib(shown) == {shown[0].uuid: 1000.0, shown[1].uuid: 9000.0}
+    assert unattributed_mib(shown) == ({shown[0].uuid: 1000.0, shown[1].uuid: 9000.0}, True)
     (machine.path / "apps").write_text(f"{shown[0].uuid}, 41, [N/A]\n")
-    assert unattributed_mib(shown) is None
+    assert unattributed_mib(shown) == (None, False)
 
 
 def test_of_a_long_output_the_end_is_kept() -> None:

@@ -20,6 +20,9 @@ def big(params, task):
 def bad(params, task):
     raise ValueError("no")
 
+def loud(params, task):
+    raise ValueError("no " * 1_000)
+
 def gated(params, task):
     while not os.path.exists(params["gate"]):
         time.sleep(0.01)
@@ -28,7 +31,7 @@ def slow(params, task):
     time.sleep(2.1)
 """
 CLAIMS = {protocol.CLAIM, protocol.COMPLETE_AND_CLAIM}
-HANDLERS = {name: f"work:{name}" for name in ("quick", "big", "bad", "gated", "slow")}
+HANDLERS = {name: f"work:{name}" for name in ("quick", "big", "bad", "loud", "gated", "slow")}
 
 
 @pytest.fixture
@@ -139,6 +142,16 @@ def test_what_the_one_call_leaves_open_is_said_of_each(orchestrator: Orchestrato
     all_reported(orchestrator, pod, 3)
     if trouble == "refused":
         assert {orchestrator.failure(f"quick-{n}")["code"] for n in range(3)} == {"RESULT_REFUSED"}
+
+
+def test_a_failure_whose_text_is_refused_is_reported_without_it(orchestrator: Orchestrator, pod: Pod) -> None:
+    """Otherwise its lease would expire, and nobody would know what happened."""
+    orchestrator.max_failure_chars = 500
+    pod.start(HANDLERS)
+    submit(orchestrator, "loud")
+    failure = orchestrator.failure("loud-0")
+    assert (failure["code"], failure["exit_class"], failure["retryable"]) == ("HANDLER_ERROR", "exception", True)
+    assert failure["message"] == "the text of this failure was refused (PGRST102: too large): see the log"
 
 
 def test_what_has_not_begun_soon_is_handed_back(orchestrator: Orchestrator, pod: Pod) -> None:

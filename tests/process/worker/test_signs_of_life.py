@@ -139,6 +139,33 @@ def test_a_sign_of_life_during_the_heartbeat_counts(tmp_path: Path, reports: boo
     assert held.stuck is not reports
 
 
+def test_a_task_that_waits_for_the_answer_to_its_report_is_not_stuck(tmp_path: Path) -> None:
+    """It has ended: nothing runs that could be ended. The task that runs meanwhile may be stuck."""
+    state, run = AgentState(60, RunDir(str(tmp_path))), RunDir(str(tmp_path))
+    waiting, other = (state.hold({"id": name, "attempt": 1}) for name in ("one", "two"))
+    with Orchestrator() as orchestrator:
+        orchestrator.stuck_s = STUCK_S
+        config = Config({"worker_id": "gpu-1", "nonce": "n", "api_url": orchestrator.url, "token": TOKEN})
+        heartbeat = Heartbeat(config, run, state, Journal(str(tmp_path / "agent.log"), ()))
+        for running in (None, other):
+            state.running, state.still_s = running, 10 * STUCK_S
+            assert heartbeat.beat()
+            assert (waiting.stuck, other.stuck) == (False, running is other)
+
+
+def test_each_change_of_the_health_is_sent_once(tmp_path: Path) -> None:
+    """The second change too, and the end of it."""
+    state, run = AgentState(60, RunDir(str(tmp_path))), RunDir(str(tmp_path))
+    with Orchestrator() as orchestrator:
+        config = Config({"worker_id": "gpu-1", "nonce": "n", "api_url": orchestrator.url, "token": TOKEN})
+        heartbeat = Heartbeat(config, run, state, Journal(str(tmp_path / "agent.log"), ()))
+        for health in ({"store": "a"}, {"store": "b"}, {}):
+            state.health = dict(health)
+            assert heartbeat.beat()
+            assert heartbeat.beat()
+        assert orchestrator.healths == [{"store": "a"}, None, {"store": "b"}, None, {}, None]
+
+
 def test_an_older_database_ends_no_task(orchestrator: Orchestrator, pod: Pod) -> None:
     """It does not say which tasks are stuck."""
     orchestrator.stuck_s = None

@@ -2,16 +2,18 @@
 
 import itertools
 import json
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.process.worker.scripted import PATIENCE_S, Orchestrator, Pod, wait_for
 from worker import host, protocol
+from worker.channel import Channel
+from worker.streams import StandardStreams
 from worker.task import Task
 
 COUNTING = """
@@ -42,6 +44,9 @@ def leak(params, task):
 
 def not_a_number(params, task):
     return {"loss": float("nan")}
+
+def wrong_location(params, task):
+    return {"output_location": 7}
 
 def slow(params, task):
     task.progress(0.25, "a quarter")
@@ -143,28 +148,37 @@ def fails_at_once(_: Any, task: Task) -> None:
 def test_the_last_report_comes_before_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And not after it, when the same process may run the next attempt."""
     monkeypatch.chdir(tmp_path)
-    sent: list[Any] = []
-    channel: Any = SimpleNamespace(send=sent.append)
+    ours, theirs = socket.socketpair()
     given = {"id": "t", "task_type": "t", "attempt": 1, "params": {}, "output_prefix": "p/"}
     request = {"op": "run", "handler": f"{__name__}:fails_at_once", "task": given, "dir": str(tmp_path)}
-    last = host._run({**request, "patience_s": 1}, channel, threading.Event())
-    assert [one["message"] for one in sent] == ["begins", "reads"]
-    assert last["op"] == "failed"
+    channel = Channel(theirs)
+    monkeypatch.setattr(channel, "ask", lambda *_: {})
+    host.Host(channel, StandardStreams(), None).run({**request, "patience_s": 1})
+    ours.settimeout(PATIENCE_S)
+    with ours, theirs, ours.makefile("rb") as lines:
+        sent = [json.loads(next(lines)) for _ in range(3)]
+    assert [one.get("message") for one in sent] == ["begins", "reads", "no segments"]
+    assert {(one["task"], one["attempt"]) for one in sent} == {("t", 1)}
     assert not [one for one in threading.enumerate() if isinstance(one, threading.Timer) and not one.finished.is_set()]
 
 
 def test_returned_values(orchestrator: Orchestrator, make_pod: Callable[..., Pod]) -> None:
-    """None, a location and a dict are results; anything else, or what JSON cannot hold, is the handler's failure."""
+    """None, a location and a dict are results; anything else, or what JSON cannot hold, is refused once."""
     pod = make_pod({"various.py": VARIOUS})
-    names = ["nothing", "where", "wrong", "not_a_number"]
+    names = ["nothing", "where", "wrong", "not_a_number", "wrong_location"]
     pod.start({name: f"various:{name}" for name in names})
     for name in names:
         orchestrator.submit(name, name)
     nothing, where = orchestrator.completion("nothing"), orchestrator.completion("where")
     assert (nothing["p_output_location"], nothing["p_result_data"]) == (None, None)
     assert where["p_output_location"] == "s3://bucket/somewhere/else"
-    assert "not int" in orchestrator.failure("wrong")["message"]
-    assert "not JSON compliant" in orchestrator.failure("not_a_number")["message"]
+    reasons = {
+        "wrong": "not int", "not_a_number": "loss: nan is not JSON", "wrong_location": "of the type int",
+    }  # fmt: skip
+    for name, why in reasons.items():
+        failure = orchestrator.failure(name)
+        assert why in failure["message"]
+        assert (failure["code"], failure["point"], failure["retryable"]) == ("RESULT_REFUSED", "Completion", False)
 
 
 def test_a_result_leaves_without_secrets(orchestrator: Orchestrator, make_pod: Callable[..., Pod]) -> None:
@@ -288,6 +302,36 @@ echo '{"answer": 42}'
         "traceparent": None,
     }  # fmt: skip
     assert "working\n" in pod.log("handler")
+
+
+def test_the_result_of_a_command_is_kept_or_refused(orchestrator: Orchestrator, make_pod: Callable[..., Pod]) -> None:
+    """It is never lost without a word, and the work is not done again in vain."""
+    large = """#!/bin/sh\npython3 -c 'print("{\\"a\\": \\"%s\\"}" % ("x" * (1 << 20)))'; echo done.\n"""
+    pod = make_pod({"small.sh": "#!/bin/sh\necho '{\"answer\": 42}'; echo done.\n", "large.sh": large})
+    pod.start({"small": "cmd:./small.sh", "large": "cmd:./large.sh"})
+    orchestrator.submit("large", "large")
+    failure = orchestrator.failure("large")
+    assert (failure["code"], failure["point"], failure["retryable"]) == ("RESULT_REFUSED", "Completion", False)
+    assert "more than 1048576 bytes" in failure["message"]
+    orchestrator.submit("small", "small")
+    assert orchestrator.completion("small")["p_result_data"] == {"answer": 42}
+
+
+def test_a_name_that_no_output_can_have_fails_before_an_upload(
+    orchestrator: Orchestrator, make_pod: Callable[..., Pod]
+) -> None:
+    """By its own name, whichever file is the first."""
+    script = """#!/bin/bash
+touch output/first output/second
+mkdir $'output/caf\\xe9' && touch $'output/caf\\xe9/x.txt'
+"""
+    pod = make_pod({"job.sh": script})
+    pod.start({"job": "cmd:./job.sh"})
+    orchestrator.submit("t", "job")
+    failure = orchestrator.failure("t")
+    assert (failure["code"], failure["retryable"]) == ("OUTPUT_REFUSED", False)
+    assert "'caf\\udce9/x.txt' cannot be the name of an output: it is not UTF-8" in failure["message"]
+    assert orchestrator.objects == {}
 
 
 def test_commands_and_functions_side_by_side(orchestrator: Orchestrator, make_pod: Callable[..., Pod]) -> None:

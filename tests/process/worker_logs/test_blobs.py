@@ -124,7 +124,7 @@ async def test_a_store_that_keeps_fewer_bytes_is_noticed() -> None:
         if head.startswith("PUT"):
             await reader.readexactly(5)
         size = 0 if head.startswith("PUT") else 4
-        writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {size}\r\nConnection: close\r\n\r\n".encode())
+        writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {size}\r\nETag: x\r\nConnection: close\r\n\r\n".encode())
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
@@ -172,8 +172,18 @@ async def answering(reply: Callable[[int], bytes]) -> AsyncIterator[tuple[S3Blob
 async def test_a_reply_that_is_not_s3s_is_an_outage(what: str) -> None:
     """Any other error would end a shipment of logs, or a leader's job, without a word about the store."""
     async with answering(lambda _: ODD_REPLIES[what]) as (blobs, _):
-        with pytest.raises(Unavailable, match="cannot be read"):
+        with pytest.raises(Unavailable, match=r"cannot be read|without an ETag"):
             await (blobs.abort_uploads("", older_than=datetime.now(UTC)) if "upload" in what else blobs.look("k"))
+
+
+@pytest.mark.parametrize("call", ["size", "get", "look"])
+async def test_a_web_page_in_place_of_an_object_is_an_outage(call: str) -> None:
+    """A proxy or a portal answers so. The watch of the store asks for sizes, and would see no outage."""
+    page = b"<html><body>Sign in</body></html>"
+    reply = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(page)
+    async with answering(lambda _: reply + (page if call == "get" else b"")) as (blobs, _):
+        with pytest.raises(Unavailable, match="without an ETag"):
+            await getattr(blobs, call)("k")
 
 
 async def test_a_list_of_uploads_that_never_ends_is_given_up() -> None:

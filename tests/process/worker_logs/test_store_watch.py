@@ -9,7 +9,7 @@ import pytest
 from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.loop import store_watch
 from orchestrator.loop.store_watch import StoreWatch
-from orchestrator.ports import BlobRefused, PortError
+from orchestrator.ports import BlobRefused, PortError, Unavailable
 from testbed.services.s3 import REGION, EmbeddedS3
 
 DEADLINE_S = 60.0
@@ -48,6 +48,24 @@ async def test_an_outage_is_noticed_and_its_end_is_too(own_s3: EmbeddedS3, monke
     await blobs.put("after", b"x", content_type="text/plain")
     watch.stop()
     await blobs.close()
+
+
+def test_each_outage_has_its_own_beginning() -> None:
+    """The second one too, and an outage in which reads and writes fail begins with the first failure of its own."""
+    now_s = 0.0
+    watch = StoreWatch(lambda: now_s)
+    for _ in range(2):
+        now_s += 1_000
+        for operation in ("get", "put", "put", "get"):
+            watch.note_call(operation, Unavailable("cut"))
+            now_s += 5
+        found = watch.outage()
+        assert found is not None
+        assert found[0] == 20
+        watch.note_call("put", None)
+        assert watch.outage() is None
+        watch.note_call("get", Unavailable("cut"))  # a hiccup between two outages
+        watch.note_call("get", None)
 
 
 async def test_an_outage_of_writes_alone_ends_too(own_s3: EmbeddedS3) -> None:

@@ -190,7 +190,7 @@ async def test_a_delete_says_how_often_it_was_asked_and_since_when(hauling: Haul
         assert worker.next_attempt_at < worker.deadline_at
     assert said == [
         (WaitingOn.ORCHESTRATOR, "the delete call to succeed (asked 1 time"),
-        (WaitingOn.PROVIDER, "two complete lists without the pod (asked 2 times"),
+        (WaitingOn.PROVIDER, "RunPod's confirmation that the pod is gone (asked 2 times"),
     ]
 
 

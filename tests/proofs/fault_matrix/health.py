@@ -18,7 +18,7 @@ from orchestrator.diagnostics.condition_kinds import HIGH
 
 ASK_EVERY_S = 1.0
 NOT_ASKED = {"runpod_api_key": None, "s3_bucket": None}
-LISTS, ODD, LEASE = "RunPod does not answer", "RunPod's list is odd", "does not renew its lease|is not running"
+LISTS, ODD, LEASE = "RunPod does not answer", "RunPod's list differs", "does not renew its lease|is not running"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,11 @@ def _bringup(code: str) -> ExpectedHealth:
     return ExpectedHealth(rf"bring-ups? failed \({code}\)", affected=True)
 
 
+def _lost(code: str) -> str:
+    """A worker ended with its task."""
+    return rf"lost with (?:its|their) worker \({code}|workers? in service failed \({code.partition('/')[0]}"
+
+
 LIST_FAULTS = (
     "unauthorized", "forbidden", "cloudflare", "rate_limited", "internal_error", "bad_gateway", "unavailable",
     "gateway_timeout", "slow_drip", "truncated_json", "short_body", "html_reply", "null_reply", "empty_reply",
@@ -45,8 +50,8 @@ LOST = {
 }  # fmt: skip
 EXPECTED: Mapping[str, ExpectedHealth] = {
     "nothing": ExpectedHealth(affected=False),
-    # UNHEALTHY until the task is done by its next attempt, which may be sooner than the next look
-    **{name: ExpectedHealth(rf"lost with (?:its|their) worker \(({code})") for name, code in LOST.items()},
+    # until the task is done by its next attempt, which may be sooner than the next look; then the worker's end is shown
+    **{name: ExpectedHealth(_lost(code)) for name, code in LOST.items()},
     "poison": ExpectedHealth(r"Task \S+ \(hang\) has ended \d workers", affected=True),
     "stuck": ExpectedHealth("task_stuck|STUCK"),
     **{f"ssh_{how}_later": ExpectedHealth("do not reach S3", affected=False) for how in ("refused", "silent")},
@@ -76,17 +81,18 @@ EXPECTED: Mapping[str, ExpectedHealth] = {
        for name in ("sick_gpu", "sick_library", "sick_model", "sick_network")},
     "sick_alone": ExpectedHealth("TASKS_FAIL_UNJUDGED|different tasks failed in a row"),
     "disk_fills": ExpectedHealth("disk is full|DISK_FULL"),
-    "release_bad": ExpectedHealth("TASKS_FAIL_EVERYWHERE|different tasks failed in a row"),
+    "release_bad": ExpectedHealth("fails its tasks on every worker|different tasks failed in a row"),
     "setup_command": _bringup("SETUP_FAILED"),
     "same_machine": ExpectedHealth("ECC|HOST_AVOIDED"),
     "machine_xid": ExpectedHealth("XID_79"),
     "machine_gpu_lost": ExpectedHealth("GPU_LOST"),
+    "machine_smi_hangs": ExpectedHealth("SIGNAL_LOST|GPU_UNCHECKED|GPU_HUNG"),
     "machine_gpu_gone": ExpectedHealth("GPU_COUNT_DROPPED"),
     "machine_ecc": ExpectedHealth("ECC_UNCORRECTED"),
     "machine_recovery": ExpectedHealth("GPU_RECOVERY"),
     **{name: ExpectedHealth("POD_EXITED|POD_MISSING|NO_HEARTBEAT") for name in ("exits", "vanishes", "freezes")},
-    "cluster_controller_evicted": ExpectedHealth(r"lost with its worker \(POD_MISSING"),
-    "cluster_controller_freezes": ExpectedHealth(r"lost with its worker \(MEMBER_LOST"),
+    "cluster_controller_evicted": ExpectedHealth(_lost("POD_MISSING")),
+    "cluster_controller_freezes": ExpectedHealth(_lost("MEMBER_LOST")),
     **{name: ExpectedHealth(LEASE) for name in ("cluster_orchestrator_killed", "cluster_lost_and_unled")},
     **{f"cluster_{name}": ExpectedHealth(code) for name, code in {
         "ctld_killed": "CONTROLLER_DOWN", "node_killed": "NODE_DOWN", "munge_key": "MUNGE_KEY_MISMATCH",

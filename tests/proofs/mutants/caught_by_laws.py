@@ -13,7 +13,7 @@ SILENCE, CLUSTERS = "orchestrator/core/silence.py", "orchestrator/core/clusters"
 CAP, SCALE, SQL = "orchestrator/core/offers.py", "orchestrator/core/scaling.py", "tests/proofs/simulator/sql"
 MUTANTS = (
     Mutant("a worker that is held back claims on", "sick", f"{SQL}/queue.py",
-           ' or worker["held_back"] is not None', ""),
+           ' or (worker["held_back"] is not None and not self.may_claim_again(worker))', ""),
     Mutant("the tasks of a sick worker get no attempt back", "sick", f"{SQL}/tables.py",
            "            self.give_attempts_back(row)\n", "            pass\n"),
     Mutant("a worker on a faulty machine is kept", "guard", LIFE,
@@ -32,10 +32,10 @@ MUTANTS = (
            "", "    return None\n", "_end_of_unclaiming"),
     Mutant("all workers of a pool that ask for no task are replaced at once", "claims", "orchestrator/core/fitness.py",
            "changing or ", "", "_end_of_unclaiming"),
-    Mutant("what was done before the failures is a second opinion", "sick", f"{SQL}/fitness.py",
-           'attempt["started_at"] >= after', 'attempt["ended_at"] is not None'),
-    Mutant("a bad release leaves the breaker closed", "sick", "orchestrator/core/breaker.py",
-           "if ended.exit_cause is ExitCause.RELEASE_BAD and ended.release == release:", "if False:"),
+    Mutant("a task that fails elsewhere too speaks against the worker", "sick", f"{SQL}/fitness.py",
+           'done = done or attempt["outcome"] == "complete"', "done = True"),
+    Mutant("workers are started while tasks fail on all of them", "sick", "orchestrator/core/breaker.py",
+           "if not held or len(held) < len(here):", "if True:", "failing"),
     Mutant("no intent row before the create call", "I1", EXEC,
            "        written = await asyncio.gather(",
            "        for one in actions:\n            if isinstance(one, act.Spawn):\n"
@@ -136,7 +136,7 @@ MUTANTS = (
     Mutant("only a change of progress is a sign of life", "alive", "tests/proofs/simulator/sql/queue.py",
            "        if still_s is not None:", "        if False:"),
     Mutant("the limit is forgotten", "I4", SCALE,
-           "    target = max(0, min(wanted, pool.max_active - unfit))", "    target = max(0, wanted + 1)"),
+           "    target = max(0, min(wanted, pool.max_active - len(unfit)))", "    target = max(0, wanted + 1)"),
     Mutant("spawning workers do not count", "I4", "orchestrator/core/pool_size.py",
            "return len(self.ready) + len(self.spawning)", "return len(self.ready)"),
     Mutant("the cool-down is forgotten", "market", CAP,

@@ -12,6 +12,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
@@ -511,6 +512,15 @@ class ClusterWorld:
         if self.two_since_s is not None and now - self.two_since_s > TWO_S + (0 if self.calm_s else 600):
             self.broken("two", f"slurmctld runs on {heads} since {self.two_since_s:.0f} s")
         self._workers_wanted()
+        (pool,) = self.policy.pools
+        rented = sum(w["state"] in RENTED for w in self.rows.workers.values())
+        if rented > pool.max_active:
+            self.broken("size", f"{rented} workers are rented, and the pool may have {pool.max_active}")
+
+    def limit(self, max_active: int) -> None:
+        """Let the pool have so many workers."""
+        (pool,) = self.policy.pools
+        self.policy = replace(self.policy, pools=(replace(pool, max_active=max_active),))
 
     def _workers_wanted(self) -> None:
         """Law `size`: no worker is rented for long that is no member, and that no place waits for."""

@@ -43,6 +43,7 @@ def scenario(world: ClusterWorld) -> None:
     dice, kernel = world.dice, world.kernel
     size = 50 if world.seed % FIFTY == 0 else dice.randint(1, 9)
     fixed = dice.random() < 0.6
+    world.limit(dice.choice((size, 64) if fixed else (max(1, size - 1), size, 64)))
     begun = ClusterScenario(world, size, fixed=fixed)
     world.start_leader()
     begun.create()
@@ -298,7 +299,11 @@ class ClusterScenario:
         sound = all(world.rack.is_well(world.rack.pods[m["worker_id"]]) for m in ready)
         heads = [world.rack.pods[m["worker_id"]] for m in ready if m["role"] == "controller"]
         sound = sound and any(head.slurmctld is not None for head in heads)
-        return cluster["status"] == ClusterStatus.RUNNING and len(ready) == len(live) == cluster["nodes"] and sound
+        (pool,) = world.policy.pools
+        most = min(cluster["nodes"], pool.max_active)
+        is_whole = most == cluster["nodes"]  # otherwise the pool allows no more
+        status = ClusterStatus.RUNNING if is_whole else ClusterStatus.DEGRADED
+        return cluster["status"] == status and len(ready) == len(live) == most and sound
 
     def is_gone(self) -> bool:
         """Whether nothing is left."""

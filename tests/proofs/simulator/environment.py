@@ -83,6 +83,7 @@ class World:
         self.replicas: list[Replica] = []
         self.db_down = self.s3_down = False
         self.bad_release_s: float | None = None  # since when every task fails on every pod
+        self.was_bad_release = False
         self.path_cut = (0.0, 0.0)  # from when until when no agent reaches a gateway
         self.offline_until_s = 0.0  # until when the orchestrators reach neither pods nor the provider
         self.alarm: Any = None  # a finding that every agent reports, on any machine

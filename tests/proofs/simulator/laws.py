@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.adapters.runpod_replies import DATABASE_VARIABLE
-from orchestrator.core.budget import PRICE_SEEN_S
+from orchestrator.core.budget import PRICE_SEEN_S, TOO_DEAR_S
 from orchestrator.core.exit_causes import ABRUPT
 from orchestrator.core.images import cuda_of
 from orchestrator.pods import agent_commands
@@ -295,19 +295,25 @@ class Laws:
             self._priced_as_seen(row)
 
     def _priced_as_seen(self, row: Mapping[str, Any]) -> None:
-        """Check that a pod reserves what the offer's last pod cost, so expensive pods are not rented repeatedly."""
-        others = [one for one in self._world.db.workers.values() if _offer(one) == _offer(row) and one is not row]
-        if any(one["status"] != "terminated" for one in others):
-            return  # the price of a live pod may be a later and lower one
-        ended = max(
-            (one for one in others if one["bringup_ended_at"]), key=lambda o: o["bringup_ended_at"], default=None
-        )
-        if ended is None or ended["price_usd_per_hour"] is None or row["metadata"].get("asked_for"):
+        """Check that a pod reserves what the offer's newest pod cost.
+
+        So no two pods of an offer end for the budget in a row, unless the second one was tried after a long pause.
+        """
+        others = [
+            one
+            for one in self._world.db.workers.values()
+            if _offer(one) == _offer(row) and one is not row and one["price_usd_per_hour"] is not None
+        ]
+        newest = max(others, key=lambda one: (one["created_at"], one["price_usd_per_hour"]), default=None)
+        if newest is None or row["metadata"].get("asked_for"):
             return
-        ago_s = (row["stage_since"] - ended["bringup_ended_at"]).total_seconds()
-        usd = ended["price_usd_per_hour"] / ended["gpu_count"] * row["gpu_count"]
-        if RACE_S < ago_s < PRICE_SEEN_S - PRICE_LATE_S and row["reserved_usd_per_hour"] < usd - 1e-6:
-            self.broken("I4", f"{row['id']} reserves {row['reserved_usd_per_hour']}/h, {ended['id']} cost {usd}/h")
+        usd = newest["price_usd_per_hour"] / newest["gpu_count"] * row["gpu_count"]
+        ended_at = newest["bringup_ended_at"] if newest["promoted_at"] is None else newest["ending_since"]
+        held_s = TOO_DEAR_S if newest["exit_cause"] == "budget" else PRICE_SEEN_S
+        ago_s = (row["stage_since"] - (ended_at or newest["stage_since"])).total_seconds()
+        counts = ago_s > RACE_S and (ended_at is None or ago_s < held_s - PRICE_LATE_S)
+        if counts and row["reserved_usd_per_hour"] < usd - 1e-6:
+            self.broken("I4", f"{row['id']} reserves {row['reserved_usd_per_hour']}/h, {newest['id']} cost {usd}/h")
 
     def _learned_since(self, row: Mapping[str, Any]) -> bool:
         """Whether a pod proved more expensive after this create was allowed and before it arrived."""

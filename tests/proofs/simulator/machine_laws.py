@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.fitness import DISK_FULL_S, UNCLAIMED_S
+from orchestrator.core.fitness import DISK_FULL_S, UNCLAIMED_S, UNTRIED_S
 from orchestrator.core.guards import ALARM_WORKERS, LASTS_S, WITHOUT_FINDING_S
 from orchestrator.core.lifecycle import ACTIVE_WITHOUT_CLAIM_S
-from tests.proofs.simulator.provider import SimPod
+from tests.proofs.simulator.provider import DEAREST, FLEET, SimPod
 from worker.protocol import DISK, FINDINGS
 
 if TYPE_CHECKING:
@@ -28,10 +28,9 @@ class MachineLaws:
     def __init__(self, world: "World") -> None:
         self._world = world
         self._failing: defaultdict[str, dict[str, float]] = defaultdict(dict)  # worker -> task -> when it failed there
-        self._failing_since: dict[str, datetime] = {}  # worker -> its first failure since its last success
+        self._held_s: dict[str, float] = {}  # worker -> when it was last held back
         self._told: dict[str, tuple[float, float]] = {}  # worker -> since when it reports a fault, and the last time
         self._faults: list[tuple[float, int]] = []  # when workers ended because of their machines, and of how many
-        self._bad: dict[tuple[str, str], float] = {}  # pool, release -> when its last worker ended as release_bad
         self._moving_s: dict[str, float] = {}  # pool -> when no task last waited behind a silent worker
 
     def _broken(self, law: str, what: str) -> None:
@@ -47,11 +46,8 @@ class MachineLaws:
         """Check that a worker takes few tasks while all of them fail, and that a bad release blames no host."""
         if completed_by(function, args, answer):
             self._failing.pop(args["p_worker_id"], None)
-            self._failing_since.pop(args["p_worker_id"], None)
-            done = self._world.db.workers[args["p_worker_id"]]
-            self._bad.pop((done["pool"], done["release"]), None)
+            self._held_s.pop(args["p_worker_id"], None)
         if function == "worker_fail" and answer["outcome"] in ("requeued", "failed"):
-            self._failing_since.setdefault(args["p_worker_id"], self._world.db.now)
             self._failed(args["p_worker_id"], args["p_task_id"], args["p_failure"])
         bad_s = self._world.bad_release_s
         if function == "fleet_strike" and bad_s is not None and args["p_code"] == "TASKS_FAIL_HERE":
@@ -66,56 +62,74 @@ class MachineLaws:
         failing[task_id] = self._world.kernel.now
         pool = self._world.pool(row["pool"])
         most = self._world.policy.max_failures + (pool.batch if pool else 1)
-        if len(failing) > most:
-            self._broken("sick", f"{len(failing)} different tasks failed in a row on {worker_id}, more than {most}")
+        held_s = self._held_s.get(worker_id, -math.inf)
+        now_failing = sum(at > held_s for at in failing.values())
+        if now_failing > most:
+            self._broken("sick", f"{now_failing} different tasks failed in a row on {worker_id}, more than {most}")
+        if row["held_back"] and datetime.fromisoformat(row["held_back"]["since"]) == self._world.db.now:
+            self._held_s[worker_id] = self._world.kernel.now
 
     def asked(self, new: Mapping[str, Any]) -> None:
-        """After a release was found bad, a worker of it is asked for only while no other one is on its way.
-
-        A tick may end one and ask for the next. Their rows are written at the same time.
-        """
-        now, bad_s = self._world.kernel.now, self._bad.get((new["pool"], new["release"]))
-        if bad_s is None or not RACE_S < now - bad_s < self._world.policy.failure_window_s:
-            return
-        others = [
-            w["id"]
-            for w in self._world.db.workers.values()
-            if w["status"] == "spawning" and (w["pool"], w["release"]) == (new["pool"], new["release"])
+        """While tasks fail on every ready worker of a release, and not only there, none of it is asked for."""
+        same = [
+            w for w in self._world.db.workers.values() if (w["pool"], w["release"]) == (new["pool"], new["release"])
         ]
-        lately = [d for d in self._world.db.decisions if d["at"] > self._world.db.now - timedelta(seconds=LATE_S)]
-        ending = {
-            one for one in others for d in lately for text in d["actions"] if text.startswith(f"terminate {one}:")
-        }
-        if set(others) - {new["id"]} - ending:
-            self._broken("sick", f"{new['id']} is asked for beside {others}, and its release is bad")
+        held = [w["held_back"] for w in same if w["status"] in ("active", "idle")]
+        if not held or any(one is None or one["suspect"] for one in held):
+            return
+        now = self._world.db.now
+        times = [datetime.fromisoformat(one[key]) for one in held for key in ("since", "until")]
+        paused_at = max(at for at in times if at <= now)
+        if paused_at <= now - timedelta(seconds=RACE_S + LATE_S):
+            self._broken("sick", f"{new['id']} is asked for, and tasks fail on every worker of its release")
 
     def ended_with_tasks(self, row: Mapping[str, Any]) -> None:
         """A worker ends because its tasks failed: those that are not done have one attempt back, once."""
         if row["exit_cause"] == "release_bad":
-            self._bad[row["pool"], row["release"]] = self._world.kernel.now
+            self._judged(row)
         if row["exit_cause"] != "worker_sick":
             return
         db = self._world.db
-        if row["failure_code"] == "TASKS_FAIL_HERE" and not self._done_elsewhere(row):
-            self._broken(
-                "sick", f"{row['id']} was ended as sick, and no other worker completed a task begun since then"
-            )
+        self._judged(row)
         for task_id in self._failing[row["id"]]:
             given = sum(bool(a.get("given_back")) for (one, _), a in db.task_attempts.items() if one == task_id)
             live = db.tasks[task_id]["status"] in ("Queued", "In Progress", "Failed")
             if given > 1 or (live and not given):
                 self._broken("sick", f"task {task_id}, which failed on the sick {row['id']}, got {given} attempts back")
 
-    def _done_elsewhere(self, row: Mapping[str, Any]) -> bool:
-        """Whether another worker of the pool completed a task that began after this worker's tasks began to fail."""
-        db, since = self._world.db, self._failing_since.get(row["id"])
-        return since is not None and any(
-            a["outcome"] == "complete"
-            and a["worker_id"] != row["id"]
-            and a["started_at"] >= since
-            and db.workers[a["worker_id"]]["pool"] == row["pool"]
-            for a in db.task_attempts.values()
-        )
+    def _judged(self, row: Mapping[str, Any]) -> None:
+        """Check that bad inputs end no worker, and that its own tasks speak against one that is ended as sick."""
+        if row["failure_code"] not in ("TASKS_FAIL_HERE", "TASKS_FAIL_UNJUDGED", "TASKS_FAIL_EVERYWHERE"):
+            return
+        pod = self._world.provider.pods.get(row["pod_id"] or "")
+        if pod is not None and not pod.fails_tasks and not self._world.was_bad_release and self._has_room(row):
+            self._broken("sick", f"{row['id']} was ended by {row['failure_code']}, and only inputs are bad")
+        if row["failure_code"] != "TASKS_FAIL_HERE":
+            return
+        done = {
+            task_id
+            for (task_id, _), a in self._world.db.task_attempts.items()
+            if task_id in self._failing[row["id"]] and a["outcome"] == "complete" and a["worker_id"] != row["id"]
+        }
+        if 2 * len(done) < self._world.policy.max_failures:
+            self._broken(
+                "sick", f"{row['id']} was ended as sick; others completed {len(done)} of the tasks that it failed"
+            )
+
+    def _has_room(self, row: Mapping[str, Any]) -> bool:
+        """Whether its pool may have a worker on another machine: otherwise a successor has to try the tasks."""
+        pool, policy, spent = self._world.pool(row["pool"]), self._world.policy, self._world.db.spent(FLEET, None)
+        hourly, daily = policy.hourly_budget_usd, policy.daily_budget_usd
+        if hourly is not None and spent["hourly_usd"] + DEAREST > hourly:
+            return False
+        if daily is not None and spent["today_usd"] + spent["committed_usd"] + DEAREST > daily:
+            return False
+        here = [
+            w
+            for w in self._world.db.workers.values()
+            if w["status"] in ("spawning", "active", "idle") and w["machine_id"] == row["machine_id"]
+        ]
+        return pool is not None and len({row["id"], *(w["id"] for w in here)}) < pool.max_active
 
     def faults_of(self, task_id: str) -> int:
         ended = (a for (one, _), a in self._world.db.task_attempts.items() if one == task_id)
@@ -167,9 +181,11 @@ class MachineLaws:
         for row in self._world.db.workers.values():
             if row["status"] not in ("active", "idle"):
                 continue
-            since = row["held_back"] and datetime.fromisoformat(row["held_back"]["since"])
+            held = row["held_back"] if row["held_back"] and not row["held_back"]["until"] else None
+            since = held and datetime.fromisoformat(held["since"])
             held_s = (moment - since).total_seconds() if since else 0.0
-            bound_s = self._world.policy.spawning_timeout_s
+            pool = self._world.pool(row["pool"])
+            bound_s = UNTRIED_S + (pool.idle_timeout_s if pool else 0)
             if not since and isinstance(row["health"], Mapping) and DISK in row["health"]:
                 if self._world.db.running.get(row["id"]):
                     continue

@@ -28,7 +28,8 @@ FOREIGN_PODS: tuple[
     ("lab", {}),
 )
 PRICES = {"NVIDIA A40": 0.39, "NVIDIA L4": 0.43}
-DEAR, DEARER = 0.1, 1.6  # of the pods cost more than the catalogue says, and how many times as much
+DEAR, DEARER = 0.1, 1.6  # of the pods cost more than the catalogue says while faults occur, and how many times as much
+DEAREST = max(PRICES.values()) * DEARER
 PAGE = 5  # pods
 WINDOWS = {"minute": (60, 60), "hour": (3_000, 3_600), "day": (50_000, 86_400)}  # calls, seconds
 TOO_MANY = 429
@@ -278,7 +279,7 @@ class Provider:
             gpu_type=gpu,
             center=center,
             cloud=cloud,
-            rate=PRICES[gpu] * (DEARER if self._prices.random() < DEAR else 1.0),
+            rate=PRICES[gpu] * (DEARER if self._prices.random() < DEAR and self._world.faults.active else 1.0),
             machine=f"m{dice.randrange(40)}",
             created_s=now,
             visible_s=now + dice.choice((0.0, 0.5, 2.0, 8.0, 25.0)),

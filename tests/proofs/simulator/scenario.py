@@ -20,8 +20,16 @@ QUIET_S = 200.0  # of work without a report: longer than TASK_STUCK_TIMEOUT_SEC 
 FLICKERS = 0.2  # of the seeds: in these, the database is never available for long
 MOVES = 0.25  # of the seeds: in these, the provider changes the SSH address of a pod now and then, until the end
 DEPLOYS = 0.25  # of the seeds: in these, another release is deployed, with tasks that only it can run
-SICK = 0.3  # of the seeds: in these, every task fails on one worker, or on all, or a disk becomes full
-SICKNESSES = ("tasks_fail_on_one", "tasks_fail_on_one", "tasks_fail_everywhere", "disk_fills")
+SICK = 0.35  # of the seeds: in these, every task fails on one worker, or on all, or inputs are bad, or a disk is full
+SICKNESSES = (
+    "tasks_fail_on_one",
+    "tasks_fail_on_one",
+    "tasks_fail_everywhere",
+    "bad_inputs",
+    "bad_inputs",
+    "disk_fills",
+)
+BAD_RUNS = (1, 4, 6, 12, 25)  # lengths of runs of bad inputs
 FOUND = 0.4  # of the others: in these, an agent reports a finding, or all agents report the same one
 SILENT = 0.5  # of those without either: in these, all agents of a pool send heartbeats and claim nothing
 XID_79: dict[str, Any] = {"u": 22, "code": "XID_79", "severity": "C", "evidence": "fallen off the bus"}
@@ -157,13 +165,15 @@ class Scenario:
             return
         self._hand_in("u", self._deploys.randint(1, 6), 10)
 
-    def _hand_in(self, task_type: str, count: int, work_s: float, tenant: str | None = None) -> None:
+    def _hand_in(
+        self, task_type: str, count: int, work_s: float, tenant: str | None = None, *, kind: str = "ok"
+    ) -> None:
         tasks: list[dict[str, Any]] = [
             {
                 "id": str(uuid.UUID(int=self._deploys.getrandbits(128), version=4)),
                 "task_type": task_type,
-                "params": {"kind": "ok", "work_s": work_s},
-                "max_attempts": self._deploys.choice((1, 5)) if task_type == "u" else 5,
+                "params": {"kind": kind, "work_s": work_s},
+                "max_attempts": self._deploys.choice((1, 5)) if task_type == "u" or kind != "ok" else 5,
                 "priority": 9 if task_type == "u" else 0,
                 "tenant": tenant,
             }
@@ -339,8 +349,12 @@ class Scenario:
         world.say(f"fault: {what} ({pod.id})")
         if what == "tasks_fail_on_one":
             pod.fails_tasks = True
+        elif what == "bad_inputs":
+            for _ in range(self._sick.randint(1, 4)):
+                self._hand_in("t", self._sick.choice(BAD_RUNS), 2, kind=self._sick.choice(("fail", "fail", "fatal")))
+                self._hand_in("t", self._sick.randint(1, 8), 4)
         elif what == "tasks_fail_everywhere":
-            world.bad_release_s = self._kernel.now
+            world.bad_release_s, world.was_bad_release = self._kernel.now, True
             self._kernel.after(self._sick.uniform(30, 300), self._correct)
         else:
             pod.full_s = self._kernel.now

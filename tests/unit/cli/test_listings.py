@@ -174,3 +174,14 @@ def test_a_catalogue_has_one_line_for_each_type(width: int, number: int, lines: 
     assert len(found) <= 1 + number * lines
     assert max(map(len, found)) <= width
     assert sum("…" in line for line in found) == (number if (width, lines) == (80, 1) else 0)
+
+
+@pytest.mark.parametrize("width", [20, 40, 80])
+def test_a_cell_that_is_cut_ends_with_an_ellipsis(width: int) -> None:
+    """Whatever is too long for the terminal; nothing is cut in a pipe."""
+    made = tables.table("schedule", "task type", "url")
+    made.add_row("n" * 60, "t" * 60, "u" * 10)
+    lines = shown(lambda _: made, width)
+    assert any("…" in line for line in lines[1:])
+    assert not any("n" * width in line for line in lines)
+    assert "n" * 60 in "".join(shown(lambda _: made, None))

@@ -28,7 +28,7 @@ def test_texts_name_the_program_as_it_was_typed(
 
 
 @pytest.mark.parametrize(
-    ("word", "meant"), [("lst", " Did you mean 'list'?"), ("LIST", " Did you mean 'list'?"), ("zzz", "")]
+    ("word", "meant"), [("lst", ' Did you mean "list"?'), ("LIST", ' Did you mean "list"?'), ("zzz", "")]
 )
 def test_only_a_similar_word_is_suggested(word: str, meant: str) -> None:
     """Capital letters do not matter."""

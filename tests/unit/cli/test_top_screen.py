@@ -15,6 +15,8 @@ from orchestrator.cli.top.detail import ConfirmScreen
 from orchestrator.cli.top.rows import Rows
 from orchestrator.cli.top.screen import Top
 from orchestrator.core.model import Demand, Spent
+from orchestrator.diagnostics.condition_kinds import ConditionKind, Impact
+from orchestrator.diagnostics.conditions import Condition
 from orchestrator.ports import DatabaseHalf, Unavailable
 from tests.unit.core.build import policy
 
@@ -43,6 +45,9 @@ def task(status: str, **changes: Any) -> dict[str, Any]:
     row: dict[str, Any] = {"id": TASK, "status": status, "task_type": "travel_segment", "attempts": 2, "uncounted": 1}
     row |= {"max_attempts": 3, "created_at": NOW.isoformat(), "worker_id": WORKER}
     return row | changes
+
+
+HALTED = {"pool": "default", "code": "BALANCE", "means": "too little money", "fix": "add funds"}
 
 
 class SlowStore:
@@ -77,7 +82,8 @@ class SlowStore:
         return await self._answer(half)
 
     async def leadership(self) -> dict[str, Any]:
-        return await self._answer({"leader": {"holder": "host-1"}})
+        gone = Condition(ConditionKind.HALTED, "default", HALTED, impact=Impact.WAIT, pools=("default",)).as_json()
+        return await self._answer({"leader": {"holder": "host-1"}, "conditions": [gone]})
 
     @property
     def find(self) -> "SlowStore":
@@ -160,6 +166,7 @@ async def test_the_whole_screen_is_used_and_every_key_is_shown(width: int, heigh
         assert [key for key in ("Explain", "Table", "Logs", "Terminate", "Spawn", "Pause", "Ended", "Quit")
                 if key not in shown[-1]] == []  # fmt: skip
         text = "\n".join(shown)
+        assert "RunPod refuses" in age(app)  # the first cause of what is wrong
         assert "queue: 7 ready, 2 waiting, 4 running, 1 Complete" in text
         assert "tasks ready to run, in the last " in text
         assert "now 7, lowest 7, highest 7" in text

@@ -33,7 +33,7 @@ slurmd=13 90060 {CONF}
 munge=yes
 ping=up
 fabric=10.1.2.3 abc.runpod.internal
-api=yes
+api=yes https://api.example/x
 peer=gpu-2 no
 peer=stranger yes
 agent={{"event": "heartbeat_refused", "why": "OR006: revoked"}}
@@ -73,6 +73,7 @@ def test_a_whole_answer_becomes_a_reading() -> None:
         clock_skew_s=30.5,
         peers={"gpu-2": False},
         api_reachable=True,
+        api_url="https://api.example/x",
         agent_log_tail=("token_invalid", "unanswered"),
     )
 
@@ -100,6 +101,14 @@ def test_a_whole_answer_becomes_a_reading() -> None:
         ("cpus=16", "cpus=0x10", {"cpus": None}),
         ("slurmctld=12 90050", "slurmctld=12 9005000", {"slurmctld_started_at": None}),
         ("uptime=1000.50", "uptime=999999999999", {"slurmctld_started_at": None}),  # before the year 1
+        (
+            "api=yes https://api.example/x",
+            "api=no http://a:1 Name or service not known",
+            {"api_reachable": False, "api_url": "http://a:1", "api_error": "Name or service not known"},
+        ),
+        ("api=yes https://api.example/x", "api=no file:///x refused", {"api_reachable": False, "api_url": None}),
+        ("api=yes https://api.example/x", "api=no", {"api_reachable": False, "api_url": None, "api_error": None}),
+        ("api=yes https://api.example/x", "api=maybe http://a", {"api_reachable": None}),
         ("end=\n", "end=", {"agent_log_tail": None}),  # half a line
     ],
 )

@@ -12,13 +12,13 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from orchestrator.cli.main import Commands
+from orchestrator.config.code_files import MAX_CODE_BYTES
 from orchestrator.config.pools import PoolEntry, PoolKeys
 from orchestrator.config.setting import Setting, settings_of
 from orchestrator.config.settings import SECTIONS, Settings
 from orchestrator.config.types import is_number
 from orchestrator.config.validation import lacks
 from orchestrator.core.policy import Pool
-from orchestrator.pods.bundle import MAX_CODE_BYTES
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = runpy.run_path(str(ROOT / ".ci" / "settings_pages.py"))["PAGES"]

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.config.env_file import MAX_BYTES, MAX_LINE_CHARS, BadEnvFile, read_env_file
+from orchestrator.config.errors import SettingsError
+from orchestrator.config.settings import Settings
+from orchestrator.config.validation import require
 
 
 def read(path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
@@ -41,3 +44,26 @@ def test_a_file_that_would_take_long_is_refused(
     """The parser's time grows with the square of a line's length."""
     with pytest.raises(BadEnvFile, match=why):
         read(tmp_path / ".env", text, monkeypatch)
+
+
+def test_a_path_is_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scripts of the repository read its file from any directory; an absolute path stays as it is."""
+    text = "WORKER_CODE_DIR=handlers\nPOOLS_FILE=/etc/pools.toml\nS3_PREFIX=handlers\n"
+    given = read(tmp_path / ".env", text, monkeypatch)
+    assert given["WORKER_CODE_DIR"] == str(tmp_path / "handlers")
+    assert (given["POOLS_FILE"], given["S3_PREFIX"]) == ("/etc/pools.toml", "handlers")
+
+
+def test_an_empty_directory_is_told_of_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first command that somebody types is often `list`."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("DATABASE_URL", "SUPABASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for made, why in ((False, "this directory has no .env"), (True, "in the environment or in .env")):
+        if made:
+            (tmp_path / ".env").write_text("")
+        with pytest.raises(SettingsError) as missing:
+            require(Settings(), "database")
+        (problem,) = missing.value.problems
+        assert problem.why.endswith(why)
+        assert problem.fix.startswith("python -m orchestrator init;")

@@ -38,6 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path.parent.mkdir(exist_ok=True)
         path.parent.parent.mkdir(exist_ok=True)
         path.write_text(text)
+    (tmp_path / "code" / "count.sh").chmod(0o755)
     monkeypatch.setenv("WORKER_CODE_DIR", str(tmp_path / "code"))
     return tmp_path / "code"
 

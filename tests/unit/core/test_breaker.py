@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from orchestrator.core import breaker
-from orchestrator.core.actions import Spawn
+from orchestrator.core.actions import Spawn, Terminate
 from orchestrator.core.blocked import BlockedReason
 from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.failures import FailureCode
 from orchestrator.core.findings import findings_of
 from orchestrator.core.model import EndedBringUp, Snapshot
 from orchestrator.core.plan import plan
@@ -56,8 +57,11 @@ def test_an_open_breaker_has_one_canary(on_their_way: int, count: int) -> None:
 def test_an_open_breaker_says_so() -> None:
     """With the numbers it opened by, and when the next canary may go."""
     made = plan(wanting(*failures(5, newest_s=4)), policy())
-    opened = "breaker open, 5 of 5 bring-ups failed within 5 min (NO_RUNTIME), one canary at a time"
-    assert said(made) == [f"4 spawns blocked: {opened}, until 12:00:06"]
+    opened = "Starting workers fails: 5 of 5 failed in 5 min."
+    last = "Last: The pod did not start: it had no runtime at the deadline (NO_RUNTIME)."
+    assert said(made) == [
+        f"4 spawns blocked: {opened} {last} One worker is tried at a time. Next try at 12:00:06.",
+    ]
     assert made.decisions[0].retry_at == ago(-6)
 
 
@@ -92,6 +96,33 @@ def test_the_pause_starts_again_with_each_release() -> None:
     first, second = brought_up(30, release="image@"), brought_up(1, release="image@")
     assert plan(wanting(*earlier, replace(first, at=ago(1))), policy()).decisions[0].retry_at == ago(1 - 10)
     assert plan(wanting(*earlier, first, second), policy()).decisions[0].retry_at == ago(1 - 14.5)
+
+
+def test_a_changed_release_closes_the_breaker_for_one_canary_at_once() -> None:
+    """It may be the fix: neither the pause of the earlier release nor its canary in bring-up holds it up."""
+    earlier = [
+        replace(one, release="image@old", failure_code=FailureCode.SETUP_FAILED) for one in failures(9, newest_s=1)
+    ]
+    seen = wanting(*earlier)
+    assert spawns(seen) == 1
+    canary = spawning("gpu-old", release="image@old")
+    made = plan(replace(seen, workers=(canary,)), policy())
+    assert [(one.worker_id, one.cause) for one in made.actions if isinstance(one, Terminate)] == [
+        ("gpu-old", ExitCause.SUPERSEDED)
+    ]
+    assert sum(isinstance(one, Spawn) for one in made.actions) == 1
+    mine = spawning("gpu-new", release="image@")
+    assert not [one for one in plan(replace(seen, workers=(mine,)), policy()).actions if isinstance(one, Spawn)]
+    well = wanting(*earlier, brought_up(0.5, release="image@old", promoted=True))
+    assert not [one for one in plan(replace(well, workers=(canary,)), policy()).actions if isinstance(one, Terminate)]
+
+
+def test_a_corrected_image_is_tried_at_once_and_an_empty_account_is_not() -> None:
+    """What RunPod refused of an earlier release says nothing about this one."""
+    refused = [brought_up(n, release="image@old", failure_code=FailureCode.BAD_SPEC) for n in (90, 60, 30, 1)]
+    assert spawns(wanting(*refused, promoted_releases=frozenset({"image@old"}))) == 1
+    assert spawns(wanting(*[replace(one, failure_code=FailureCode.BALANCE) for one in refused])) == 0
+    assert spawns(wanting(*[replace(one, release="image@") for one in refused])) == 0
 
 
 def test_time_does_not_close_the_breaker_but_a_success_does() -> None:
@@ -155,7 +186,8 @@ def test_a_minimum_that_keeps_failing_is_paced_and_looked_at_again() -> None:
     """MIN_ACTIVE_GPUS with bring-ups that end at once: the loop comes back when the next may go."""
     seen = snapshot(ended=(brought_up(1),), last_spawn_at={"default": ago(4)})
     made = plan(seen, policy(pool={"min_active": 2}))
-    assert said(made) == ["2 spawns blocked: the last bring-up failed (NO_RUNTIME), one spawn in 10 s, until 12:00:06"]
+    paced = "The last start of a worker failed (NO_RUNTIME). One worker is started in 10 s."
+    assert said(made) == [f"2 spawns blocked: {paced} Next try at 12:00:06."]
     assert made.decisions[0].retry_at == ago(-6)
 
 
@@ -179,7 +211,7 @@ def test_a_bringup_that_ends_in_this_tick_counts_in_this_tick() -> None:
         snapshot(*dead, pods=pods, claimable=12, last_spawn_at={"default": ago(5)}), policy(failure_min_bringups=4)
     )
     assert not [a for a in made.actions if isinstance(a, Spawn)]
-    assert "breaker open, 4 of 4 bring-ups failed within 5 min (POD_ERROR)" in said(made)[0]
+    assert "Starting workers fails: 4 of 4 failed in 5 min." in said(made)[0]
 
 
 def test_a_halt_of_the_account_holds_for_every_pool_and_a_bad_request_for_its_own() -> None:
@@ -271,9 +303,9 @@ def test_a_breaker_waiting_for_a_canarys_probation_says_so() -> None:
     """Whom, for what and until when."""
     canary = brought_up(30, promoted=True, worker_id="gpu-canary")
     made = plan(wanting(*falls(5, promoted_s=200), canary), policy())
-    opened = "breaker open, 5 of 5 bring-ups failed within 5 min (heartbeat_lost), 5 of them soon after promotion"
-    proof = "one canary at a time, canary gpu-canary must complete a task or live long enough, until 12:04:30"
-    assert said(made) == [f"4 spawns blocked: {opened}, {proof}"]
+    assert said(made)[0].startswith("4 spawns blocked: Starting workers fails: 5 of 5 failed in 5 min. 5 of them")
+    assert "(heartbeat_lost). Worker gpu-canary must complete a task or live long enough." in said(made)[0]
+    assert said(made)[0].endswith("Next try at 12:04:30.")
     assert made.decisions[0].retry_at == ago(-270)
 
 
@@ -283,7 +315,7 @@ def test_a_promoted_worker_that_fails_in_this_tick_counts_in_this_tick() -> None
     seen = snapshot(dead, pods=(pod_of(dead, status=PodStatus.EXITED),), claimable=12)
     bringups = (*falls(4, promoted_s=200), brought_up(20, promoted=True, worker_id="gpu-1"))
     made = plan(replace(seen, ended=bringups), policy())
-    assert "5 of 5 bring-ups failed" in said(made)[0]
+    assert "5 of 5 failed" in said(made)[0]
     assert [a for a in made.actions if isinstance(a, Spawn)] == []
 
 

@@ -1,15 +1,17 @@
 """What money lets a fleet do, with its arithmetic."""
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from orchestrator.core import budget
 from orchestrator.core.actions import Create, Plan, Spawn, Terminate, Wait
+from orchestrator.core.blocked import BlockedReason
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.model import Snapshot, Spent
+from orchestrator.core.model import PodPrice, Snapshot, Spent
 from orchestrator.core.plan import plan
 from orchestrator.core.policy import Policy
 from orchestrator.core.states import Stage, WaitingOn
@@ -18,7 +20,6 @@ from tests.unit.core.build import (
     A40,
     L4,
     ago,
-    brought_up,
     busy,
     idle,
     policy,
@@ -70,12 +71,11 @@ def test_a_budget_that_limits_spawns_shows_its_arithmetic() -> None:
     """The sum can be checked by hand, for each budget."""
     made = plan(wanting(0, 0, 0.6), policy(hourly_budget_usd=1, pool={"offers": (A40,)}))
     assert said(made) == [
-        "4 spawns blocked: the workers cost $0.60/h and NVIDIA A40 costs $0.60/h: more than MAX_HOURLY_COST_USD=1"
+        "4 spawns blocked: The workers cost $0.60/h and A40 costs $0.60/h: more than MAX_HOURLY_COST_USD=1."
     ]
     made = plan(wanting(9.5, 0.25), daily(10, pool={"offers": (A40,)}))
     assert said(made)[-1] == (
-        "4 spawns blocked: $9.50 are spent today, $0.25 are committed and NVIDIA A40 needs $0.29: "
-        "more than DAILY_BUDGET_USD=10"
+        "4 spawns blocked: Spent today: $9.50 of $10.00. The running workers need $0.25 more. A40 needs $0.29."
     )
 
 
@@ -101,20 +101,76 @@ def test_an_unknown_price_does_not_count_as_zero() -> None:
     """With a budget set, nothing is rented before its price is known."""
     made = plan(wanting(prices={}), daily(10))
     assert not spawned(made)
-    assert "price of NVIDIA A40 (SECURE) is not known" in said(made)[-1]
+    assert "price of A40 (SECURE) is not known" in said(made)[-1]
+
+
+def price(usd: float, created: float = 30, ended: float | None = 10, *, too_dear: int = 1) -> PodPrice:
+    """What an A40 cost, whose row was made and whose end began so many seconds ago."""
+    return PodPrice(A40.key, usd, ago(created), None if ended is None else ago(ended), too_dear)
 
 
 @pytest.mark.parametrize("budgets", [{"hourly_budget_usd": 1.0}, {"daily_budget_usd": 0.6}])
 def test_the_actual_price_of_a_pod_counts_for_the_next_one(budgets: dict[str, float]) -> None:
     """Otherwise pods that cost more than the catalogue says would be rented and ended again without end."""
     only = policy(**budgets, pool={"offers": (A40,)})
-    dear = brought_up(10, code=None, exit_cause=ExitCause.BUDGET, offer=A40.key, usd_per_gpu_hour=6.0)
-    made = plan(wanting(ended=(dear,)), only)
+    made = plan(wanting(pod_prices=(price(6.0),)), only)
     assert not spawned(made)
-    assert "$6.00/h" in said(made)[-1] or "needs $2.90" in said(made)[-1]
+    assert "$6.00/h, and RunPod's catalogue says $0.60/h" in said(made)[-1]
+    assert "costs $6.00/h" in said(made)[-1] or "needs $2.90" in said(made)[-1]
     other = policy(**budgets, pool={"offers": (A40, L4)})
-    assert spawned(plan(wanting(ended=(dear,)), other))[0].offer == L4
-    assert spawned(plan(wanting(ended=(replace(dear, at=ago(budget.PRICE_SEEN_S + 1)),)), only)), "prices change"
+    assert spawned(plan(wanting(pod_prices=(price(6.0),)), other))[0].offer == L4
+
+
+@pytest.mark.parametrize(
+    ("too_dear", "held_s"),
+    [
+        (0, budget.PRICE_SEEN_S),
+        (1, budget.TOO_DEAR_S),
+        (2, 2 * budget.TOO_DEAR_S),
+        (99, budget.TOO_DEAR_MAX_S),
+    ],
+)
+def test_a_price_counts_for_longer_each_time_it_was_too_high(too_dear: int, held_s: float) -> None:
+    """One expensive host must not stop the fleet for ever; and the reason says until when."""
+    only = policy(hourly_budget_usd=1.0, pool={"offers": (A40,)})
+    made = plan(wanting(pod_prices=(price(6.0, held_s, held_s - 1, too_dear=too_dear),)), only)
+    (reason,) = [one for one in made.decisions[0].blocked if one.kind is BlockedReason.DEAR_PODS]
+    assert reason.until == ago(-1)
+    assert spawned(plan(wanting(pod_prices=(price(6.0, held_s, held_s + 1, too_dear=too_dear),)), only))
+
+
+def test_the_newest_price_of_an_offer_counts() -> None:
+    """A cheap pod that lives does not hide what a later one cost, nor a dear one that a still later one was cheap."""
+    only = policy(hourly_budget_usd=2.5, pool={"offers": (A40,)})
+    cheap = busy("gpu-1", metadata=WorkerMetadata(offer=A40.key), price_usd_per_hour=0.59, created_at=ago(100))
+    assert not spawned(plan(wanting(0, 0, 0.59, workers=(cheap,), pod_prices=(price(5.9),)), only))
+    later = replace(cheap, created_at=ago(5))
+    assert spawned(plan(wanting(0, 0, 0.59, workers=(later,), pod_prices=(price(5.9),)), only))
+    dear = terminating("gpu-2", metadata=WorkerMetadata(offer=A40.key), price_usd_per_hour=5.9, created_at=ago(50))
+    assert not spawned(plan(wanting(0, 0, 0.59, workers=(cheap, dear)), only))
+
+
+def test_a_price_that_the_budget_has_room_for_stops_nothing() -> None:
+    """A higher limit ends the pause at once, and a price below the catalogue's does not count."""
+    rich = policy(hourly_budget_usd=7, pool={"offers": (A40,)})
+    (one,) = spawned(plan(wanting(pod_prices=(price(6.0),)), rich))
+    assert one.usd_per_hour == 6.0
+    poor = policy(hourly_budget_usd=0.5, pool={"offers": (A40,)})
+    made = plan(wanting(pod_prices=(price(0.1),)), poor)
+    assert [one.kind for one in made.decisions[0].blocked if one.count] == [BlockedReason.HOURLY_BUDGET]
+
+
+def test_no_two_spawns_of_an_offer_end_for_the_budget_in_a_row() -> None:
+    """An hour of ticks, with one cheap pod and later ones that cost ten times the catalogue's price."""
+    only = policy(hourly_budget_usd=2.5, pool={"offers": (A40,), "max_active": 2})
+    cheap = busy("gpu-1", metadata=WorkerMetadata(offer=A40.key), price_usd_per_hour=0.59, created_at=ago(5000))
+    paid: list[PodPrice] = []
+    for second in range(0, 3600, 10):
+        now = ago(-second)
+        seen = replace(wanting(0, 0, 0.59, workers=(cheap,)), now=now, pod_prices=tuple(paid[-1:]))
+        if spawned(plan(seen, only)):
+            paid.append(PodPrice(A40.key, 5.9, now, now + timedelta(seconds=5), len(paid) + 1))
+    assert len(paid) == 1
 
 
 def test_the_price_of_a_live_pod_counts_and_a_lower_one_does_not() -> None:
@@ -142,7 +198,7 @@ def test_all_workers_end_when_the_daily_budget_is_used_up() -> None:
     workers = (busy("gpu-1"), idle("gpu-2", 5), spawning("gpu-3"), terminating("gpu-4"))
     made = plan(wanting(9.4, 0.6, workers=workers), daily(10))
     assert {(a.worker_id, a.cause) for a in ended(made)} == {(f"gpu-{n}", ExitCause.BUDGET) for n in (1, 2, 3)}
-    assert ended(made)[0].reason == "$9.40 spent today + $0.60 committed reach DAILY_BUDGET_USD=10"
+    assert ended(made)[0].reason == "$9.40 spent today and $0.60 to end the workers reach DAILY_BUDGET_USD=10"
     assert not spawned(made)
     assert not ended(plan(wanting(9.39, 0.6, workers=workers), daily(10)))
 

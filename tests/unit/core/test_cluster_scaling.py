@@ -86,7 +86,7 @@ def test_the_money_for_all_missing_nodes_must_be_there_before_the_first_is_recor
     made = planning.plan(there, poor)
     assert not spawned(made)
     (said,) = build.said(made)
-    assert said.startswith("4 spawns blocked: its 4 missing nodes start together or not at all")
+    assert said.startswith("4 spawns blocked: Its 4 missing nodes start together or not at all")
     assert "MAX_HOURLY_COST_USD=11" in said
 
 
@@ -95,13 +95,13 @@ def test_the_day_must_have_room_for_all_of_them_too() -> None:
     assert len(spawned(planning.plan(there, policy(daily_budget_usd=100)))) == 4
     made = planning.plan(there, policy(daily_budget_usd=12))
     assert not spawned(made)
-    assert "DAILY_BUDGET_USD=12" in build.said(made)[0]
+    assert "Spent today: $9.00 of $12.00." in build.said(made)[0]
 
 
 def test_more_nodes_than_the_pool_may_have_are_said() -> None:
     made = planning.plan(seen(nodes=9), policy())
     assert made.decisions[0].target == 8
-    assert "1 worker blocked: MAX_ACTIVE_GPUS=8" in build.said(made)
+    assert "1 worker blocked: The pool has all the workers that it may have: MAX_ACTIVE_GPUS=8." in build.said(made)
 
 
 def test_a_member_never_ends_because_it_is_idle_or_beyond_the_wanted_nodes() -> None:
@@ -180,3 +180,12 @@ def test_a_cluster_pool_changes_nothing_for_a_queue_pool() -> None:
     mine = [one for one in after.actions if getattr(one, "pool", "default") == "default"]
     assert mine == list(before.actions)
     assert after.decisions[0] == before.decisions[0]
+
+
+def test_many_failed_nodes_are_not_replaced_before_they_end() -> None:
+    """One tick writes a bounded number of rows: the ends come first, so the pool never has more than its limit."""
+    nodes = [node(f"gpu-{n:02}") for n in range(49)]
+    members = {one.id: "failed" if index < 31 else "ready" for index, one in enumerate(nodes)}
+    made = planning.plan(seen(*nodes, nodes=47, members=members), policy(pool={"max_active": 49}))
+    assert len(ended(made)) > 0
+    assert len(nodes) - len(ended(made)) + len(spawned(made)) <= 49

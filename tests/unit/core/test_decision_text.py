@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.core import decision_text
 from orchestrator.core.actions import Plan, Spawn, Terminate
-from orchestrator.core.model import Snapshot
+from orchestrator.core.model import Demand, Snapshot
 from orchestrator.core.plan import plan
 from tests.unit.core.build import busy, idle, policy, snapshot, spawning
 
@@ -45,6 +45,15 @@ def told(made: Plan) -> str:
 def test_a_decision_is_a_plain_sentence(seen: Snapshot, pool: dict[str, Any], sentence: str) -> None:
     """It names the part of the formula that decides."""
     assert told(plan(seen, policy(pool=pool))) == sentence
+
+
+def test_tasks_of_a_paused_pool_are_not_said_to_be_none() -> None:
+    """Workers that are there run them; no other is started for them."""
+    paused = Demand("default", 0, 1, {"paused": 2}, None)
+    text = told(plan(snapshot(busy("gpu-1"), demand=(paused,)), policy()))
+    assert text == "2 tasks ready and 1 running, but spawning is paused, 3 per GPU → 1 worker"
+    paused = Demand("default", 0, 0, {"paused": 1, "scheduled": 4}, None)
+    assert told(plan(snapshot(demand=(paused,)), policy())) == "1 task ready, but spawning is paused → 0 workers"
 
 
 def test_workers_are_counted_by_what_they_do() -> None:

@@ -105,7 +105,9 @@ def test_the_fix_of_a_pod_that_starts_late_gives_it_more_time() -> None:
     """The deadline of the stage ends it before that of the whole bring-up: either one alone changes nothing."""
     fix = FailureCode.NO_RUNTIME.row.fix
     advised = {name: int(seconds) for name, seconds in re.findall(r"(\w+)=(\d+)", fix)}
-    assert set(re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", fix)) == {"BRINGUP_DEADLINES", "SPAWNING_TIMEOUT_SEC"}
+    assert set(re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", fix)) == {
+        "BRINGUP_DEADLINES", "SPAWNING_TIMEOUT_SEC", "RUNPOD_REGISTRY_AUTH",
+    }  # fmt: skip
     assert advised["pod_running"] > STAGE_SPECS[Stage.POD_RUNNING].deadline_s
     assert advised["SPAWNING_TIMEOUT_SEC"] > max(advised["pod_running"], policy().spawning_timeout_s)
 

@@ -12,17 +12,36 @@ from orchestrator.core.failures import FailureCode
 from orchestrator.core.fitness import UNCLAIMED_S
 from orchestrator.core.host_strikes import strikes
 from orchestrator.core.liveness import ObservationWindow
-from orchestrator.core.model import Demand, HeldBack, Snapshot, StoreOutage, Worker
+from orchestrator.core.model import Demand, HeldBack, Snapshot, Spent, StoreOutage, Worker
 from orchestrator.core.plan import plan
 from orchestrator.core.states import State
-from tests.unit.core.build import ago, brought_up, busy, idle, policy, said, snapshot, spawning, terminating
+from tests.unit.core.build import ago, busy, idle, policy, said, snapshot, spawning, terminating
 
 ONE = frozenset({"travel"})
 
 
 def held(name: str = "gpu-1", seconds: float = 10, **changes: Any) -> Worker:
-    back = HeldBack(ago(seconds), 5, changes.pop("types", ONE), ("HANDLER_ERROR",), changes.pop("elsewhere", None))
-    return idle(name, seconds, held_back=back, release="image@", **changes)
+    back = HeldBack(ago(seconds), 5, ONE, ("HANDLER_ERROR",))
+    names = {
+        "failures",
+        "suspect",
+        "until",
+        "trials",
+        "done_elsewhere",
+        "failed_elsewhere",
+        "meanwhile",
+        "alike",
+        "unlike",
+        "release_works",
+    }
+    back = replace(back, **{key: changes.pop(key) for key in names & set(changes)})
+    return idle(name, seconds, held_back=back, **{"release": "image@"} | changes)
+
+
+def paused(name: str = "gpu-1", **changes: Any) -> Worker:
+    """Its tasks fail on other machines too."""
+    elsewhere: dict[str, Any] = {"suspect": False, "until": ago(-20), "failed_elsewhere": 5}
+    return held(name, **elsewhere | changes)
 
 
 def ends(made: Plan) -> list[tuple[str, ExitCause, FailureCode | None]]:
@@ -33,76 +52,185 @@ def spawns(seen: Snapshot, **changes: Any) -> int:
     return sum(isinstance(a, Spawn) for a in plan(seen, policy(**changes)).actions)
 
 
-def test_a_worker_is_sick_if_another_one_completes_such_tasks() -> None:
+def test_a_worker_is_sick_if_others_complete_most_of_its_tasks() -> None:
     """It is replaced, and its host gets a strike."""
-    sick = held(elsewhere=ago(3), machine_id="m1")
+    sick = held(done_elsewhere=3, meanwhile=True, machine_id="m1")
     made = plan(snapshot(sick, busy("gpu-2"), claimable=1, running=1), policy())
     assert ends(made) == [("gpu-1", ExitCause.WORKER_SICK, FailureCode.TASKS_FAIL_HERE)]
     assert [strike.key for strike in strikes(sick, FailureCode.TASKS_FAIL_HERE)] == ["machine:m1"]
 
 
-def test_a_held_back_worker_is_no_capacity_and_another_one_gives_the_second_opinion() -> None:
-    """It does not count for the target, but for MAX_ACTIVE_GPUS. It ends only once the cause is known."""
-    seen = snapshot(held(), claimable=3)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"done_elsewhere": 2},
+        {"done_elsewhere": 3, "failed_elsewhere": 3},
+        {"done_elsewhere": 5, "meanwhile": False},  # the world was at fault, perhaps: it claims one more task first
+        {"suspect": False, "until": ago(-20), "failed_elsewhere": 5},
+    ],
+    ids=str,
+)
+def test_a_few_tasks_that_succeed_elsewhere_end_no_worker(changes: dict[str, Any]) -> None:
+    """Nor do tasks that failed before others could complete them, while there is another one to try."""
+    sick = held(**{"meanwhile": True} | changes)
+    assert ends(plan(snapshot(sick, busy("gpu-2"), claimable=1, running=1), policy())) == []
+
+
+def test_the_last_tasks_decide_if_there_is_none_to_try() -> None:
+    """Otherwise the next tasks would come to a sick worker."""
+    sick = held(done_elsewhere=5)
+    assert ends(plan(snapshot(sick, busy("gpu-2"), running=1), policy())) == [
+        ("gpu-1", ExitCause.WORKER_SICK, FailureCode.TASKS_FAIL_HERE)
+    ]
+    first = held(done_elsewhere=5, alike=True)  # first attempts fail on the others too, and later ones do not
+    assert ends(plan(snapshot(first, busy("gpu-2"), running=1), policy())) == []
+
+
+def test_so_many_failures_that_chance_does_not_explain_them_end_a_worker() -> None:
+    """Although tasks fail on the others at first, and some of its own failed there too. It claims once more before."""
+    many: dict[str, Any] = {"done_elsewhere": 6, "failed_elsewhere": 7, "alike": True, "unlike": True, "trials": 1}
+    for suspect in (True, False):
+        sick = held(**many, suspect=suspect, until=ago(-20))
+        assert ends(plan(snapshot(sick, busy("gpu-2"), claimable=1, running=1), policy())) == [
+            ("gpu-1", ExitCause.WORKER_SICK, FailureCode.TASKS_FAIL_HERE)
+        ]
+    fewer: list[dict[str, Any]] = [{"trials": 0}, {"unlike": False}, {"done_elsewhere": 2}]
+    for less in fewer:
+        well = held(**many | less, until=ago(-20))
+        assert ends(plan(snapshot(well, busy("gpu-2"), claimable=1, running=1), policy())) == []
+
+
+def test_a_suspect_is_no_capacity_and_another_worker_tries_its_tasks() -> None:
+    """It does not count for the target, but for MAX_ACTIVE_GPUS. One more is started, however many tasks wait."""
+    seen = snapshot(held(), claimable=300)
     assert ends(plan(seen, policy())) == []
     assert spawns(seen) == 1
+    assert spawns(snapshot(held(), spawning("gpu-2"), claimable=300)) == 0
     full = snapshot(held(), busy("gpu-2"), claimable=300, running=1)
     assert spawns(full, pool={"max_active": 3}) == 1
     assert spawns(snapshot(held(), claimable=0)) == 0
 
 
-def test_a_release_is_bad_if_all_its_workers_fail() -> None:
-    """Both go, no host gets a strike, and the breaker lets one canary at a time try."""
-    seen = snapshot(held("gpu-1", machine_id="m1"), held("gpu-2", machine_id="m2"), claimable=300)
-    bringups = tuple(brought_up(200, promoted=True, worker_id=name, worked=True) for name in ("gpu-1", "gpu-2"))
-    made = plan(replace(seen, ended=bringups), policy())
+def test_a_worker_whose_tasks_fail_elsewhere_too_pauses_and_none_is_started() -> None:
+    """The inputs are bad, or the release. Another worker would only fail them too."""
+    for works, words in ((True, "The last tasks failed on every worker"), (False, "Release image@ fails its tasks")):
+        seen = snapshot(paused("gpu-1", release_works=works), paused("gpu-2", release_works=works), claimable=300)
+        made = plan(seen, policy())
+        assert ends(made) == []
+        assert not any(isinstance(action, Spawn) for action in made.actions)
+        assert words in said(made)[-1]
+        assert spawns(seen, code_sha="next") == 1, "a new release has its own canary, at once"
+    well = snapshot(paused("gpu-1"), busy("gpu-2", release="image@"), claimable=300, running=1)
+    assert spawns(well) > 0
+
+
+def test_tasks_that_fail_on_every_worker_are_named_also_where_no_worker_is_missing() -> None:
+    """All places are taken, or few tasks wait: no spawn is blocked, but the tasks are."""
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"suspect": True}, "The last tasks failed on every worker (HANDLER_ERROR)"),
+        ({"suspect": False}, "Release image@ fails its tasks on every worker"),
+    ]
+    for state, words in cases:
+        failing = [held(f"gpu-{n}", machine_id=f"m{n}", release_works=False, **state) for n in (1, 2)]
+        full = plan(snapshot(*failing, claimable=14), policy(pool={"max_active": 2}))
+        assert not any(isinstance(action, Spawn) for action in full.actions)
+        assert [text for text in said(full) if words in text and text.startswith("14 tasks blocked")], said(full)
+        assert not any(words in text for text in said(plan(snapshot(*failing), policy(pool={"max_active": 2}))))
+    few = plan(snapshot(paused("gpu-1", release_works=False), claimable=1), policy())
+    assert any("1 task blocked: Release image@ fails its tasks" in text for text in said(few)), said(few)
+
+
+def test_of_a_bad_release_one_worker_stays_and_tries() -> None:
+    """The others end once that is certain. No host gets a strike."""
+    sure = {"failures": 16, "trials": 3, "release_works": False}
+    seen = snapshot(*(paused(f"gpu-{n}", machine_id=f"m{n}", **sure) for n in (1, 2)), claimable=300)
     bad = (ExitCause.RELEASE_BAD, FailureCode.TASKS_FAIL_EVERYWHERE)
-    assert ends(made) == [("gpu-1", *bad), ("gpu-2", *bad)]
-    assert strikes(seen.workers[0], bad[1]) == ()
-    fallen = tuple(replace(c, exit_cause=bad[0], failure_code=bad[1], ending_since=ago(60)) for c in bringups)
-    later = replace(snapshot(claimable=300), ended=fallen)
-    assert spawns(later) == 1
-    assert "fails its tasks on every worker" in said(plan(later, policy()))[-1]
-    cured = brought_up(20, promoted=True, worker_id="gpu-3", worked=True)
-    assert spawns(replace(later, ended=(*fallen, cured))) == 4
-    assert spawns(later, code_sha="next") == 1, "a new release has its own canary"
+    assert ends(plan(seen, policy())) == [("gpu-2", *bad)]
+    assert strikes(seen.workers[1], bad[1]) == ()
+    for less in ({"failures": 15}, {"trials": 2}, {"release_works": True}):
+        other = snapshot(*(paused(f"gpu-{n}", **sure | less) for n in (1, 2)), claimable=300)
+        assert ends(plan(other, policy())) == []
+    alone = snapshot(paused("gpu-1", **sure), busy("gpu-2", release="image@"), claimable=300, running=1)
+    assert ends(plan(alone, policy())) == []
 
 
-@pytest.mark.parametrize("changes", [{"types": frozenset({"other"})}, {"machine_id": "m1"}], ids=str)
-def test_two_that_fail_other_tasks_or_on_one_machine_are_no_second_opinion(changes: dict[str, Any]) -> None:
-    """They may both be sick."""
-    assert ends(plan(snapshot(held("gpu-1", machine_id="m1"), held("gpu-2", **changes), claimable=1), policy())) == []
+def test_a_worker_of_an_earlier_release_is_superseded() -> None:
+    """What a corrected release completes says nothing about the host of the earlier one."""
+    old, new = paused("gpu-1", release="image@old"), busy("gpu-2", release="image@")
+    assert ends(plan(snapshot(old, new, claimable=3, running=1), policy())) == [("gpu-1", ExitCause.SUPERSEDED, None)]
+    assert ends(plan(snapshot(old, claimable=3), policy())) == []
 
 
-def test_without_room_for_a_second_opinion_the_successor_gives_it() -> None:
-    """The worker is replaced at once. If its successor fails too, the release is bad."""
-    alone = snapshot(held(), claimable=3)
-    (first,) = ends(plan(alone, policy(pool={"max_active": 1})))
-    assert first == ("gpu-1", ExitCause.WORKER_SICK, FailureCode.TASKS_FAIL_UNJUDGED)
-    assert strikes(held(machine_id="m1"), first[2]) == ()
-    gone = brought_up(300, promoted=True, worker_id="gpu-1", exit_cause=first[1], failure_code=first[2])
-    again = replace(snapshot(held("gpu-2"), claimable=3), ended=(replace(gone, ending_since=ago(200)),))
-    (second,) = ends(plan(again, policy(pool={"max_active": 1})))
-    assert second == ("gpu-2", ExitCause.RELEASE_BAD, FailureCode.TASKS_FAIL_EVERYWHERE)
-    long_ago = replace(again, ended=(replace(gone, ending_since=ago(3700)),))
-    assert ends(plan(long_ago, policy(pool={"max_active": 1}))) == [("gpu-2", *first[1:])]
+def test_a_changed_release_gets_a_place_although_failing_workers_hold_all() -> None:
+    """One of them ends for it. Without a change, none does."""
+    failing = [paused(f"gpu-{n}", release="image@old") for n in (1, 2)]
+    made = plan(snapshot(*failing, claimable=9), policy(pool={"max_active": 2}))
+    assert [cause for _, cause, _ in ends(made)] == [ExitCause.SUPERSEDED]
+    assert spawns(snapshot(*failing, claimable=9), pool={"max_active": 3}) == 1
+    same = snapshot(*(paused(f"gpu-{n}") for n in (1, 2)), claimable=9)
+    assert ends(plan(same, policy(pool={"max_active": 2}))) == []
+
+
+def test_two_suspects_without_room_for_a_third_try_each_others_tasks() -> None:
+    """They may be well. On one machine, they are no second opinion."""
+    two = [held(f"gpu-{n}", trials=1, machine_id=f"m{n}") for n in (1, 2)]
+    assert ends(plan(snapshot(*two, claimable=9), policy(pool={"max_active": 2}))) == []
+    one = [held(f"gpu-{n}", trials=1, machine_id="m1") for n in (1, 2)]
+    assert len(ends(plan(snapshot(*one, claimable=9), policy(pool={"max_active": 2})))) > 0
+
+
+def test_without_room_for_a_second_worker_a_successor_tries_the_tasks() -> None:
+    """After the suspect has claimed once more in vain. No host gets a strike."""
+    one = {"max_active": 1}
+    assert ends(plan(snapshot(held(), claimable=3), policy(pool=one))) == []
+    again = held(trials=1, machine_id="m1")
+    (end,) = ends(plan(snapshot(again, claimable=3), policy(pool=one)))
+    assert end == ("gpu-1", ExitCause.WORKER_SICK, FailureCode.TASKS_FAIL_UNJUDGED)
+    assert strikes(again, end[2]) == ()
+    assert ends(plan(snapshot(again, claimable=3), policy(pool={"max_active": 2}))) == []
+    assert ends(plan(snapshot(paused(trials=1), claimable=3), policy(pool=one))) == []
+
+
+def test_without_money_for_a_second_worker_a_successor_tries_the_tasks() -> None:
+    """The only worker that the budget pays for would else stay. It does not end for one that is not affordable."""
+    prices = {"NVIDIA A40|SECURE": 0.39, "NVIDIA L4|SECURE": 0.43}
+    again = held(trials=1, price_usd_per_hour=0.39, reserved_usd_per_hour=0.39)
+    for usd, limit, ended in ((0.39, 0.5, 1), (0.39, 0.78, 0), (0.78, 0.5, 0)):
+        seen = snapshot(again, claimable=3, prices=prices, spent=Spent(0, 0, usd))
+        found = [one[2] for one in ends(plan(seen, policy(hourly_budget_usd=limit))) if one[1] is ExitCause.WORKER_SICK]
+        assert found == [FailureCode.TASKS_FAIL_UNJUDGED] * ended, (usd, limit)
+    first = snapshot(replace(again, held_back=held().held_back), claimable=3, prices=prices, spent=Spent(0, 0, 0.39))
+    assert ends(plan(first, policy(hourly_budget_usd=0.5))) == []
 
 
 def test_a_successor_beyond_the_limit_does_not_keep_the_worker_that_it_replaces() -> None:
     """Where only the successor's row was written, and not the worker's end, the next tick still ends the worker."""
-    seen = snapshot(held(), spawning("gpu-2"), claimable=3)
+    seen = snapshot(held(trials=1), spawning("gpu-2"), claimable=3)
     assert ends(plan(seen, policy(pool={"max_active": 1}))) == [
         ("gpu-1", ExitCause.WORKER_SICK, FailureCode.TASKS_FAIL_UNJUDGED)
     ]
     assert ends(plan(seen, policy(pool={"max_active": 2}))) == []
 
 
-def test_the_wait_for_a_second_opinion_has_an_end() -> None:
-    """A worker whose state stays unknown costs money for no longer than a bring-up may take."""
-    assert ends(plan(snapshot(held(seconds=899)), policy())) == []
-    assert ends(plan(snapshot(held(seconds=901)), policy())) == [
+def test_a_suspect_whose_tasks_nobody_can_try_is_replaced_in_the_end() -> None:
+    """Many tasks failed, each at its last attempt, while others completed such tasks. No host gets a strike."""
+    many: dict[str, Any] = {"failures": 16, "trials": 3, "meanwhile": True}
+    assert ends(plan(snapshot(held(**many), busy("gpu-2"), claimable=3, running=1), policy())) == [
         ("gpu-1", ExitCause.WORKER_SICK, FailureCode.TASKS_FAIL_UNJUDGED)
     ]
+    fewer: list[dict[str, Any]] = [{"failures": 15}, {"trials": 2}, {"meanwhile": False}, {"failed_elsewhere": 1}]
+    for less in fewer:
+        assert ends(plan(snapshot(held(**many | less), busy("gpu-2"), claimable=3, running=1), policy())) == []
+
+
+def test_an_idle_suspect_ends_like_any_idle_worker() -> None:
+    """It is no capacity, so no scale-down would end it."""
+    assert ends(plan(snapshot(held(seconds=599)), policy())) == []
+    assert ends(plan(snapshot(held(seconds=601)), policy())) == [("gpu-1", ExitCause.IDLE_TIMEOUT, None)]
+    assert ends(plan(snapshot(held(seconds=601), claimable=1), policy())) == []
+    retries = (Demand("default", 0, 0, {"scheduled": 5}, None),)  # others may still try its tasks
+    assert ends(plan(snapshot(held(seconds=601), demand=retries), policy())) == []
+    assert len(ends(plan(snapshot(held(seconds=901), demand=retries), policy()))) == 1
 
 
 def waiting(*workers: Worker, seconds: float = UNCLAIMED_S, **changes: Any) -> Snapshot:
@@ -175,3 +303,40 @@ def test_each_worker_of_a_large_fleet_is_looked_at_once(monkeypatch: pytest.Monk
     monkeypatch.setattr(fitness, "_claims_nothing", counted)
     plan(snapshot(*(busy(f"gpu-{number}") for number in range(300)), claimable=50), policy())
     assert looks == 300
+
+
+WARM = [{"min_active": 1}, {"min_active": 1, "max_active": 1}, {"keep_idle": 1}]
+
+
+@pytest.mark.parametrize("pool", WARM, ids=str)
+@pytest.mark.parametrize("until", [None, ago(670)], ids=["waits", "may claim"])
+def test_a_warm_worker_whose_last_inputs_were_bad_stays_while_no_task_comes(pool: Any, until: Any) -> None:
+    """No second one is rented for nothing, and the idle timeout does not end it."""
+    for seconds in (30, 700):
+        made = plan(snapshot(held(seconds=seconds, until=until)), policy(pool=pool))
+        assert made.actions == ()
+        assert "1 fewer, because as many suspects stay warm" in made.decisions[0].rule
+
+
+def test_a_suspect_is_no_warm_worker_where_another_is_or_tasks_wait_or_a_fault_blocks_it() -> None:
+    suspect, rules = held(seconds=700, until=ago(670)), policy(pool={"min_active": 1})
+    for other in (idle("gpu-2", 50, release="image@"), spawning("gpu-2", release="image@")):
+        assert ends(plan(snapshot(suspect, other), rules)) == [("gpu-1", ExitCause.IDLE_TIMEOUT, None)]
+    second = held("gpu-2", seconds=700, until=ago(670))
+    assert ends(plan(snapshot(suspect, second), rules)) == [("gpu-2", ExitCause.IDLE_TIMEOUT, None)]
+    for seen in (
+        snapshot(suspect, claimable=1),
+        snapshot(replace(suspect, release="image@earlier")),
+        snapshot(replace(suspect, disk_full_since=ago(10))),
+    ):
+        assert spawns(seen, pool={"min_active": 1}) == 1
+
+
+def test_the_correction_of_a_release_takes_the_place_of_a_worker_that_is_held_back() -> None:
+    """A full pool stays within its limit, although a worker that claims nothing is no capacity."""
+    here = [held(f"gpu-{n}", machine_id=f"m{n}", release="old@") for n in (1, 2)]
+    seen = snapshot(*here, busy("gpu-3", release="old@"), claimable=9, running=1)
+    made = plan(seen, policy(pool={"max_active": 3}))
+    assert [a for a in made.actions if isinstance(a, Spawn)] == []
+    assert [(one[0], one[1]) for one in ends(made)] == [("gpu-1", ExitCause.SUPERSEDED)]
+    assert spawns(seen, pool={"max_active": 4}) == 1

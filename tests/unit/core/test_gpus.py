@@ -98,6 +98,31 @@ def test_the_inventory_matches_what_was_rented_or_says_why_not(
     assert code(gpus.inventory(output(statuses, gpus=rows), gpu_type, count)) == expected
 
 
+@pytest.mark.parametrize(
+    ("rows", "count", "says"),
+    [
+        (ONE, 2, "1 GPUs answer, 2 are rented: GPU 0 at 0:4e:0; missing: GPU 1"),
+        (
+            ONE + "\n" + NO_HANDLE.format("5D", "GPU is lost."),
+            2,
+            "missing: GPU 1; nvidia-smi says: Unable to determine",
+        ),
+        (
+            TWO.replace("5D:00.0, NVIDIA H100 80GB HBM3", "5D:00.0, [GPU requires reset]"),
+            2,
+            "missing: GPU 1; nvidia-smi",
+        ),
+        (TWO, 1, "2 GPUs answer, 1 are rented: GPU 0 at 0:4e:0, GPU 1 at 0:5d:0"),
+        (TWO, 16, "missing: GPU 2, GPU 3, GPU 4, GPU 5, GPU 6, GPU 7, GPU 8, GPU 9"),
+    ],
+)
+def test_a_wrong_count_names_the_gpus(rows: str, count: int, says: str) -> None:
+    """Those that answer, and those that do not."""
+    fault = gpus.inventory(output({}, gpus=rows), H100, count).fault
+    assert fault is not None
+    assert says in str(fault)
+
+
 def test_values_unknown_to_nvidia_smi_are_recorded_as_unknown() -> None:
     """Neither the good nor the bad of it is made up."""
     seen = output(gpus=R4090_ROW.replace("24564, 2,", "ERR!, [N/A],"), remapped=f"{UUIDS[0]}, [N/A], [N/A]", xid="",

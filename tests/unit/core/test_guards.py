@@ -8,7 +8,7 @@ import pytest
 from orchestrator.core.actions import Plan, Spawn, Terminate
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
-from orchestrator.core.findings import GUARDS, GuardFinding, Severity, findings_of
+from orchestrator.core.findings import GUARDS, MAX_SIGNALS, UNCHECKED, GuardFinding, Severity, findings_of
 from orchestrator.core.guards import LASTS_S, PACE_S
 from orchestrator.core.model import EndedBringUp, FaultedWorker, Snapshot, StoreOutage, Worker
 from orchestrator.core.plan import plan
@@ -58,7 +58,10 @@ def test_a_c_finding_ends_its_worker_at_once_and_blames_its_host(code: str) -> N
     assert code in end.reason
 
 
-@pytest.mark.parametrize("code", sorted(code for code, guard in GUARDS.items() if guard.severity is Severity.BLOCK))
+LASTING = sorted(code for code, one in GUARDS.items() if one.severity is Severity.BLOCK and code != UNCHECKED)
+
+
+@pytest.mark.parametrize("code", LASTING)
 def test_an_h_finding_makes_its_worker_no_capacity_and_ends_it_after_ten_minutes(code: str) -> None:
     """Until then, another worker may be started; then it finishes its task and is replaced."""
     lately = snapshot(sick("gpu-1", record(code, "H", LASTS_S - 1)), claimable=1, running=1)
@@ -67,6 +70,43 @@ def test_an_h_finding_makes_its_worker_no_capacity_and_ends_it_after_ten_minutes
     (end,) = ends(snapshot(sick("gpu-1", record(code, "H", LASTS_S)), running=1))
     assert end.code == GUARDS[code].code
     assert end.cause.row.drains
+
+
+def test_a_driver_without_an_answer_ends_no_worker_during_a_task() -> None:
+    """However long that lasts: the agent checks it before the next task. An idle worker without a check ends."""
+    hung = sick("gpu-1", record(UNCHECKED, "H", 9_000))
+    assert ends(snapshot(hung, running=1)) == []
+    assert any(isinstance(action, Spawn) for action in made(snapshot(hung, claimable=1, running=1)).actions)
+    idle_for = [replace(idle("gpu-1", seconds), findings=hung.findings) for seconds in (LASTS_S - 1, LASTS_S)]
+    assert ends(snapshot(idle_for[0])) == []
+    (end,) = ends(snapshot(idle_for[1]))
+    assert (end.cause, end.code) == (ExitCause.WORKER_SICK, FailureCode.GPU_HUNG)
+
+
+def test_a_signal_without_an_answer_is_shown_and_has_no_effect() -> None:
+    """As a warning, if each machine with a GPU gives this signal."""
+    signals = {
+        "nvidia_smi": "no answer within 4 s",
+        "kernel_log": "Operation not permitted",
+        5: 5,
+        "x": None,
+        "\x00": "",
+    }
+    found = findings_of({"unknown": signals, "findings": [record(*XID_79)]})
+    assert [(one.code, one.severity, one.evidence) for one in found[1:]] == [
+        ("SIGNAL_LOST", Severity.WARN, "nvidia_smi: no answer within 4 s"),
+        ("SIGNAL_UNKNOWN", Severity.NOTE, "kernel_log: Operation not permitted"),
+    ]
+    assert [one.code for one in findings_of({"unknown": {"nvidia_smi": "No such file or directory"}})] == [
+        "SIGNAL_UNKNOWN"
+    ]
+    assert len(findings_of({"unknown": {f"signal {n}": "?" for n in range(1_000)}})) == MAX_SIGNALS
+    junk: tuple[Any, ...] = (None, 5, [], "nvidia_smi", {"a": {"b": 1}})
+    for garbage in junk:
+        assert findings_of({"unknown": garbage}) == ()
+    worker = busy("gpu-1", findings=found[1:])
+    assert worker.is_fit
+    assert ends(snapshot(worker, running=1)) == []
 
 
 @pytest.mark.parametrize("code", ["DISK_FULL", "INODES_FULL"])

@@ -32,3 +32,9 @@ def test_an_unknown_machine_or_data_center_gets_no_strike() -> None:
     """No machine, no place: nothing to remember."""
     assert strikes(worker(machine_id=None, data_center=None), FailureCode.ECC) == ()
     assert [s.after for s in strikes(worker(machine_id="m", data_center="EU-1"), FailureCode.ECC)] == [1, 2]
+
+
+def test_a_machine_is_blamed_the_same_in_every_pool() -> None:
+    """The second pool with the same code adds to the strikes of the first: both rent the same machines."""
+    first, second = (worker(name, pool=name, machine_id="m1", data_center="EU-1") for name in ("default", "second"))
+    assert [strikes(first, code) for code in FailureCode] == [strikes(second, code) for code in FailureCode]

@@ -519,12 +519,12 @@ def test_the_flush_of_an_unreachable_pod_ends_earlier() -> None:
 
 def test_a_pod_that_outlives_its_delete_is_remarked_on_once() -> None:
     """The row says that the delete was answered and since when the pod is listed all the same."""
-    sent = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.PROVIDER, waiting_for="two complete lists")
+    sent = terminating("gpu-1", Stage.DELETING, waiting_on=WaitingOn.PROVIDER, waiting_for="the end")
     fresh, aged = (replace(sent, next_attempt_at=NOW + timedelta(seconds=left_s)) for left_s in (7, 5))
     assert only(snapshot(fresh)) is None
     said = only(snapshot(aged))
     assert isinstance(said, Wait)
-    assert said.waiting_for == "two complete lists: the delete was answered, and it is still listed since 11:59:55"
+    assert said.waiting_for == "the end: the delete was answered, and it is still listed since 11:59:55"
     assert only(snapshot(replace(aged, waiting_for=said.waiting_for))) is None
 
 
@@ -595,7 +595,8 @@ def test_a_search_for_the_pod_of_an_unknown_create_has_its_own_deadline() -> Non
     one = terminating("gpu-1", Stage.DELETING, pod_id=None, waiting_on=WaitingOn.ORCHESTRATOR, waiting_for="the call")
     said = only(snapshot(one, absent={"gpu-1": absent(1)}))
     assert isinstance(said, Wait)
-    assert (said.waiting_on, said.waiting_for) == (WaitingOn.PROVIDER, "lists over 60 s without a pod of its name")
+    assert said.waiting_on is WaitingOn.PROVIDER
+    assert said.waiting_for == "RunPod's confirmation that no pod has its name, over 60 s"
     assert said.deadline_s > 60
     searched = replace(one, waiting_on=WaitingOn.PROVIDER, waiting_for=said.waiting_for)
     assert only(snapshot(searched, absent={"gpu-1": absent(1)})) is None

@@ -11,7 +11,7 @@ from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import EndedBringUp, Pause
 from orchestrator.core.plan import plan
-from orchestrator.core.provider import Offer, Volume
+from orchestrator.core.provider import Offer, Volume, place_of
 from orchestrator.core.states import Stage, WaitingOn
 from orchestrator.core.worker_metadata import WorkerMetadata
 from tests.unit.core.build import A40, L4, NOW, ago, brought_up, cooling, pod_of, policy, said, snapshot, spawning
@@ -43,7 +43,7 @@ def test_no_spawn_while_every_offer_cools_down() -> None:
     dry = {A40.key: cooling(A40, 20), L4.key: cooling(L4, 40)}
     made = plan(snapshot(claimable=1, offers=dry), policy())
     assert not made.actions
-    assert said(made) == ["1 spawn blocked: every offer was refused recently, until 12:00:20"]
+    assert said(made) == ["1 spawn blocked: No GPU to rent now. Next try at 12:00:20."]
 
 
 @pytest.mark.parametrize(("budget", "creates"), [(1, 1), (2, 2), (4, 3), (None, 3)])
@@ -75,7 +75,7 @@ def test_a_place_where_hosts_failed_is_the_last_choice() -> None:
     avoid = {"place:EU-RO-1|NVIDIA A40": NOW + timedelta(seconds=600)}
     made = plan(snapshot(claimable=1, avoid=avoid), policy(pool={"offers": (ROMANIA, TEXAS)}))
     assert spawned(made)[0].offer == TEXAS
-    assert said(made) == [f"{ROMANIA.key} is tried last because hosts failed there, until 12:10:00"]
+    assert said(made) == [f"Tried last, because hosts failed there: {place_of(ROMANIA.key)}. Next try at 12:10:00."]
     assert made.decisions[0].retry_at is None  # it is a remark: nothing waits for it
     assert spawned(plan(snapshot(claimable=1, avoid=avoid), policy(pool={"offers": (ROMANIA,)})))
     over = {"place:EU-RO-1|NVIDIA A40": ago(1)}
@@ -96,16 +96,27 @@ def test_a_pod_on_an_avoided_machine_is_deleted() -> None:
     assert not [a for a in plan(elsewhere, policy()).actions if isinstance(a, Terminate)]
 
 
+def test_nothing_is_spawned_without_the_credentials_for_a_private_image() -> None:
+    """The plan says why, before a pod is paid for. Another pool with a public image is not affected."""
+    problem = "0 registry credentials are named 'absent'; the account has: dockerhub"
+    seen = snapshot(claimable=1, registry_problems={"absent": problem})
+    refused = plan(seen, policy(pool={"registry_auth": "absent"}))
+    assert not spawned(refused)
+    assert said(refused) == [f"1 spawn blocked: The registry credentials cannot be used: {problem}."]
+    for registry in (None, "dockerhub"):
+        assert spawned(plan(seen, policy(pool={"registry_auth": registry})))
+
+
 def test_a_volume_pins_the_data_centre() -> None:
     """Offers anywhere become offers there; offers of other centres are dropped, and the plan says so."""
     volumes = {"models": Volume("EU-RO-1", None)}
     pinned = {"volume_name": "models", "offers": (TEXAS, A40)}
     made = plan(snapshot(claimable=1, volumes=volumes), policy(pool=pinned))
     assert spawned(made)[0].offer == ROMANIA
-    assert said(made) == [f"{TEXAS.key} is not used: network volume models is in EU-RO-1"]
+    assert said(made) == [f"Not used, because network volume models is in EU-RO-1: {place_of(TEXAS.key)}."]
     nowhere = plan(snapshot(claimable=1, volumes=volumes), policy(pool=pinned | {"offers": (TEXAS,)}))
     assert not spawned(nowhere)
-    assert said(nowhere)[-1] == "1 spawn blocked: no offer is in EU-RO-1, where network volume models is"
+    assert said(nowhere)[-1] == "1 spawn blocked: No offer is in EU-RO-1, where network volume models is."
 
 
 def test_a_missing_volume_stops_spawning() -> None:
@@ -113,7 +124,7 @@ def test_a_missing_volume_stops_spawning() -> None:
     volumes = {"models": Volume(None, "0 network volumes are named 'models'")}
     made = plan(snapshot(claimable=1, volumes=volumes), policy(pool={"volume_name": "models"}))
     assert not made.actions
-    assert said(made) == ["1 spawn blocked: 0 network volumes are named 'models'"]
+    assert said(made) == ["1 spawn blocked: The network volume cannot be used: 0 network volumes are named 'models'."]
 
 
 def test_an_intent_is_created_or_says_what_it_waits_for() -> None:
@@ -129,19 +140,17 @@ def test_an_intent_is_created_or_says_what_it_waits_for() -> None:
     assert not plan(snapshot(told, claimable=1, offers=dry), policy()).actions
 
 
-@pytest.mark.parametrize(
-    ("waited_s", "waiting_for"), [(1, "every offer was refused recently, until 11:59:59"), (30, None)]
-)
+@pytest.mark.parametrize(("waited_s", "waiting_for"), [(1, "No GPU to rent now. Next try at 11:59:59."), (30, None)])
 def test_a_wait_whose_time_has_passed_is_recorded_again(waited_s: float, waiting_for: str | None) -> None:
     """With when the next try is now; and after half a minute in any case."""
     dry = {A40.key: cooling(A40, 20), L4.key: cooling(L4, 40)}
-    words = waiting_for or "every offer was refused recently, until 12:00:20"
+    words = waiting_for or "No GPU to rent now. Next try at 12:00:20."
     one = spawning(
         "gpu-1", Stage.INTENT, waiting_on=WaitingOn.CAPACITY, waiting_for=words, next_attempt_at=ago(waited_s)
     )
     (wait,) = plan(snapshot(one, claimable=1, offers=dry), policy()).actions
     assert isinstance(wait, Wait)
-    assert (wait.waiting_for, wait.until_s) == ("every offer was refused recently, until 12:00:20", 20)
+    assert (wait.waiting_for, wait.until_s) == ("No GPU to rent now. Next try at 12:00:20.", 20)
 
 
 def test_a_wait_ends_with_its_bringup() -> None:
@@ -159,8 +168,8 @@ def test_a_pause_holds_recorded_intents_too() -> None:
     made = plan(seen, policy())
     (wait,) = made.actions
     assert isinstance(wait, Wait)
-    assert (wait.waiting_on, wait.waiting_for) == (WaitingOn.OPERATOR, "paused (stock-taking)")
-    assert said(made) == ["1 recorded worker blocked: paused (stock-taking)"]
+    assert (wait.waiting_on, wait.waiting_for) == (WaitingOn.OPERATOR, "Paused: stock-taking.")
+    assert said(made) == ["1 recorded worker blocked: Paused: stock-taking."]
     wanted = spawning("gpu-9", Stage.INTENT, metadata=WorkerMetadata(asked_for="operator"))
     made = plan(replace(seen, workers=(wanted,)), policy())
     assert ([type(a) for a in made.actions], made.decisions[0].blocked) == ([Create], ())

@@ -28,6 +28,7 @@ storage_name = "models"
 [task_types.finetune]
 timeout_s = 7200
 max_attempts = 2
+keep_processes = true
 
 [task_types.draw]
 timeout_s = 60
@@ -72,7 +73,7 @@ def test_a_pool_is_the_environments_with_what_the_file_says(tmp_path: Path) -> N
     assert task_types == (
         TaskType("draw", None, 60, None),
         TaskType("eval", "training", None, None),
-        TaskType("finetune", "training", 7200, 2),
+        TaskType("finetune", "training", 7200, 2, keep_processes=True),
     )
 
 

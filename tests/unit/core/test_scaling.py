@@ -87,7 +87,7 @@ def test_blocked_tasks_never_scale() -> None:
 def test_a_target_above_the_limit_is_reported() -> None:
     """The limit that held back a spawn is named."""
     made = plan(snapshot(claimable=300), policy())
-    assert said(made) == ["96 workers blocked: MAX_ACTIVE_GPUS=4"]
+    assert said(made) == ["96 workers blocked: The pool has all the workers that it may have: MAX_ACTIVE_GPUS=4."]
 
 
 def test_rule_shows_its_arithmetic() -> None:
@@ -110,7 +110,7 @@ def test_pause_stops_spawns_only() -> None:
     pauses = {"*": Pause("stock-taking", None)}
     made = plan(snapshot(paused=pauses), policy(pool={"min_active": 3}))
     assert not spawned(made)
-    assert said(made) == ["3 spawns blocked: paused (stock-taking)"]
+    assert said(made) == ["3 spawns blocked: Paused: stock-taking."]
     assert ended(plan(snapshot(idle("gpu-1", 700), paused=pauses), policy())) == ["gpu-1"]
 
 
@@ -118,7 +118,7 @@ def test_tasks_that_wait_for_a_limit_start_no_worker() -> None:
     """They are blocked, by name, and no demand."""
     made = plan(snapshot(blocked={"concurrency": 9}), policy())
     assert not spawned(made)
-    assert said(made) == ["9 tasks blocked: they wait for a concurrency key or a limit of their type"]
+    assert said(made) == ["9 tasks blocked: They wait for a concurrency key or a limit of their type."]
 
 
 def test_one_pool_is_paused_for_a_time() -> None:
@@ -126,7 +126,7 @@ def test_one_pool_is_paused_for_a_time() -> None:
     until = NOW + timedelta(minutes=5)
     seen = snapshot(blocked={"paused": 9}, paused={"default": Pause("stock-taking", until)})
     made = plan(seen, policy())
-    assert said(made) == [f"9 tasks blocked: paused (stock-taking), until {until:%H:%M:%S}"]
+    assert said(made) == [f"9 tasks blocked: Paused: stock-taking. It ends at {until:%H:%M:%S}."]
     assert (made.decisions[0].target, made.decisions[0].retry_at) == (0, until)
     assert spawned(plan(snapshot(claimable=1, paused={"other": Pause("x", None)}), policy()))
 
@@ -247,7 +247,7 @@ def test_a_pool_that_is_not_configured_is_shown_and_its_idle_workers_end() -> No
     seen = replace(snapshot(*workers), demand=(Demand("old", 7, 1, {}, None),))
     made = plan(seen, policy())
     assert ended(made) == ["gpu-1"]
-    assert said(made, pool=1) == ["7 tasks blocked: no pool 'old' is configured"]
+    assert said(made, pool=1) == ["7 tasks blocked: No pool 'old' is configured."]
 
 
 def test_a_worker_that_an_operator_asked_for_comes_up_without_work() -> None:

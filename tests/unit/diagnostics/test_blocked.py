@@ -61,7 +61,10 @@ def test_a_reason_is_the_same_after_it_was_stored() -> None:
     """Every field."""
     reason = Blocked(BlockedReason.HALTED, 3, detail={"code": "QUOTA"}, until=NOW)
     assert from_json(reason.as_json()) == reason
-    assert line(reason) == "3 spawns blocked: halted by QUOTA, an operator must act, until 12:00:00"
+    assert line(reason) == (
+        "3 spawns blocked: RunPod refuses. The account may not rent more, because of a quota or a spending limit "
+        "(QUOTA). Next try at 12:00:00."
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,4 +86,4 @@ def test_numbers_and_times_make_no_other_reason_and_words_do() -> None:
     same = Blocked(BlockedReason.PACED, 2, detail={"bring_up_code": "NO_RUNTIME", "pace_s": 20})
     assert one.identity == same.identity
     assert one.identity != Blocked(BlockedReason.PACED, 3, detail={"bring_up_code": "POD_ERROR", "pace_s": 10}).identity
-    assert why(one) == "the last bring-up failed (NO_RUNTIME), one spawn in 10 s"
+    assert why(one) == "The last start of a worker failed (NO_RUNTIME). One worker is started in 10 s."

@@ -285,11 +285,12 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "a faulty machine without a task": (setting("workers.gpu-1", worker(health=finding("GPU_LOST", "C"), tasks_running=0)), "MEDIUM", "Workers", "gpu-1 is on a faulty machine", "timeline gpu-1", "seen"),
     "a machine that is not fit, alone": (lambda r: (waits({"Queued": 4}, claimable=4)(r), setting("workers.gpu-1", worker(health=finding("INODES_FULL", "H")))(r))[0], "HIGH", "Workers", "gpu-1 claims no tasks: The file system on which tasks run", "RUNPOD_CONTAINER_DISK_GB", "seen; by itself: it claims no tasks; an idle worker"),
     "a warning of an agent": (setting("workers.gpu-1", worker(health=finding("CPU_THROTTLED", "M"))), "MEDIUM", "Workers", "gpu-1: The pod's CPU quota stops the task while the GPU waits (CPU_THROTTLED)", "RUNPOD_MIN_VCPU", "seen"),
+    "GPUs whose state is unknown": (setting("workers.gpu-1", worker(health={"unknown": {"nvidia_smi": "no answer within 4 s"}})), "MEDIUM", "Workers", "gpu-1: The state of the GPUs is unknown: the agent gets no answer about them (SIGNAL_LOST)", "timeline gpu-1", "nvidia_smi: no answer within 4 s"),
     "a note of an agent": (setting("workers.gpu-1", worker(health=finding("CPU_BOUND", "I"))), "LOW", "Workers", "gpu-1: The task works on the CPU", "logs gpu-1", "seen"),
     "a finding of another version": (setting("workers.gpu-1", worker(health=finding("GPU_SINGS", "C"))), "LOW", "Workers", "does not know (GPU_SINGS)", "timeline gpu-1", "seen"),
     "no heartbeat": (setting("workers.gpu-1", worker(last_heartbeat=when(700), ssh=MUTE)), "HIGH", "Workers", "no heartbeat for 12 minutes", "explain gpu-1", "no answer within 12 s"),
     "SSH that does not answer": (setting("workers.gpu-1", worker(ssh=MUTE)), "MEDIUM", "SSH", "1 worker works, but cannot be reached over SSH", "explain gpu-1", "gpu-1: no answer within 12 s"),
-    "a worker that could not be asked": (setting("workers.gpu-1", {"error": "not asked: the report's 27 s were over"}), "MEDIUM", "Workers", "No facts are available about 1 worker", "diagnose gpu-1", "gpu-1: not asked"),
+    "a worker that could not be asked": (setting("workers.gpu-1", {"error": "not asked: the report's 27 s were over"}), "MEDIUM", "Workers", "No facts are available about 1 worker", "status gpu-1", "gpu-1: not asked"),
     "SSH authentication now": (setting("workers.gpu-1", worker(ssh=REFUSED)), "MEDIUM", "SSH", "SSH authentication fails", "RUNPOD_SSH", "now: gpu-1"),
     "SSH authentication before": (bringups("AUTH_FAILED", "PAIR_MISMATCH"), "MEDIUM", "SSH", "SSH authentication fails", "RUNPOD_SSH", "3 attempts"),
     "SSH unreachable": (bringups("TCP_TIMEOUT"), "MEDIUM", "SSH", "SSH connections failed within a day: TCP_TIMEOUT", "explain TCP_TIMEOUT", "3 attempts"),
@@ -310,8 +311,8 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "leases over": (setting("database_state.expired_leases", 2), "MEDIUM", "Tasks", "No worker holds 2 tasks that are In Progress", "once", ""),
     "an expensive day": (setting("database_state.spent", {"last_day_usd": 20, "usual_day_usd": 4}), "MEDIUM", "Cost", "$20.00 in the last 24 hours, usually $4.00", "cost --since 24h", ""),
     "a worker paid for nothing": (setting("workers.gpu-1", worker(busy_share=0.05, cost_usd=3)), "MEDIUM", "Cost", "cost $3.00 and worked for 5%", "explain gpu-1", ""),
-    "backlog held by a limit": (lambda r: (waits({"Queued": 30}, claimable=30, running=2, oldest_claimable_at=when(1200))(r), setting("orchestrator_analysis.scaling_decisions", [BLOCKED])(r))[0], "MEDIUM", "Scaling", "30 tasks wait, the oldest for 20 minutes", "raise MAX_ACTIVE_GPUS", "limited by: 3 workers blocked: MAX_ACTIVE_GPUS=2; ETA 16 minutes"),
-    "backlog of slow tasks": (waits({"Queued": 9}, claimable=9, mean_task_s=None, oldest_claimable_at=when(901)), "MEDIUM", "Scaling", "9 tasks wait", "TASKS_PER_GPU_THRESHOLD", "the 1 worker that it has; no ETA"),
+    "backlog held by a limit": (lambda r: (waits({"Queued": 30}, claimable=30, running=2, oldest_claimable_at=when(1200))(r), setting("orchestrator_analysis.scaling_decisions", [BLOCKED])(r))[0], "MEDIUM", "Scaling", "30 tasks wait, the oldest for 20 minutes", "raise MAX_ACTIVE_GPUS", "MAX_ACTIVE_GPUS=2. ETA 16 minutes"),
+    "backlog of slow tasks": (waits({"Queued": 9}, claimable=9, mean_task_s=None, oldest_claimable_at=when(901)), "MEDIUM", "Scaling", "9 tasks wait", "TASKS_PER_GPU_THRESHOLD", "the 1 worker that it has. No ETA"),
     "a place that cannot be reached": (setting("network_tests.supabase", {"accessible": False, "url": "https://x", "error": "ConnectError"}), "LOW", "Network", "supabase cannot be reached", "curl -i https://x", "ConnectError"),
     "old code": (setting("deployment_verification.code_consistency", {"workers_with_other_code": ["gpu-1"]}), "LOW", "Deployment", "1 worker runs other code", "new workers", "gpu-1"),
     "a slow database": (setting("database_state.response_time_ms", 3200), "MEDIUM", "Database", "an answer took 3.2 s", "doctor database", ""),
@@ -319,7 +320,7 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "a leader that is late": (setting("database_state.leader", {"holder": "us", "expires_at": when(-2)}), "LOW", "Orchestrator", "its leader us is silent for 13 s", "process hangs", ""),
     "S3 is away": (setting("database_state.store_away", {"reason": "S3 does not answer (x)", "since": when(60)}), "MEDIUM", "S3", "S3 cannot be used", "doctor s3", "S3 does not answer (x)"),
     "S3 cannot be reached from here": (setting("orchestrator_analysis.store", {"error": "Unavailable: S3: no"}), "MEDIUM", "S3", "S3 refuses or does not answer this process, but works for the orchestrator", "doctor s3", "Unavailable: S3: no"),
-    "S3 takes nothing from one worker": (setting("workers.gpu-1", worker(state_since=when(4_000), health={"store": {"since": when(700), "why": "no route"}})), "HIGH", "S3", "Worker gpu-1 has had a result for 12 minutes", "terminate gpu-1", ""),
+    "S3 takes nothing from one worker": (setting("workers.gpu-1", worker(state_since=when(4_000), health={"store": {"since": when(700), "why": "no route"}})), "HIGH", "S3", "Worker gpu-1 cannot store its result in S3, for 12 minutes now", "terminate gpu-1", ""),
     "S3 is slow": (setting("orchestrator_analysis.store", {"response_time_ms": 4000}), "MEDIUM", "S3", "one request took 4.0 s", "doctor s3", ""),
     "pods far from the bucket": (lambda r: (setting("environment.bucket_place", "eu-west-1")(r), setting("workers.gpu-1", worker(data_center="US-TX-3"))(r))[0], "MEDIUM", "S3", "1 worker runs in US-TX-3, on another continent than the bucket (eu-west-1)", "RUNPOD_DATA_CENTERS", ""),
     "no money": (setting("runpod_state.balance_usd", 0.0), "HIGH", "RunPod", "no money: $0.00", "add funds", ""),
@@ -336,32 +337,30 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "rows that policies hide": (setting("database_state", {"error": 'DatabaseAuth: fleet_report: query would be affected by row-level security policy for table "tasks"'}), "HIGH", "Database", "hides rows from the functions", "doctor database", "tasks"),
     "bring-ups that fail": (seen(failed_bringup("GPU_TYPE", 90), failed_bringup("GPU_TYPE")), "MEDIUM", "Workers", "Bring-ups fail in pool default: the last 2 bring-ups failed (GPU_TYPE): The pod's GPU is of another type", "timeline gpu-9", "gpu-9"),
     "bring-ups that have failed for long": (seen(failed_bringup("GPU_TYPE", 7_200), failed_bringup("GPU_TYPE")), "MEDIUM", "Workers", "Bring-ups fail in pool default: the last 2 bring-ups failed (GPU_TYPE)", "timeline gpu-9", "gpu-9"),
-    "a refusal to rent": (seen(failed_bringup("BALANCE")), "MEDIUM", "RunPod", "RunPod refuses to rent for pool default (BALANCE): The RunPod account has too little money", "add funds", ""),
+    "a refusal to rent": (seen(failed_bringup("BALANCE")), "MEDIUM", "RunPod", "RunPod refuses to rent for pool default (BALANCE): The balance of the RunPod account is too low", "add funds", ""),
     "a bring-up that has met a failure": (setting("workers.gpu-1", worker(status="spawning", stage="tcp", explanation={"who": "provider", "code": "TCP_TIMEOUT"})), "LOW", "Workers", "1 worker in bring-up at stage tcp, waiting on provider: to finish (TCP_TIMEOUT)", "explain gpu-1", "gpu-1"),
     "deletes without effect": (setting("workers.gpu-1", worker(status="terminating", stage="deleting", state_since=when(60), metadata={"deletes": 5}, waiting_for="it is still listed")), "HIGH", "RunPod", "has not deleted the pod of worker gpu-1 after 5 requests", "RunPod console", "still listed"),
     "deleted, and still listed": (setting("workers.gpu-1", worker(**DELETED, stage_since=when(590))), "LOW", "RunPod", "has not deleted the pod of worker gpu-1 yet", "none needed", "still listed"),
-    "a task lost with its worker": (lost(), "HIGH", "Tasks", "1 running task was lost with its worker (NO_HEARTBEAT/KILLED): Its agent was killed", "RUNPOD_MIN_MEMORY_GB", "worker gpu-9; t-1 Queued"),
+    "a task lost with its worker, and queued again": (lost(), "MEDIUM", "Tasks", "1 running task was lost with its worker (NO_HEARTBEAT/KILLED): Its agent was killed", "RUNPOD_MIN_MEMORY_GB", "worker gpu-9; t-1 Queued"),
     "a task lost, and running again": (lost(status="In Progress"), "MEDIUM", "Tasks", "1 running task was lost", "RUNPOD_MIN_MEMORY_GB", "t-1 In Progress"),
-    "a task lost a moment ago, and running again": (lost(status="In Progress", last_at=when(50)), "HIGH", "Tasks", "1 running task was lost", "RUNPOD_MIN_MEMORY_GB", "t-1 In Progress"),
-    "a task lost a moment ago, and done by its next attempt": (lost(status="Complete", last_at=when(50)), "MEDIUM", "Tasks", "1 running task was lost", "RUNPOD_MIN_MEMORY_GB", "t-1 Complete"),
+    "a task lost a moment ago, and running again": (lost(status="In Progress", last_at=when(50)), "MEDIUM", "Tasks", "1 running task was lost", "RUNPOD_MIN_MEMORY_GB", "t-1 In Progress"),
     "a poison task": (lost(workers=2, last_at=when(2000), code="POD_EXITED", exit_cause="pod_lost"), "HIGH", "Tasks", "Task t-1 (work) has ended 2 workers (POD_EXITED)", "tasks cancel t-1", "The pod's container ended"),
-    "a poison task that was given up": (lost(workers=3, last_at=when(2000), status="Failed"), "MEDIUM", "Tasks", "Task t-1 (work) has ended 3 workers", "explain t-1", ""),
     "agents that get no answer and finish their tasks": (setting("workers.gpu-1", worker(status="terminating", stage="draining", deadline_at=when(-60), waiting_on="operator", waiting_for="the gateway: no answer")), "HIGH", "Orchestrator", "1 worker is silent and may be well; waiting for the gateway: no answer", "WORKER_API_URL", "or their drain"),
     "a worker that failed in service": (seen(failed_bringup("DISK_FULL", promoted=True, exit_cause=ExitCause.WORKER_SICK, ending_since=ago(50))), "MEDIUM", "Workers", "1 worker in service failed (DISK_FULL): The pod has too little free disk", "RUNPOD_CONTAINER_DISK_GB", "gpu-9"),
     "a worker that an outage of the gateway ended": (seen(failed_bringup("GATEWAY_UNREACHED", promoted=True, exit_cause=ExitCause.HEARTBEAT_LOST, ending_since=ago(50))), "MEDIUM", "Workers", "1 worker in service failed (GATEWAY_UNREACHED): The worker's agent called and got no answer", "WORKER_API_URL", "gpu-9"),
-    "a task lost by outages of the gateway": (lost(code="GATEWAY_UNREACHED", look=None), "HIGH", "Tasks", "1 running task was lost with its worker (GATEWAY_UNREACHED): The worker's agent called", "WORKER_API_URL", "t-1 Queued"),
+    "a task lost by outages of the gateway": (lost(code="GATEWAY_UNREACHED", look=None), "MEDIUM", "Tasks", "1 running task was lost with its worker (GATEWAY_UNREACHED): The worker's agent called", "WORKER_API_URL", "t-1 Queued"),
     "heartbeats that are missing": (setting("workers.gpu-1", worker(last_heartbeat=when(9), heartbeat_s=20, ssh=MUTE | {"connection_status": ""})), "MEDIUM", "Workers", "no heartbeat for 9 s", "explain gpu-1", ""),
     "agents that get no answer": (setting("workers.gpu-1", worker(waiting_on="operator", waiting_for="the gateway: no answer", last_heartbeat=when(700))), "HIGH", "Orchestrator", "1 worker is silent and may be well; waiting for the gateway: no answer", "WORKER_API_URL", "DEADMAN_TIMEOUT_SEC"),
-    "a pod that RunPod does not list": (setting("workers.gpu-1", worker(waiting_on="provider", waiting_for="its pod")), "MEDIUM", "RunPod", "RunPod's list is odd: its pod", "explain gpu-1", ""),
-    "logs that are late": (setting("workers.gpu-1", worker(metadata={"logs_late": "Refused: no"})), "MEDIUM", "Workers", "The logs of worker gpu-1 do not reach S3: Refused: no", "explain gpu-1", ""),
+    "a pod that RunPod does not list": (setting("workers.gpu-1", worker(waiting_on="provider", waiting_for="its pod")), "MEDIUM", "RunPod", "RunPod's list differs: its pod", "explain gpu-1", ""),
+    "logs that are late": (setting("workers.gpu-1", worker(metadata={"logs_late": "Refused: no"})), "MEDIUM", "Workers", "The logs of worker gpu-1 do not reach S3: no", "explain gpu-1", ""),
     **{f"stuck in {spec.stage}": (stuck(spec.stage), "MEDIUM", "Workers", f"stuck in spawning, stage {spec.stage}: waiting on provider: an answer", UNSTUCK.get(spec.stage, "terminate gpu-1"), "gpu-1; by itself: given up") for spec in BRING_UP},
 }  # fmt: skip
 
 
 # What keeps a pool from having workers while tasks wait -> the kind, words of its text, words of its fix.
 CAUSES: dict[str, tuple[Callable[[Facts], None], ConditionKind, str, str]] = {
-    "breaker": (held("breaker_open", detail={"failed": 5, "ended": 5, "window_min": 5, "code": "NO_PROCESS"}), ConditionKind.BREAKER_OPEN, "breaker of pool default is open", "spawn tries one"),
-    "no money": (held("halted", detail={"code": "BALANCE"}), ConditionKind.HALTED, "(BALANCE): The RunPod account has too little money", "add funds"),
+    "breaker": (held("breaker_open", detail={"failed": 5, "ended": 5, "window_min": 5, "code": "NO_PROCESS"}), ConditionKind.BREAKER_OPEN, "breaker of pool default is open", "orchestrator spawn"),
+    "no money": (held("halted", detail={"code": "BALANCE"}), ConditionKind.HALTED, "(BALANCE): The balance of the RunPod account is too low", "add funds"),
     "quota": (held("halted", detail={"tried_after": "QUOTA"}), ConditionKind.HALTED, "(QUOTA): The account may not rent more", "raise it in the RunPod console"),
     "key": (held("halted", detail={"code": "API_AUTH"}), ConditionKind.HALTED, "(API_AUTH): RunPod refuses our API key", "RUNPOD_API_KEY"),
     "day's budget": (held("daily_budget"), ConditionKind.BUDGET_SPENT, "budget does not allow", "DAILY_BUDGET_USD"),
@@ -370,9 +369,12 @@ CAUSES: dict[str, tuple[Callable[[Facts], None], ConditionKind, str, str]] = {
     "a failed cluster": (lambda r: (held("no_cluster", unit="task")(r), clustered(LATE)(r))[0], ConditionKind.CLUSTER_FAILED, "Cluster train of pool default has failed", "explain scaling; create it again"),
     "a cluster without a controller": (lambda r: (held("max_active", unit="worker", detail={"limit": 1})(r), clustered(TORN)(r))[0], ConditionKind.CLUSTER_DEGRADED, "is degraded: A node's slurmd does not run", "cluster reconcile train"),
     "a cluster that is deleted": (lambda r: (held("max_active", unit="worker", detail={"limit": 1})(r), clustered(GOING)(r))[0], ConditionKind.CLUSTER_DEGRADED, "is deleting: it waits for the end of 1 node, and claims no task", "python -m orchestrator list"),
+    "dear pods": (held("dear_pods", detail={"offer": "L4|*|SECURE", "rate_usd": 5.9, "listed_usd": 0.59}), ConditionKind.DEAR_PODS, "cost more than RunPod's catalogue says", "MAX_HOURLY_COST_USD"),
     "price": (held("price_unknown", detail={"gpu_type": "L4", "cloud": "SECURE"}), ConditionKind.PRICE_UNKNOWN, "no price for a GPU of pool default", "RUNPOD_GPU_TYPE"),
     "sold out": (held("offers_refused", until=when(-30)), ConditionKind.SOLD_OUT, "sold out", "add to RUNPOD_GPU_TYPE"),
     "volume": (held("volume_unusable", detail={"error": "gone"}), ConditionKind.OFFERS_UNUSABLE, "no offer that can be used", "RUNPOD_STORAGE_NAME"),
+    "registry": (held("registry_unusable", detail={"error": "gone"}), ConditionKind.OFFERS_UNUSABLE, "no offer that can be used", "RUNPOD_REGISTRY_AUTH"),
+    "a pool that is off": (held("max_active", unit="worker", detail={"limit": 0}), ConditionKind.POOL_OFF, "Pool default may have no workers", "raise MAX_ACTIVE_GPUS"),
     "unknown pool": (held("pool_unknown", unit="task", detail={"pool": "default"}), ConditionKind.POOL_UNKNOWN, "which is not configured", "POOLS_FILE"),
     "bring-ups": (lambda r: (held("paced")(r), seen(*[failed_bringup("AUTH_FAILED")] * 10)(r))[0], ConditionKind.BRINGUPS_FAIL, "No worker comes up in pool default: the last 10 bring-ups failed (AUTH_FAILED)", "RUNPOD_SSH_PUBLIC_KEY"),
     "pause": (lambda r: (held("paused", detail={"reason": "x"})(r), setting("database_state.paused", {"*": {"reason": "x", "until": None}})(r))[0], ConditionKind.PAUSED, "paused in every pool", "resume"),
@@ -462,8 +464,8 @@ def test_the_true_cause_comes_first_and_a_backlog_names_it(name: str) -> None:
     assert words in first.text
     assert fix in first.fix
     assert backlog.fix == first.fix
-    assert "it will never be finished while that lasts" in backlog.evidence
-    assert "raise MAX_ACTIVE_GPUS" not in backlog.fix
+    assert "The queue does not move until this is fixed." in backlog.evidence
+    assert ("raise MAX_ACTIVE_GPUS" in backlog.fix) is (kind is ConditionKind.POOL_OFF)
 
 
 def test_a_queue_whose_workers_claim_nothing_is_never_finished() -> None:
@@ -475,7 +477,7 @@ def test_a_queue_whose_workers_claim_nothing_is_never_finished() -> None:
     store, backlog = found_in(report)
     assert (store.kind, store.severity, backlog.severity) == (ConditionKind.STORE_DOWN, "HIGH", "MEDIUM")
     assert "1 task waits, the oldest" in backlog.text
-    assert "it will never be finished while that lasts" in backlog.evidence
+    assert "The queue does not move until this is fixed." in backlog.evidence
 
 
 def test_a_cluster_has_one_worker_that_claims() -> None:
@@ -486,7 +488,7 @@ def test_a_cluster_has_one_worker_that_claims() -> None:
     whole = member(1, worker_id="gpu-1", role=MemberRole.CONTROLLER, adapter_detail=DETAIL | {"slurmctld_pid": 7})
     clustered(cluster(pool="default", nodes=1, members=(whole,)), "gpu-1")(report)
     [backlog] = found_in(report)
-    assert "limited by: the 1 worker that it has; ETA 10 minutes" in backlog.evidence
+    assert "limited by: the 1 worker that it has. ETA 10 minutes." in backlog.evidence
 
 
 @pytest.mark.parametrize(("status", "since_s"), [(ClusterStatus.ALLOCATING, 600), (ClusterStatus.DEPLOYING, 60)])
@@ -534,7 +536,8 @@ def test_the_limit_is_raised_only_if_it_is_the_cause() -> None:
     assert (backlog.fix, backlog.severity) == ("none needed; python -m orchestrator list", "MEDIUM")
     off = {"kind": "max_active", "count": 3, "unit": "worker", "detail": {"limit": 0}}
     report["orchestrator_analysis"]["scaling_decisions"] = [{"pool": "default", "target": 0, "blocked": [off]}]
-    [backlog] = found_in(report)
+    [stopped, backlog] = found_in(report)
+    assert (stopped.kind, stopped.fix, stopped.severity) == (ConditionKind.POOL_OFF, "raise MAX_ACTIVE_GPUS", "HIGH")
     assert (backlog.fix, backlog.severity) == ("raise MAX_ACTIVE_GPUS", "HIGH")
 
 
@@ -547,6 +550,18 @@ def test_a_configured_limit_has_no_impact_while_workers_continue() -> None:
         (ConditionKind.BUDGET_SPENT, "MEDIUM"),
         (ConditionKind.BACKLOG, "MEDIUM"),
     ]
+
+
+def test_pods_that_are_too_dear_are_trouble_also_while_workers_continue() -> None:
+    """The limit was set for the catalogue's price; the sentence has both prices."""
+    report = facts()
+    detail = {"offer": "L4|*|SECURE", "rate_usd": 5.9, "listed_usd": 0.59, "running_usd": 0.59, "limit_usd": 2.5}
+    held("dear_pods", detail=detail | {"gpu_type": "L4"})(report)
+    report["workers"] = {"gpu-1": worker()}
+    first = found_in(report)[0]
+    assert (first.kind, first.severity) == (ConditionKind.DEAR_PODS, "HIGH")
+    assert "The last pod cost $5.90/h, and RunPod's catalogue says $0.59/h: L4, any data centre" in first.evidence
+    assert "more than MAX_HOURLY_COST_USD=2.5" in first.evidence
 
 
 def test_a_refusal_is_over_once_an_offer_was_granted() -> None:

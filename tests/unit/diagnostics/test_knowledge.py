@@ -61,6 +61,30 @@ def test_the_catalogue_of_the_issue_is_answered() -> None:
     assert "XID_79" in knowledge.CATALOGUE[21].codes
 
 
+@pytest.mark.parametrize(
+    ("line", "u"),
+    [
+        ("Killed", 9),
+        ("4711 Killed", 9),
+        ("train.sh: line 3:  4711 Killed                  python train.py", 9),
+        ("/bin/sh: 1: Killed", 9),
+        ("env: 'bash\\r': No such file or directory", 26),
+        ("/usr/bin/env: \u2018bash\\r\u2019: No such file or directory", 26),
+        ("env: \u2018python3\\r\u2019: No such file or directory", 26),
+        ("bash: ./run.sh: /bin/bash^M: bad interpreter: No such file or directory", 26),
+    ],
+)
+def test_bare_lines_of_shells_are_explained(line: str, u: int) -> None:
+    """They are all that a log may have."""
+    assert knowledge.find(line)[0].u == u
+    assert [one.u for one, _ in knowledge.in_log(f"epoch 3\n{line}\n")] == [u]
+
+
+@pytest.mark.parametrize("line", ["killed 3 stale workers", "the job was killed by us", "7 killed it", "unskilled"])
+def test_a_sentence_about_killing_is_not_a_shells_line(line: str) -> None:
+    assert knowledge.in_log(line) == ()
+
+
 def test_each_finding_of_an_agent_has_its_row() -> None:
     """`explain <code>` can name it."""
     assert all(knowledge.row(guard.u) for guard in GUARDS.values())

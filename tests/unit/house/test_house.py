@@ -151,7 +151,7 @@ PRIVATE_WORDS = {  # docs/glossary.md has the field's terms
 }  # fmt: skip
 VAGUE_WORDS = frozenset({"common", "do", "handle", "helper", "helpers", "manager", "process", "util", "utils"})
 # Methods of asyncssh and http.server that a class overrides.
-NOT_OURS = frozenset({"process_packet", "do_POST", "do_PUT"})
+NOT_OURS = frozenset({"process_packet", "do_POST", "do_PUT", "do_HEAD"})
 
 
 def definitions(part: str) -> list[tuple[Path, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]]:

@@ -118,6 +118,7 @@ def test_the_compose_file_of_init_mounts_the_handlers(code: str | None, mounts: 
     """The image has none, and the orchestrator does not start without their directory."""
     made = yaml.safe_load(init_files.compose(Path("compose.production.yaml"), "8080", code))
     assert made["services"]["orchestrator"].get("volumes") == mounts
+    assert made["services"]["orchestrator"]["ports"] == ["127.0.0.1:8080:8080"], "it speaks plain HTTP"
 
 
 def test_the_navigation_of_the_docs_has_every_page_once() -> None:

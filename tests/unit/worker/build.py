@@ -45,11 +45,11 @@ def gpu(**changed: str) -> GpuState:
 class Pod:
     """Time passes here only when a test says so."""
 
-    def __init__(self) -> None:
-        self.window = ReadingWindow()
+    def __init__(self, *, has_device: bool = False) -> None:
+        self.window = ReadingWindow(has_device=has_device)
         self.now_s = 10_000.0
         self.task: str | None = "task-1 1"
-        self.hosts = 1
+        self.gpu_users = 1
         self.fields: dict[str, Any] = {
             "disk": disk(100 * GIB, 50 * GIB), "memory_share": 0.4, "oom_kills": 0, "cpus": 12.0, "host_cpus": 128,
             "pressure": 0.0, "load": 20.0, "log_bytes": 1000,
@@ -74,7 +74,7 @@ class Pod:
                 self.progress = {"fraction": self.fraction}
             self.window.add(self._reading())
             if smi is not None and self.now_s % SMI_S < READ_S:
-                self.window.add_smi(SmiSample(self.now_s, smi, self.task, self.hosts))
+                self.window.add_smi(SmiSample(self.now_s, smi, self.task, self.gpu_users))
         return self
 
     def asks(self, *answers: SmiReading) -> "Pod":
@@ -94,7 +94,7 @@ class Pod:
         for name, value in {**counters, **self.fields}.items():
             setattr(reading, name, value)
         reading.task, reading.progress = self.task, self.progress if self.task else None
-        reading.hosts = self.hosts
+        reading.gpu_users = self.gpu_users
         return reading
 
     @property

@@ -1,11 +1,14 @@
 """What answers of nvidia-smi and lines of the kernel log mean."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.unit.worker.build import H100, Pod, gpu, smi
 from worker.findings import CODES
 from worker.gpu_findings import is_suspicious
 from worker.nvidia_smi import SmiReading
+from worker.readings import has_gpu_device
 from worker.xids import XID_SEVERITIES
 
 XID = "NVRM: Xid (PCI:0000:41:00): {}, pid='<unknown>', name=<unknown>, something failed"
@@ -80,13 +83,55 @@ def test_a_gpu_is_lost_if_two_answers_say_so() -> None:
     assert pod.asks(smi()).codes == set()
 
 
+def test_a_driver_that_gives_no_answer_is_checked_before_the_next_claim() -> None:
+    """The running task goes on. Two checks without an answer end the worker; any answer ends the doubt."""
+    pod = Pod().asks(smi(), *[NO_ANSWER] * 4)
+    assert pod.codes == set()
+    found = pod.asks(NO_ANSWER).found
+    assert {code: (one.severity, one.evidence) for code, one in found.items()} == {
+        "GPU_UNCHECKED": ("H", f"nvidia-smi: {NO_ANSWER.why or 'no answer'}")
+    }
+    assert pod.asks(smi()).codes == set()
+    check = SmiReading(None, why="no answer within 15 s")
+    check.is_check = True
+    assert pod.asks(*[NO_ANSWER] * 5, check).codes == {"GPU_UNCHECKED"}
+    assert pod.asks(check).found["GPU_HUNG"].severity == "C"
+    assert pod.asks(smi()).codes == set()
+
+
+def test_a_machine_whose_nvidia_smi_never_answered_is_unknown() -> None:
+    assert Pod().asks(*[NO_ANSWER] * 20).codes == set()
+    absent = SmiReading(None, why="No such file or directory")
+    assert Pod(has_device=True).asks(*[absent] * 20).codes == set()
+
+
+def test_an_agent_that_starts_again_beside_a_hung_driver_has_it_checked() -> None:
+    """It never had an answer, but the pod has the device."""
+    pod = Pod(has_device=True).asks(*[NO_ANSWER] * 4)
+    assert pod.codes == set()
+    assert pod.asks(NO_ANSWER).codes == {"GPU_UNCHECKED"}
+    check = SmiReading(None, why="no answer within 15 s")
+    check.is_check = True
+    assert pod.asks(check, check).codes == {"GPU_HUNG"}
+    assert pod.asks(smi()).codes == set()
+
+
+def test_the_device_of_a_gpu_has_its_number_on_the_host(tmp_path: Path) -> None:
+    assert not has_gpu_device(str(tmp_path))
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()
+    assert not has_gpu_device(str(tmp_path))
+    (tmp_path / "dev/nvidia5").touch()
+    assert has_gpu_device(str(tmp_path))
+
+
 def test_a_gpu_that_is_no_longer_shown_is_a_finding() -> None:
     two = smi(gpu(), gpu(**SECOND))
     pod = Pod().asks(two, smi(), two)
     assert pod.codes == set()
     found = pod.asks(smi(), smi()).found
     assert {code: one.severity for code, one in found.items()} == {"GPU_COUNT_DROPPED": "C"}
-    assert found["GPU_COUNT_DROPPED"].evidence == "nvidia-smi shows 1 GPUs, it showed 2"
+    assert found["GPU_COUNT_DROPPED"].evidence == "nvidia-smi shows 1 GPUs, it showed 2; missing: GPU 1 at 0:5d:0"
     assert Pod().asks(smi(), SmiReading([]), SmiReading([])).codes == {"GPU_COUNT_DROPPED"}
 
 
@@ -150,13 +195,25 @@ def test_a_gpu_that_waits_for_input_is_a_note_if_the_task_has_become_slower() ->
     assert silent.passes(600, half).codes == set()  # without reports there is no rate
 
 
+@pytest.mark.parametrize(("users", "is_listed", "is_found"), [(0, False, True), (1, False, False), (1, True, True)])
+def test_memory_beside_a_warm_host_is_found_if_it_cannot_be_the_hosts(
+    users: int, is_listed: bool, is_found: bool
+) -> None:
+    """It is not if the host does not use the GPU, or if nvidia-smi lists less for it. An empty list says nothing."""
+    held = smi(gpu(used="20000", util="0"))
+    held.unattributed_mib, held.lists_programs = {"GPU-0": 20_000.0}, is_listed
+    pod = Pod().asks(held, held)
+    pod.task, pod.gpu_users = None, users
+    assert pod.asks(held, held).codes == ({"GPU_MEMORY_HELD"} if is_found else set())
+
+
 def test_gpu_memory_in_use_by_no_process_stops_claims_after_a_minute() -> None:
-    """Only while no handler host of ours lives: what a warm host holds is its model."""
+    """Only while no process of ours uses a GPU: what a warm host holds is its model."""
     held = smi(gpu(used="9000", util="0"))
     held.unattributed_mib = {"GPU-0": 9000.0}
     pod = Pod()
     assert pod.asks(held, held, held).codes == set()
-    pod.task, pod.hosts = None, 0
+    pod.task, pod.gpu_users = None, 0
     assert pod.asks(held).codes == set()
     assert pod.asks(held).found["GPU_MEMORY_HELD"].severity == "H"
     held.unattributed_mib = None
@@ -167,12 +224,12 @@ def test_too_little_memory_after_an_oom_stops_claims() -> None:
     """The tasks had 70000 MiB in use. Without an OOM, or while our own hosts live, nobody knows what is missing."""
     pod = Pod().asks(smi(gpu(used="70000", free="11000")))
     low = smi(gpu(used="30000", free="51000", util="0"))
-    pod.task, pod.hosts = None, 0
+    pod.task, pod.gpu_users = None, 0
     assert pod.asks(low, low).codes == set()
     pod.window.vram_oom_s = pod.now_s
-    pod.hosts = 1
+    pod.gpu_users = 1
     assert pod.asks(low, low).codes == set()
-    pod.hosts = 0
+    pod.gpu_users = 0
     assert pod.asks(low, low).found["VRAM_LOW"].severity == "H"
     assert pod.asks(smi(gpu(used="4", free="81000", util="0"))).codes == set()
 

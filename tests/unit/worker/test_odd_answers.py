@@ -1,10 +1,12 @@
 """An answer that the agent cannot decode is no answer: its threads go on, and ask again."""
 
 import contextlib
+import json
 import socket
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from worker import http1
 from worker.agent_state import AgentState
 from worker.config import RunDir
 from worker.http1 import HttpConnection, Unreachable
-from worker.rpc import _object, is_refusal, list_of, within
+from worker.rpc import Refused, Rpc, _object, is_refusal, list_of, within
 
 
 @pytest.mark.parametrize("value", [b"[" * 100_000 + b"]" * 100_000, b"9" * 10_000])
@@ -92,3 +94,27 @@ def test_a_list_of_an_answer_has_only_what_can_be_used(tmp_path: Path) -> None:
     state = AgentState(900, RunDir(str(tmp_path)))
     state.follow_answer({"outcome": ["fenced"], "wanted": {}})
     assert state.ending is None
+
+
+def test_a_refusal_of_any_length_fits_into_the_report_about_it(tmp_path: Path) -> None:
+    """A proxy may answer with a page of megabytes."""
+    refusal = json.dumps({"code": "P0001", "message": "no " * 1_000_000, "details": None, "hint": None}).encode()
+
+    def serve() -> None:
+        peer, _ = server.accept()
+        with peer:
+            peer.recv(65_536)
+            peer.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n%s" % (len(refusal), refusal))
+            peer.recv(1)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        where = {"api_url": f"http://127.0.0.1:{server.getsockname()[1]}", "worker_id": "w", "nonce": "n", "token": "t"}
+        config: Any = SimpleNamespace(**where, api_key=None)
+        rpc = Rpc(config, AgentState(60, RunDir(str(tmp_path))))
+        with pytest.raises(Refused, match="characters left out") as refused:
+            rpc.call("worker_complete", {})
+        rpc.close()
+        thread.join(10)
+    assert len(str(refused.value)) < 1_100

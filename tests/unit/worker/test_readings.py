@@ -109,14 +109,27 @@ def test_a_pod_without_proc_and_sys_has_a_disk_and_nothing_else(tmp_path: Path) 
     assert Readings(str(tmp_path), str(tmp_path / "missing")).read().disk is None
 
 
-def test_only_other_local_volumes_are_read(tmp_path: Path) -> None:
+def test_only_other_local_volumes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Statvfs of a network file system whose server is gone never returns; /proc, /etc and files are none of ours."""
     line = "36 35 98:0 / {} {},noatime shared:1 - {} /dev/x rw\n"
     cases = (("/workspace", "rw", "fuse.mfs"), ("/etc/hosts", "rw", "ext4"), ("/", "rw", "ext4"), ("/x", "ro", "xfs"))
     text = (
         "".join(line.format(*case) for case in cases) + "nonsense\n" + line.format("/missing\\040place", "rw", "ext4")
     )
-    assert read(tmp_path, {"proc/self/mountinfo": text}).volumes == []
+    here, asked_for, statvfs = threading.get_ident(), list[str](), os.statvfs
+
+    def noted(path: str) -> os.statvfs_result:
+        """Only the thread of the network volumes may ask for them, whenever it does."""
+        if threading.get_ident() != here:
+            raise OSError("the server is gone")
+        asked_for.append(path)
+        return statvfs(path)
+
+    monkeypatch.setattr(os, "statvfs", noted)
+    found = read(tmp_path, {"proc/self/mountinfo": text})
+    for thread in [one for one in threading.enumerate() if one.name == "volumes"]:
+        thread.join(60)
+    assert (found.volumes, asked_for) == ([], [str(tmp_path)])
 
 
 def test_the_boot_id_names_a_boot(tmp_path: Path) -> None:

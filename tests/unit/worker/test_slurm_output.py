@@ -2,10 +2,12 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from worker import slurm_output
+from worker import redaction, slurm_output
 from worker.slurm_output import OUTPUT, copy
 from worker.transfer_errors import TransferError
 
@@ -38,6 +40,13 @@ def test_more_files_than_are_stored_are_an_error(monkeypatch: pytest.MonkeyPatch
     assert sorted(slurm_output._matches(["[0-2].bin"])) == ["0.bin", "1.bin", "2.bin"]
 
 
+def test_a_name_that_no_output_can_have_is_named_before_an_upload() -> None:
+    Path("a.bin").touch()
+    Path("b\n.bin").touch()
+    with pytest.raises(TransferError, match="cannot be the name of an output: it contains the control character"):
+        slurm_output._matches(["*.bin"])
+
+
 def test_a_pattern_reads_no_more_names_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """Directories count too, although none of them is stored."""
     monkeypatch.setattr(slurm_output, "MAX_MATCHES", 3)
@@ -52,3 +61,16 @@ def test_a_pattern_does_not_leave_the_directory_of_the_task(tmp_path: Path) -> N
     Path("link").symlink_to("/etc/hostname")
     Path("folder").symlink_to("/etc")
     assert slurm_output._matches(["../*", "/etc/*", "link", "folder/*", OUTPUT, "output/*"]) == {}
+
+
+def test_the_stored_output_of_a_job_has_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file goes to S3 as an output of the task; the second part of the secret is in another block."""
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdefghijklmnop0123456789")
+    monkeypatch.setattr(redaction, "_own", None)  # as in a new process
+    before = "x" * (slurm_output.BLOCK_BYTES - 10)
+    Path(OUTPUT).write_text(f"{before}hf_abcdefghijklmnop0123456789 after\n")
+    stored: list[str] = []
+    task: Any = SimpleNamespace(upload=lambda path: stored.append(Path(path).read_text()))
+    slurm_output.store_output(task)
+    assert stored == [f"{before}[redacted] after\n"]
+    assert [path.name for path in Path().iterdir()] == [OUTPUT]

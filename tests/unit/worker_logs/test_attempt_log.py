@@ -50,8 +50,14 @@ def attempt(last: int, ended_s: float | None = 0, outcome: str | None = "failed"
 
 async def read(stored: Stored, row: dict[str, Any]) -> tuple[str, bool]:
     """What the API reads, and whether it is complete."""
-    log = AttemptLog(stored, stored, row)  # type: ignore[arg-type]
-    return b"".join([part async for part in log.more()]).decode(), log.complete
+    text, _, complete = await read_all(stored, row)
+    return text, complete
+
+
+async def read_all(stored: Stored, row: dict[str, Any]) -> tuple[str, bool, bool]:
+    """What the API reads, whether more can follow, and whether it is complete."""
+    log = AttemptLog(stored, stored, row)
+    return b"".join([part async for part in log.more()]).decode(), log.ended, log.complete
 
 
 async def test_what_is_written_after_the_last_heartbeat_belongs_to_the_log() -> None:
@@ -81,8 +87,8 @@ async def test_a_log_without_its_end_is_not_complete_before_its_lines_must_be_st
     """The worker may have been killed, and the next task then shows where it ended."""
     stored = Stored(BEGINS + "half of it\n")
     assert await read(stored, attempt(last=500)) == (BEGINS + "half of it\n", False)
-    text, complete = await read(stored, attempt(last=20, ended_s=SETTLED_S + 10, outcome="lost"))
-    assert (text, complete) == (BEGINS + "half of it\n", True)
+    text, ended, complete = await read_all(stored, attempt(last=20, ended_s=SETTLED_S + 10, outcome="lost"))
+    assert (text, ended, complete) == (BEGINS + "half of it\n", True, False)  # what came after the last heartbeat?
     assert await read(stored, attempt(last=20, ended_s=None, outcome=None)) == (text, False)
     shipping = Stored(BEGINS + "half of it\n" + "x" * 100_000)
     shipping.pieces[-1]["shipped_at"] = None
@@ -90,6 +96,26 @@ async def test_a_log_without_its_end_is_not_complete_before_its_lines_must_be_st
     killed = Stored(BEGINS + "half of it\n" + OTHER + LINES)
     assert await read(killed, attempt(last=20)) == (text, True)
     assert await tail(killed, killed, attempt(last=20)) == "half of it\n"  # type: ignore[arg-type]
+
+
+async def test_a_log_with_lost_bytes_is_not_complete() -> None:
+    """Wherever they are missing, and also if their number is not known. It has an end all the same."""
+    own = BEGINS + LINES + ENDS
+    for number, last in ((1, 200_000), (2, 300_000), (1, None)):
+        stored = Stored(own + OTHER)
+        lost = stored.pieces[number]
+        lost |= {"declared_lost": True, "shipped_at": None, "last": last}
+        _, ended, complete = await read_all(stored, attempt(last=500))
+        assert (ended, complete) == (True, False)
+    stored = Stored(own)
+    stored.pieces.append(stored.pieces[-1] | {"seq": 99, "first": len(own), "last": None, "declared_lost": True})
+    assert (await read_all(stored, attempt(last=500)))[1:] == (True, True)  # it was lost after the end of this one
+
+
+async def test_a_log_whose_begin_is_not_there_is_not_complete() -> None:
+    """Its lines cannot be told from those of others."""
+    stored = Stored("a\nb\n" + OTHER)
+    assert await read_all(stored, attempt(last=4, ended_s=SETTLED_S + 10)) == ("", True, False)
 
 
 async def test_the_lines_of_an_attempt_whose_begin_is_missing_are_those_up_to_its_last_offset() -> None:

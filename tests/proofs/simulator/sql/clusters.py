@@ -209,6 +209,16 @@ class ClusterTables:
         self._change(ClusterSubject.NODE_TASK, row, {**row, "status": str(p_status), "error": error})
         return {"outcome": "ok"}
 
+    def fleet_node_task_take(self, p_fleet: str, p_term: int, p_id: int) -> Row:
+        self._check_term(p_term)
+        row = self.node_tasks.get(p_id)
+        if row is None or row["via"] != "agent" or row["status"] not in OPEN_NODE_TASK:
+            return STALE
+        if row["status"] != "dispatched":
+            self._check_move(ClusterSubject.NODE_TASK, row, "dispatched")
+        self._change(ClusterSubject.NODE_TASK, row, {**row, "via": "ssh", "status": "dispatched"})
+        return {"outcome": "ok"}
+
     def fleet_cluster_sweep(self, p_fleet: str, p_term: int) -> Row:
         self._check_term(p_term)
         late = "its deadline has passed"

@@ -342,7 +342,7 @@ class Database(Queue):
         paused = self._pauses(p_fleet)
         live = [w for w in self.workers.values() if w["fleet"] == p_fleet and w["status"] != "terminated"]
         rows = [
-            jsonable(w) | self._held(w) | {"done_elsewhere_at": self.done_elsewhere(w)}
+            jsonable(w) | self._held(w) | {"second_opinion": self.second_opinion(w)}
             for w in sorted(live, key=lambda w: str(w["id"]))
         ]
         ended = sum(self.abandoned(t) for held in self.running.values() for t in held.values())
@@ -359,6 +359,7 @@ class Database(Queue):
             "offers": [jsonable(o) for (f, _), o in sorted(self.offers.items()) if f == p_fleet],
             "last_spawn_at": jsonable(spawned),
             "ended": self._bringups(p_fleet, day),
+            "pod_prices": self._pod_prices(p_fleet, day),
             "promoted_releases": sorted(r for (f, r), at in self.releases.items() if f == p_fleet and at > month),
             "faults": self._faults(p_fleet),
             "spent": self.spent(p_fleet, None),
@@ -402,8 +403,9 @@ class Database(Queue):
                 continue
             count, pool = counts.setdefault(task["pool"], Counter()), task["pool"]
             if task["status"] == "In Progress":
-                lease = task["lease_expires_at"]
-                count["running"] += lease is not None and lease > self.now
+                lease, worker = task["lease_expires_at"], self.workers.get(task["worker_id"] or "")
+                is_live = worker is not None and worker["status"] != "terminated"
+                count["running"] += is_live and lease is not None and lease > self.now
             elif task["blocked"] and task["queue_gate"] == 0:
                 count["dependencies"] += 1
             elif task["run_after"] is not None and task["run_after"] > self.now:
@@ -424,6 +426,31 @@ class Database(Queue):
                     "running": count["running"],
                     "blocked": blocked | {"paused": count["ready"] if held else 0},
                     "oldest_claimable_at": jsonable(oldest.get(pool)),
+                }
+            )
+        return found
+
+    def _pod_prices(self, fleet: str, since: datetime) -> list[Json]:
+        by_offer: dict[str, list[tuple[Any, ...]]] = {}
+        for w in self.workers.values():
+            offer = w["metadata"].get("offer")
+            brought_up = w["fleet"] == fleet and w["bringup_ended_at"] is not None and w["bringup_ended_at"] > since
+            if brought_up and offer and w["price_usd_per_hour"] is not None and w["gpu_count"]:
+                ended = w["bringup_ended_at"] if w["promoted_at"] is None else w["ending_since"]
+                usd, for_budget = w["price_usd_per_hour"] / w["gpu_count"], w["exit_cause"] == "budget"
+                by_offer.setdefault(offer, []).append((w["created_at"], usd, ended, for_budget))
+        found = []
+        for offer, rows in sorted(by_offer.items()):
+            created_at, usd, ended, _ = max(rows, key=lambda row: row[:2])
+            kept_at = max((row[0] for row in rows if not row[3]), default=None)
+            in_a_row = sum(row[3] and (kept_at is None or row[0] > kept_at) for row in rows)
+            found.append(
+                {
+                    "offer": offer,
+                    "usd_per_gpu_hour": usd,
+                    "created_at": created_at.isoformat(),
+                    "ended_at": jsonable(ended),
+                    "ended_for_budget": in_a_row,
                 }
             )
         return found
@@ -460,9 +487,6 @@ class Database(Queue):
                 else (w["bringup_ended_at"] - w["created_at"]).total_seconds(),
                 "ending_since": None if w["promoted_at"] is None else jsonable(w["ending_since"]),
                 "offer": w["metadata"].get("offer"),
-                "usd_per_gpu_hour": w["price_usd_per_hour"] / w["gpu_count"]
-                if w["price_usd_per_hour"] is not None and w["gpu_count"]
-                else None,
                 "worked": w["promoted_at"] is not None and w["id"] in worked,
             }
             for w in kept

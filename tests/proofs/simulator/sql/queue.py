@@ -202,7 +202,8 @@ class Queue(Fitness):
         asks = want == "run" and status in ("spawning", "active", "idle")
         fresh = p_claim_no >= worker["claim_no"] and all(a["claim_no"] < p_claim_no for a in mine)
         if asks and fresh:
-            held = status == "spawning" or worker["held_back"] is not None or self._store_outage(worker["fleet"])
+            held = status == "spawning" or (worker["held_back"] is not None and not self.may_claim_again(worker))
+            held = held or self._store_outage(worker["fleet"])
             taken = 0 if held else self._take(worker, p_claim_no, p_batch)
             if taken:
                 status = "active"

@@ -66,6 +66,14 @@ def test_one_observation_gives_one_diagnosis(healthy: ClusterRow, detail: Mappin
     assert "<worker>" not in found.fix
 
 
+def test_an_api_that_is_not_reached_is_named(healthy: ClusterRow) -> None:
+    """The URL that was tested, and why. An agent keeps its URL, so the fix names its end."""
+    url = {"api_url": "https://old.example", "api_error": "Name or service not known"}
+    (found,) = diagnose(row := with_detail(healthy, {"api_reachable": False, **url}, 0), row.status_since)
+    assert "https://old.example from the pod: Name or service not known" in found.evidence
+    assert f"terminate {healthy.members[0].worker_id}" in found.fix
+
+
 def test_a_node_whose_slurmd_is_down_is_not_cut_off(healthy: ClusterRow) -> None:
     """Nobody can connect to its port."""
     down = with_detail(healthy, {"slurmd_state": "down"}, 0)

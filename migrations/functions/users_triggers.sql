@@ -1,0 +1,159 @@
+-- A trial of the user's triggers: what the orchestrator writes is written, and undone. `migrate --plan` makes these
+-- functions in a transaction that it rolls back, also in a database that has none of ours yet: they call no others.
+
+-- The triggers of a user that make a write of the orchestrator fail: [{what, why, fix}]. No row of the user's is changed.
+create or replace function public.fleet_try_triggers(p_now timestamptz default null) returns jsonb
+language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+begin
+    return jsonb_build_object('problems', public.internal_try_triggers(null));
+end
+$$;
+
+-- p_path: the search path of the trial, in a database without the triggers that set it.
+create or replace function public.internal_try_triggers(p_path text) returns jsonb
+language plpgsql security definer set search_path = '' set lock_timeout = '1s' set jit = off as $$
+#variable_conflict use_variable
+begin
+    return public.internal_try_table('tasks', p_path) || public.internal_try_table('workers', p_path);
+end
+$$;
+
+create or replace function public.internal_try_table(p_table text, p_path text) returns jsonb
+language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_problems jsonb := '[]';
+    v_sqlstate text;
+    v_message text;
+    v_context text;
+    v_function regprocedure;
+    v_triggers text;
+    c_tries constant int := 20;  -- failing functions
+begin
+    for v_try in 1..c_tries loop
+        begin
+            perform public.internal_write_trial(p_table, p_path);
+            exit;
+        exception when others or assert_failure then  -- a user's trigger may raise anything
+            get stacked diagnostics v_context = pg_exception_context;
+            v_sqlstate := sqlstate;
+            v_message := sqlerrm;
+        end;
+        v_function := null;
+        select g.tgfoid, string_agg(quote_ident(g.tgname), ', ' order by g.tgname) into v_function, v_triggers
+          from pg_catalog.pg_trigger g join pg_catalog.pg_proc p on p.oid = g.tgfoid
+         where g.tgrelid = to_regclass('public.' || p_table) and not g.tgisinternal
+           and not (p.pronamespace = 'public'::regnamespace and p.proname like 'internal\_%')
+           and (strpos(v_context, p.proname || '(') > 0 or strpos(v_context, p.proname || '"(') > 0)
+         group by g.tgfoid limit 1;
+        if v_function is null then  -- a default, a check or a generated column
+            if left(v_sqlstate, 2) in ('42', '3F') then
+                v_problems := v_problems || jsonb_build_object(
+                    'what', format('writes of the orchestrator to %s fail', p_table),
+                    'why', format('%s (%s), as %s with the search path %s: %s', v_message, v_sqlstate, current_user,
+                                  public.internal_trial_path(p_path), left(v_context, 300)),
+                    'fix', format('name the schemas in the functions that defaults, checks and generated columns of %s call',
+                                  p_table));
+            end if;
+            exit;
+        end if;
+        v_problems := v_problems || jsonb_build_object(
+            'what', format('the trigger %s of %s makes writes of the orchestrator fail', v_triggers, p_table),
+            'why', format('%s (%s) in the function %s, which runs as %s with the search path %s', v_message, v_sqlstate,
+                          v_function, current_user, public.internal_trial_path(p_path)),
+            'fix', case when v_sqlstate = '42501'
+                        then format('grant the right to %I, or: alter function %s security definer', current_user, v_function)
+                        when left(v_sqlstate, 2) in ('42', '3F')
+                        then format('name the schema of what it uses, or: alter function %s set search_path = …', v_function)
+                        else format('change the function %s, so that it accepts the change of a status', v_function) end);
+        -- Until the end of the trial the function does nothing, so that the others are tried too.
+        execute format('create or replace function %s returns trigger language plpgsql as %L',
+                       v_function, 'begin return coalesce(new, old); end');
+    end loop;
+    raise exception using errcode = 'OR008';  -- it undoes everything
+exception
+    when sqlstate 'OR008' or insufficient_privilege then  -- or the function belongs to somebody else
+        return v_problems;
+end
+$$;
+
+create or replace function public.internal_trial_path(p_path text) returns text
+language plpgsql stable security definer set search_path = '' as $$
+#variable_conflict use_variable
+begin
+    if p_path is not null then
+        return p_path;
+    end if;
+    return public.internal_users_path();
+end
+$$;
+
+-- Writes a row of the table as the orchestrator does, in the columns that there are.
+create or replace function public.internal_write_trial(p_table text, p_path text) returns void
+language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_rel constant regclass := to_regclass('public.' || p_table);
+    v_id text := case p_table when 'tasks' then gen_random_uuid()::text else 'orchestrator-trial' end;
+    v_is_claimable boolean := true;
+    v_write jsonb;
+    c_tasks constant jsonb := '[
+        {"status": "In Progress", "attempts": 1, "updated_at": "now", "generation_started_at": "now"},
+        {"status": "Complete", "result_data": "{}", "output_location": "s3://trial/trial", "updated_at": "now"},
+        {"status": "Failed", "error_message": "a trial", "updated_at": "now"}]';
+    c_workers constant jsonb := '[
+        {"metadata": "{}", "last_heartbeat": "now"}, {"status": "active"},
+        {"status": "terminating", "exit_cause": "manual"}, {"status": "terminated"}]';
+begin
+    if v_rel is null then
+        return;
+    end if;
+    begin
+        perform public.internal_write_columns(v_rel, null, jsonb_build_object('id', v_id) || case p_table
+            when 'tasks' then '{"status": "Queued"}' || coalesce(
+                (select jsonb_build_object('task_type', t.task_type, 'params', t.params) from public.tasks t limit 1),
+                '{"task_type": "trial", "params": {}}')
+            else '{"status": "spawning", "instance_type": "trial", "stage": "intent", "waiting_on": "orchestrator",
+                   "deadline_at": "now", "next_attempt_at": "now"}' end, p_path);
+    exception when others or assert_failure then
+        if left(sqlstate, 2) in ('42', '3F') or p_table = 'workers' then
+            raise;
+        end if;
+        -- The user's own programs fill more columns, so an existing task is taken. Only of a queued one, each error counts.
+        select t.id::text, t.status::text = 'Queued' into v_id, v_is_claimable
+          from public.tasks t for no key update skip locked limit 1;
+    end;
+    for v_write in select w from jsonb_array_elements(case p_table when 'tasks' then c_tasks else c_workers end) w loop
+        begin
+            perform public.internal_write_columns(v_rel, v_id, v_write, p_path);
+        exception when others or assert_failure then
+            if v_is_claimable or left(sqlstate, 2) in ('42', '3F') then
+                raise;
+            end if;
+        end;
+    end loop;
+end
+$$;
+
+create or replace function public.internal_write_columns(p_rel regclass, p_id text, p_values jsonb, p_path text)
+returns void
+language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_write text;
+begin
+    select case when p_id is null
+                then format('insert into %s (%s) values (%s)', p_rel, string_agg(quote_ident(v.key), ', '),
+                            string_agg(quote_nullable(v.value), ', '))
+                else format('update %s set %s where id = %L', p_rel,
+                            string_agg(format('%I = %L', v.key, v.value), ', '), p_id) end
+      into v_write
+      from jsonb_each_text(p_values) v
+      join pg_catalog.pg_attribute a on a.attrelid = p_rel and a.attname = v.key and not a.attisdropped;
+    if p_path is not null then
+        perform set_config('search_path', p_path, true);
+    end if;
+    execute v_write;
+end
+$$;

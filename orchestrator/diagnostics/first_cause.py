@@ -1,0 +1,86 @@
+"""The first cause: of all conditions, the one that a screen with a single line shows.
+
+`health`, `list`, `tasks list`, `tasks submit --wait`, `explain <task>` and the API choose by these functions, from the
+same rows: conditions in the order and the form in which reports show them (`Condition.as_json`). The leader records
+them (`leader_jobs/conditions.py`); `health` and `diagnose` find them themselves.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.diagnostics.condition_kinds import HIGH, ConditionKind, Impact
+from orchestrator.diagnostics.conditions import Condition, of_type
+
+Row = Mapping[str, Any]
+# Conditions about some tasks of a pool. Other tasks of the pool do not wait because of them.
+OF_SOME_TASKS = frozenset({ConditionKind.NO_HANDLER, ConditionKind.TASKS_REFUSED})
+
+
+@dataclass(frozen=True, slots=True)
+class FirstCause:
+    """A condition as one line shows it."""
+
+    kind: str
+    text: str  # one sentence
+    evidence: str
+    who: str  # must act
+    then: str  # what happens by itself to the tasks that wait because of it
+    fix: str
+    since: str | None
+    until: str | None  # when it may end by itself
+
+    @property
+    def line(self) -> str:
+        """Return the sentence and the fix on one line."""
+        return f"{self.text} fix: {self.fix}" if self.text.endswith(".") else f"{self.text}. fix: {self.fix}"
+
+
+def of_fleet(rows: Iterable[Row]) -> FirstCause | None:
+    """Return the first condition that makes the fleet UNHEALTHY."""
+    return next((_made(one) for one in rows if one["priority"] == HIGH), None)
+
+
+def of_pools(rows: Iterable[Row], pools: Collection[str]) -> FirstCause | None:
+    """Return the first condition because of which ready tasks of one of these pools wait."""
+    return next((_made(one) for one in rows if any(_holds(one, pool) for pool in pools)), None)
+
+
+def of_standing(standing: Row, pools: Collection[str] | None = None) -> FirstCause | None:
+    """Return the first cause by the record of the leader: of the fleet, or of tasks of these pools."""
+    rows = known(standing)
+    nobody = standing["leader"] is None  # worth a line, whether or not tasks wait
+    return _made(rows[0]) if nobody else of_fleet(rows) if pools is None else of_pools(rows, pools)
+
+
+def of_task(rows: Iterable[Row], pool: str, task_type: str) -> FirstCause | None:
+    """Return the first condition because of which a ready task of this pool and type waits."""
+    return next((_made(one) for one in rows if _holds(one, pool) and _is_about(one, pool, task_type)), None)
+
+
+def known(standing: Row) -> Sequence[Row]:
+    """Return the conditions that the database knows: those that the leader recorded, or that nobody leads.
+
+    `standing`: an answer with `leader` and `conditions`, for example of fleet_leadership().
+    """
+    found = [one for one in standing.get("conditions") or () if one["kind"] != ConditionKind.NO_LEADER]
+    if standing["leader"] is not None:
+        return found
+    waits = Impact.WAIT if any(one["priority"] == HIGH for one in found) else Impact.NONE
+    return [Condition(ConditionKind.NO_LEADER, impact=waits, pools=None).as_json(), *found]
+
+
+def _holds(row: Row, pool: str) -> bool:
+    return row["pools"] is None or pool in row["pools"]
+
+
+def _is_about(row: Row, pool: str, task_type: str) -> bool:
+    """Whether it may be about a task of this pool and type. A task that the database refuses says so itself."""
+    subject = of_type(pool, task_type)
+    return row["kind"] not in OF_SOME_TASKS or (row["kind"] == ConditionKind.NO_HANDLER and row["subject"] == subject)
+
+
+def _made(row: Row) -> FirstCause:
+    return FirstCause(
+        row["kind"], row["issue"], row["detail"], row["who"], row["then"], row["action"], row["since"], row["until"]
+    )
