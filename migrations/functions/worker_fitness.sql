@@ -237,16 +237,16 @@ $$;
 -- What attempts at such tasks on other workers say about the failures here. `alike`: tasks that had not failed before
 -- failed there too, and may succeed in a later attempt. `meanwhile`: some were completed while tasks failed here, so the
 -- world was well. If they fail alike, only first attempts count, and so many must have failed here in a row that chance
--- explains it in less than one case of a thousand: the others' share to the power of the failures. If others completed
--- none of the tasks that failed here, their last attempts count too: this worker's may have had such inputs. `unlike`: so
--- many of those that others completed.
+-- explains it in less than one case of ten thousand: the others' share to the power of the failures. The share is that of
+-- the rule of succession, because a few attempts say little. If others completed none of the tasks that failed here, their
+-- last attempts count too: this worker's may have had such inputs. `unlike`: so many of those that others completed.
 create or replace function public.internal_compared(p_worker public.workers) returns table (
     meanwhile boolean, alike boolean, unlike boolean
 ) language sql stable security definer set search_path = '' as $$
     select coalesce(case when r.failed = 0 then o.done_at <= f.last_at
-                         else o.first_at <= f.last_at and f.own * r.odds > ln(1000) end, false),
+                         else o.first_at <= f.last_at and f.own * r.odds > ln(10000) end, false),
            o.failed > 0,
-           coalesce(o.first_at <= f.last_at and f.done * r.odds > ln(1000), false)
+           coalesce(o.first_at <= f.last_at and f.done * r.odds > ln(10000), false)
       from (select min(e.ended_at) filter (where e.outcome = 'complete') as done_at,
                    min(e.ended_at) filter (where e.outcome = 'complete' and e.first) as first_at,
                    count(*) filter (where e.outcome = 'complete' and e.first) as done,
@@ -257,7 +257,7 @@ create or replace function public.internal_compared(p_worker public.workers) ret
                    count(*) filter (where i.done or (i.own and not i.waits)) as own
               from public.internal_failures(internal_compared.p_worker) i) f,
            lateral (select case when f.done > 0 then o.failed else o.refused end as failed) c,
-           lateral (select c.failed, ln(1 + o.done::double precision / greatest(c.failed, 1)) as odds) r
+           lateral (select c.failed, ln((o.done + c.failed + 2)::double precision / (c.failed + 1)) as odds) r
 $$;
 
 -- Whether this worker's release has completed a task of the types that it failed: in the last attempts of its workers, or

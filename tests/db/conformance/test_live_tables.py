@@ -17,7 +17,7 @@ from tests.db.conformance.test_schema_legacy import TASKS, TEXT, WORKERS, projec
 __all__ = ["project"]
 
 ROWS = 200_000
-MARGIN_S = 2.0
+MARGIN_S = 6.0  # of a busy machine, as CI shows it
 FILL = """
 insert into tasks (task_type, status, attempts, created_at, dependant_on)
 select 'old', case i % 10 when 0 then 'Queued' when 1 then 'In Progress' else 'Complete' end,

@@ -500,7 +500,10 @@ def live(pids: Sequence[int]) -> list[int]:
     """Those of the pids that run, zombies not counted."""
     found = []
     for pid in pids:
-        stat = Path(f"/proc/{pid}/stat")
-        if stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX":
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):  # it ended, perhaps between the opening and the reading
+            continue
+        if state not in "ZX":
             found.append(pid)
     return found

@@ -200,13 +200,13 @@ class Fitness(Limits):
         failed = at_once if any(f.done for f in failures) else sum(one.first and not one.done for one in tried)
         last = max((f.last_at for f in failures), default=None)
         own = sum(f.done or (f.own and not f.waits) for f in failures)
-        odds = log(1 + len(at_first) / max(failed, 1))
+        odds = log((len(at_first) + failed + 2) / (failed + 1))
         well = last is not None and bool(at_first) and min(at_first) <= last
         world = last is not None and bool(done) and min(done) <= last
         return {
-            "meanwhile": well and own * odds > log(1000) if failed else world,
+            "meanwhile": well and own * odds > log(10000) if failed else world,
             "alike": at_once > 0,
-            "unlike": well and sum(f.done for f in failures) * odds > log(1000),
+            "unlike": well and sum(f.done for f in failures) * odds > log(10000),
         }
 
     def _tried_elsewhere(self, worker: Row) -> list[Tried]:
