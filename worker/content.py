@@ -47,7 +47,7 @@ class Body:
         """Return the next bytes. Raises TransferError if the file became shorter."""
         block = self._file.read(min(size, self._left))
         if self._left and not block:
-            raise TransferError(f"{self._file.name} was changed during the upload: it is shorter now")
+            raise _shorter(self._file)
         self._left -= len(block)
         self._piece.sent += len(block)
         return block
@@ -58,31 +58,33 @@ def part_bytes(size: int) -> int:
     return max(MIN_PART_BYTES, -(-size // MAX_PARTS))
 
 
-def pieces(source: Path, each_bytes: int | None = None) -> tuple[Piece, list[Piece]]:
-    """Return the whole file as a piece, and its parts of `each_bytes`. One block is in memory at a time."""
-    md5, sha256, parts, first = hashlib.md5(usedforsecurity=False), hashlib.sha256(), [], 0
+def pieces(source: Path, size: int, each_bytes: int | None = None) -> tuple[Piece, list[Piece]]:
+    """Return the first `size` bytes of a file as a piece, and their parts of `each_bytes`. One block is in memory.
+
+    The file may grow meanwhile. Raises TransferError if it became shorter.
+    """
     with source.open("rb") as file:
-        while each_bytes:
-            part = _read(file, first, each_bytes, sha256)
-            if not part.size:
-                break
-            parts.append(part)
-            first += part.size
-        if not each_bytes:
-            for block in iter(lambda: file.read(BLOCK_BYTES), b""):
-                first += len(block)
-                md5.update(block)
-                sha256.update(block)
-    return Piece(0, first, md5.digest(), sha256.digest()), parts
+        if each_bytes is None:
+            return _read(file, 0, size), []
+        sha256 = hashlib.sha256()
+        parts = [_read(file, first, min(each_bytes, size - first), sha256) for first in range(0, size, each_bytes)]
+    return Piece(0, size, b"", sha256.digest()), parts
 
 
-def _read(file: IO[bytes], first: int, most_bytes: int, whole: Any) -> Piece:
-    md5, sha256, size = hashlib.md5(usedforsecurity=False), hashlib.sha256(), 0
-    while block := file.read(min(BLOCK_BYTES, most_bytes - size)):
-        size += len(block)
-        for digest in (md5, sha256, whole):
+def _read(file: IO[bytes], first: int, size: int, *whole: Any) -> Piece:
+    md5, sha256, left = hashlib.md5(usedforsecurity=False), hashlib.sha256(), size
+    while left:
+        block = file.read(min(BLOCK_BYTES, left))
+        if not block:
+            raise _shorter(file)
+        left -= len(block)
+        for digest in (md5, sha256, *whole):
             digest.update(block)
     return Piece(first, size, md5.digest(), sha256.digest())
+
+
+def _shorter(file: IO[bytes]) -> TransferError:
+    return TransferError(f"{file.name} was changed during the upload: it is shorter now")
 
 
 def etag_of(answer: Any) -> str | None:

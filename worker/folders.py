@@ -41,6 +41,8 @@ def files_below(folder: str, home: str) -> list[str]:
             path = os.path.join(parent, name)
             if not os.path.realpath(path).startswith(roots):
                 raise OutputRefused(f"{path} is a link that leaves the task's folder: copy the file instead")
+            if os.path.islink(path) and not os.path.exists(path):
+                raise OutputRefused(f"{path} is a link that leads to no file: remove it, or copy the file instead")
             if len(found) == MAX_FILES:
                 raise OutputRefused(f"{folder} has more than {MAX_FILES} files: pack them")
             found.append(path)

@@ -25,12 +25,13 @@ class Cancelled(BaseException):
 def failure_of(error: BaseException) -> dict[str, Any]:
     """Return the last message of a task whose handler raised the error, and print the traceback."""
     message, text, retryable = _text_of(error), _traceback_of(error), _is_retryable(error)
+    name, clean = type.__dict__["__name__"].__get__(type(error)), own_secrets().clean_text
     output.ERR.write(text.encode("utf-8", "backslashreplace"))
     return {
         "op": "failed",
-        "type": shortened(type.__dict__["__name__"].__get__(type(error)), TYPE_CHARS),
-        "message": shortened(own_secrets().clean_text(message), MESSAGE_CHARS),
-        "traceback": end_of(own_secrets().clean_text(text), TRACEBACK_CHARS),
+        "type": shortened(clean(name), TYPE_CHARS),
+        "message": shortened(clean(message), MESSAGE_CHARS),
+        "traceback": end_of(clean(text), TRACEBACK_CHARS),
         "retryable": retryable,
         "point": "Completion" if isinstance(error, TransferError) else "Processing",
         "outage": isinstance(error, TransferError) and error.outage is True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from .rules import RESULT_BYTES
+from .rules import RESULT_BYTES, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -110,6 +110,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, value in pairs:
         if name in made:
-            raise _Refused(f"the key {name[:ERROR_CHARS]!a} is there twice")
+            raise _Refused(f"the key {shown(name)!a} is there twice")
         made[name] = value
     return made

@@ -11,6 +11,8 @@ import json
 import math
 import unicodedata
 
+from .redaction import own_secrets
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -33,6 +35,11 @@ NOT_IN_A_NAME = {"Cc", "Cs", "Zl", "Zp"}  # Unicode categories: control characte
 SHOWN_CHARS = 100  # of a name or a place in a message
 TOO_LARGE = f"it has more than {RESULT_BYTES} bytes as JSON"
 TOO_MANY = f"it has more than {RESULT_VALUES} keys and values"
+
+
+def shown(text: str) -> str:
+    """Return the beginning of a text for a message. Its secrets are removed first: nobody would recognize a half."""
+    return own_secrets().clean_text(text)[:SHOWN_CHARS]
 
 
 def name_problem(name: str) -> str:
@@ -85,7 +92,7 @@ class _Check:
             self._values += 1
             why = self._value_problem(value, place, depth)
             if why:
-                where = ".".join(str(part) for part in place)[:SHOWN_CHARS]
+                where = shown(".".join(str(part) for part in place))
                 return f"{where.encode('ascii', 'backslashreplace').decode()}: {why}" if where else why
             if self._values > RESULT_VALUES:
                 return TOO_MANY
@@ -127,7 +134,7 @@ class _Check:
                 return f"a key: {why}"
             name = key if isinstance(key, str) else json.dumps(key)
             if name in names:
-                return f"two keys are {name[:SHOWN_CHARS]!a} as JSON"
+                return f"two keys are {shown(name)!a} as JSON"
             names.add(name)
             self._todo.append((content, (*place, key), depth + 1))
         self._values += len(value)

@@ -10,7 +10,7 @@ import stat
 
 from .output import OUT
 from .redaction import SecretFilter, own_secrets
-from .rules import SHOWN_CHARS, name_problem
+from .rules import name_problem, shown
 from .transfer_errors import OutputRefused, TransferError
 
 TYPE_CHECKING = False
@@ -88,7 +88,7 @@ def _matches(patterns: list[str]) -> dict[str, str]:
             name = os.path.relpath(os.path.realpath(path), top)
             if not name.startswith(("../", "output/")) and name != OUTPUT and os.path.isfile(path):
                 if why := name_problem(name):
-                    raise OutputRefused(f"{name[:SHOWN_CHARS]!a} cannot be the name of an output: {why}")
+                    raise OutputRefused(f"{shown(name)!a} cannot be the name of an output: {why}")
                 found.setdefault(name, path)
             if len(found) > MAX_OUTPUTS:
                 raise OutputRefused(f"outputs matches more than {MAX_OUTPUTS} files: write them below output/")

@@ -123,7 +123,7 @@ class Task:
         refused = [(name, why) for name, _ in files if (why := _name_problem(name))]
         if refused:
             (name, why), more = refused[0], f" ({len(refused)} names are refused)" if len(refused) > 1 else ""
-            raise OutputRefused(f"{name[: rules.SHOWN_CHARS]!a} cannot be the name of an output: {why}{more}")
+            raise OutputRefused(f"{rules.shown(name)!a} cannot be the name of an output: {why}{more}")
         stored = self._transfers.put_all([(self._prefix + name, source) for name, source in files], content)
         packed = {} if content is None else {"files": content}
         with self._lock:
@@ -164,4 +164,8 @@ class Task:
 
 
 def _name_problem(name: str) -> str:
-    return "it is reserved for the list of outputs" if name == rules.LIST_NAME else rules.name_problem(name)
+    if name == rules.LIST_NAME:
+        return "it is reserved for the list of outputs"
+    if own_secrets().clean_text(name) != name:  # its location in the result, without the secret, would lead nowhere
+        return "it contains a secret of the pod's environment"
+    return rules.name_problem(name)

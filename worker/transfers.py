@@ -52,15 +52,15 @@ class Transfers:
         if len({key for key, _ in files}) < len(files):
             raise TransferError("two files have the same name")
         sizes = [_size(source) for _, source in files]
-        small = [File(key, source) for (key, source), size in zip(files, sizes) if size <= MULTIPART_BYTES]
+        small = [File(key, source, size) for (key, source), size in zip(files, sizes) if size <= MULTIPART_BYTES]
         wait = self._wait()
         try:
             self._loop.run(small, FILES_AT_ONCE, self._loop.file_grants, wait)
             self._record(small, content)
             locations = {file.key: file.location for file in small}
-            for key, source in files:
+            for (key, source), size in zip(files, sizes):
                 if key not in locations:
-                    locations[key] = self._put_parts(key, source, content, wait)
+                    locations[key] = self._put_parts(key, source, size, content, wait)
         finally:
             wait.report(None)
         return [(locations[key], size) for (key, _), size in zip(files, sizes)]
@@ -89,15 +89,15 @@ class Transfers:
         finally:
             wait.report(None)
 
-    def _put_parts(self, key: str, source: Path, content: int | None, wait: TransferWait) -> str:
+    def _put_parts(self, key: str, source: Path, size: int, content: int | None, wait: TransferWait) -> str:
         """Upload a large file in parts and return its location."""
-        loop, upload = self._loop, Multipart(key, source)
+        loop, upload = self._loop, Multipart(key, source, size)
         start, completion = Start(upload), Completion(upload)
         try:
             for number in range(1, STARTS + 1):
                 loop.run_one(start, upload.wanted, wait)
                 if start.is_refused:
-                    return self._put_whole(key, source, content, wait)
+                    return self._put_whole(key, source, size, content, wait)
                 try:
                     loop.run([part for part in upload.parts if not part.etag], PARTS_AT_ONCE, loop.part_grants, wait)
                     loop.run_one(completion, upload.wanted, wait)
@@ -115,10 +115,10 @@ class Transfers:
         self._report_stored(key, content or 1, upload.whole.size, upload.sent)
         return upload.location
 
-    def _put_whole(self, key: str, source: Path, content: int | None, wait: TransferWait) -> str:
+    def _put_whole(self, key: str, source: Path, size: int, content: int | None, wait: TransferWait) -> str:
         """Upload a large file in one write, because the orchestrator's release does not support multipart uploads."""
-        file = File(key, source)
-        if file.piece.size > protocol.MAX_UPLOAD_BYTES:
+        file = File(key, source, size)
+        if size > protocol.MAX_UPLOAD_BYTES:
             raise TransferError(f"{source.name} is too large for this release of the orchestrator: update it")
         self._loop.run([file], 1, self._loop.file_grants, wait)
         self._record([file], content)

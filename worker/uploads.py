@@ -44,10 +44,10 @@ class StoreRequest:
 
 
 class File(StoreRequest):
-    """A file in one write."""
+    """The first `size` bytes of a file in one write."""
 
-    def __init__(self, key: str, source: Path) -> None:
-        self.key, self.source, self.what = key, source, f"PUT of {key}"
+    def __init__(self, key: str, source: Path, size: int) -> None:
+        self.key, self.source, self.size, self.what = key, source, size, f"PUT of {key}"
         self.location = ""
         self.once = True  # a conditional write with a signed checksum
         self._acknowledged = False
@@ -56,7 +56,7 @@ class File(StoreRequest):
     @property
     def piece(self) -> Piece:
         if self._read is None:
-            self._read = pieces(self.source)[0]
+            self._read = pieces(self.source, self.size)[0]
         return self._read
 
     def wanted(self) -> dict[str, Any]:
@@ -114,11 +114,14 @@ class Part(StoreRequest):
 
 
 class Multipart:
-    """A multipart upload: its id, and the parts that the store has acknowledged (those with an ETag)."""
+    """A multipart upload of the first `size` bytes of a file: its id, and the parts that the store has acknowledged.
 
-    def __init__(self, key: str, source: Path, *, each_bytes: int | None = None) -> None:
+    These have an ETag.
+    """
+
+    def __init__(self, key: str, source: Path, size: int) -> None:
         self.key, self.source = key, source
-        self.whole, parts = pieces(source, each_bytes or part_bytes(source.stat().st_size))
+        self.whole, parts = pieces(source, size, part_bytes(size))
         self.parts = [Part(self, number, piece) for number, piece in enumerate(parts, 1)]
         self.upload_id = ""
         self.once = True

@@ -126,6 +126,8 @@ LEFT = {
     "link": ("ln -s /etc/hostname output/name", "leaves the task's folder"),
     "linked folder": ("ln -s /etc output/etc", "leaves the task's folder"),
     "whole folder": ("rmdir output && ln -s /etc output", "leaves the task's folder"),
+    "link to nothing": ("ln -s ../gone output/name", "leads to no file"),
+    "link to itself": ("ln -s name output/name", "leads to no file"),
     "pipe": ("mkfifo output/pipe", "not a regular file"),
 }
 
@@ -137,7 +139,9 @@ def test_what_a_command_leaves_is_bounded(orchestrator: Orchestrator, make_pod: 
     pod = make_pod({"job.sh": f"#!/bin/sh\n{script}\n"})
     pod.start({"job": "cmd:./job.sh"})
     orchestrator.submit("t", "job")
-    assert why in orchestrator.failure("t")["message"]
+    failure = orchestrator.failure("t")
+    assert (failure["code"], failure["retryable"]) == ("OUTPUT_REFUSED", False)
+    assert why in failure["message"]
     assert not orchestrator.objects
 
 

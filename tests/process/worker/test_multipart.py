@@ -8,7 +8,7 @@ import pytest
 
 from tests.process.worker.multipart_store import Granting, MultipartStore
 from tests.process.worker.test_outages import Clock
-from worker import content, protocol, transfers
+from worker import content, protocol, transfer_loop, transfers
 from worker.transfer_errors import Exists, TransferError, Unstored
 from worker.transfers import Transfers
 
@@ -148,6 +148,29 @@ def test_a_file_that_becomes_shorter_fails_the_upload(
     with pytest.raises(TransferError, match="was changed during the upload"):
         uploader.put(KEY, film)
     assert store.uploads == {}
+
+
+@pytest.mark.parametrize("way", ["in parts", "in one write", "to an orchestrator of an earlier release"])
+def test_a_file_that_grows_is_stored_with_the_bytes_that_it_had(
+    store: MultipartStore, film: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """A log that a process still writes: its size in the result is the size of the object, and the upload ends."""
+    monkeypatch.setattr(transfer_loop, "FILES_A_GRANT", 1)
+    if way == "in one write":
+        monkeypatch.setattr(transfers, "MULTIPART_BYTES", 10 * BYTES)
+    uploader, granting = opened(store, film.parent, knows_multipart=way == "in parts")
+    ask, before, small = granting.ask, film.read_bytes(), film.with_name("small")
+    small.write_bytes(b"x")
+
+    def grows(message: dict[str, object], timeout_s: float) -> dict[str, object]:
+        with film.open("ab") as file:
+            file.write(b"more")
+        return ask(message, timeout_s)
+
+    monkeypatch.setattr(granting, "ask", grows)
+    stored = uploader.put_all([("outputs/t/1/small", small), (KEY, film)])
+    assert [size for _, size in stored] == [1, BYTES]
+    assert store.objects[f"/{KEY}"] == before
 
 
 @pytest.mark.parametrize(("fault", "tries"), [("lose_objects", 2), ("corrupt", 2)])

@@ -43,6 +43,20 @@ def says_much(params, task):
     task.progress(1, "x" * 85 + secret + "y" * 1000)
     raise ValueError("x" * 1860 + secret + "y" * 8000)
 
+def long_type(params, task):
+    raise type("E" * 40 + os.environ["HF_TOKEN"] + "E" * 200, (Exception,), {})()
+
+def refused_key(params, task):
+    return {"x" * 90 + os.environ["HF_TOKEN"]: float("nan")}
+
+def refused_name(params, task):
+    (task.dir / "file").touch()
+    task.upload("file", "x" * 90 + os.environ["HF_TOKEN"] + "\\n")
+
+def name(params, task):
+    (task.dir / "file").touch()
+    task.upload("file", "made by " + os.environ["HF_TOKEN"])
+
 def elsewhere(params, task):
     return "https://host/file?token=" + os.environ["HF_TOKEN"]
 """
@@ -52,6 +66,13 @@ printf 'err %s\\n' "$HF_TOKEN" >&2
 printf '%s' "$HF_TOKEN" | base64 | tr -d '\\n'
 echo
 exit 3
+"""
+
+
+TWICE = """#!/usr/bin/env python3
+import json, os
+key = json.dumps("x" * 90 + os.environ["HF_TOKEN"])
+print("{%s: 1, %s: 2}" % (key, key))
 """
 
 
@@ -97,6 +118,32 @@ def test_no_half_of_a_secret_is_in_a_text_that_was_cut(
         assert "characters left out" in orchestrator.failure(name)["message"]
     said = json.dumps(orchestrator.calls)
     assert not [half for half in (SECRET[:8], SECRET[8:16], SECRET[-10:]) if half in said]
+
+
+@pytest.mark.parametrize(
+    ("task_type", "code"),
+    [
+        ("long_type", "HANDLER_ERROR"),
+        ("refused_key", "RESULT_REFUSED"),
+        ("twice", "RESULT_REFUSED"),
+        ("refused_name", "OUTPUT_REFUSED"),
+        ("name", "OUTPUT_REFUSED"),
+    ],
+)
+def test_no_part_of_a_secret_is_in_what_names_a_failure(
+    orchestrator: Orchestrator, make_pod: Callable[..., Pod], task_type: str, code: str
+) -> None:
+    """The name of an error, of a key or of an output, which the message cuts. No output has a secret in its name."""
+    pod = make_pod({"chatty.py": CHATTY, "twice.sh": TWICE})
+    handler = "cmd:./twice.sh" if task_type == "twice" else f"chatty:{task_type}"
+    pod.start({task_type: handler}, env=ENV)
+    orchestrator.submit("t", task_type)
+    failure = orchestrator.failure("t")
+    assert failure["code"] == code
+    assert HIDDEN[:5] in failure["message"]
+    said = json.dumps(orchestrator.calls) + pod.log("handler") + pod.log("agent")
+    assert not [half for half in (SECRET[:8], SECRET[8:16], SECRET[-10:]) if half in said]
+    assert not orchestrator.objects
 
 
 def test_no_secret_that_a_command_prints_is_in_the_log(

@@ -36,7 +36,7 @@ def test_the_plan_for_100_gb_costs_a_few_megabytes(tmp_path: Path) -> None:
     """10,000 parts with their digests and the body that ends the upload; of the file, one block is in memory."""
     film = tmp_path / "film"
     film.touch()
-    upload = Multipart("outputs/t/1/film", film)
+    upload = Multipart("outputs/t/1/film", film, 0)
     each = part_bytes(HUNDRED_GB)
     tracemalloc.start()
     for number in range(10_000):
