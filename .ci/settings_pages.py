@@ -30,7 +30,10 @@ their name begins like a setting or is similar to one.
 Values are read as other tools write them. Quotes, spaces and line ends around a value are no part of it.
 `DATABASE_URL` may have the driver of SQLAlchemy (`postgresql+asyncpg://`) and the parameters of Prisma and Supabase
 (`?pgbouncer=true`). A placeholder such as `[YOUR-PASSWORD]`, or a reference that nothing has expanded such as
-`${{Postgres.DATABASE_URL}}`, is refused. `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` have the meaning that
+`${{Postgres.DATABASE_URL}}`, is refused. So are invisible characters, and a comment after a value, which
+`docker --env-file` makes a part of it.
+
+`HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` have the meaning that
 they have for curl: a name in `NO_PROXY` stands for its subdomains too, and networks such as `10.0.0.0/8` are possible.
 A SOCKS proxy is refused.
 

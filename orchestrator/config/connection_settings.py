@@ -4,16 +4,19 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, SecretStr
 
-from orchestrator.config.names import Bucket, Host, Key, LogLevel, Prefix, Region
+from orchestrator.config.names import Bucket, Host, Key, KeyId, LogLevel, Prefix, Region
 from orchestrator.config.setting import setting
 from orchestrator.config.types import (
     ENCRYPTED_URL,
     AlertUrl,
     Conninfo,
     Count,
+    Domain,
     FleetId,
+    Headers,
     Networks,
     QuietTimes,
+    SentryDsn,
     Url,
 )
 from orchestrator.config.weak_secrets import MIN_SECRET_BYTES, MIN_TOKEN_BYTES
@@ -39,7 +42,7 @@ class Needed(BaseModel):
         None, "The private key that belongs to it: the whole file in OpenSSH or PEM form, without a passphrase."
     )
     s3_bucket: Bucket | None = setting(None, "The bucket for worker logs and task outputs.")
-    aws_access_key_id: str | None = setting(
+    aws_access_key_id: KeyId | None = setting(
         None, "The key of the bucket. It stays in the orchestrator; pods upload through presigned URLs."
     )
     aws_secret_access_key: Key | None = setting(None, "The secret half of the bucket's key.")
@@ -74,7 +77,7 @@ class Places(BaseModel):
     supabase_service_role_key: Key | None = setting(
         None, "The service_role key or sb_secret_ key of the Supabase project."
     )
-    supabase_publishable_key: str | None = setting(
+    supabase_publishable_key: KeyId | None = setting(
         None,
         "The project's public key. It is needed if pods call Supabase directly. SUPABASE_ANON_KEY is read too.",
         variables=("SUPABASE_PUBLISHABLE_KEY", "SUPABASE_ANON_KEY"),
@@ -124,25 +127,25 @@ class Places(BaseModel):
         "X-Forwarded-For; the first of these is the caller's address. Empty means 1 on Railway and 0 elsewhere. Only "
         "callers without a valid token are limited by address.",
     )
-    railway_public_domain: str | None = setting(
+    railway_public_domain: Domain | None = setting(
         None, "Railway sets this. If WORKER_API_URL and SUPABASE_URL are not set, the pods' URL is made from it."
     )
     railway_git_commit_sha: str | None = setting(
         None, "Railway sets this for deploys from GitHub. /healthz and the metrics show it."
     )
     log_level: LogLevel = setting("INFO", "DEBUG, INFO, WARNING or ERROR.")
-    metrics_token: SecretStr | None = setting(
+    metrics_token: Key | None = setting(
         None,
         "The token that Prometheus sends to read /metrics (Authorization: Bearer …); closed if not set: "
         "openssl rand -hex 32",
         min_bytes=MIN_TOKEN_BYTES,
     )
-    admin_token: SecretStr | None = setting(
+    admin_token: Key | None = setting(
         None,
         "A token of the API with the scope admin, named env:admin (docs/api.md): openssl rand -hex 32",
         min_bytes=MIN_SECRET_BYTES,
     )
-    viewer_token: SecretStr | None = setting(
+    viewer_token: Key | None = setting(
         None,
         "A token of the API with the scope read, named env:viewer: openssl rand -hex 32",
         min_bytes=MIN_SECRET_BYTES,
@@ -191,10 +194,10 @@ class Telemetry(BaseModel):
     otel_exporter_otlp_endpoint: Url | None = setting(
         None, "The URL of an OpenTelemetry collector (OTLP over HTTP). The leader sends it a trace of each task."
     )
-    otel_exporter_otlp_headers: SecretStr | None = setting(
+    otel_exporter_otlp_headers: Headers | None = setting(
         None, "Headers of these requests, such as an API key: name=value,name=value."
     )
-    sentry_dsn: SecretStr | None = setting(
+    sentry_dsn: SentryDsn | None = setting(
         None,
         "The DSN of a Sentry project. The orchestrator reports its own unexpected errors: their types, and places in "
         "the code, no values.",

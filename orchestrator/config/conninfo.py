@@ -8,7 +8,7 @@ from pydantic import SecretStr
 
 from orchestrator.config.errors import shown
 from orchestrator.config.placeholders import PASSWORD as UNFILLED
-from orchestrator.config.placeholders import refuse_names, refuse_reference
+from orchestrator.config.placeholders import refuse_names
 
 # With the driver of SQLAlchemy (postgresql+asyncpg://), of a URL for Java (jdbc:postgresql://), or as libpq has it.
 URL_START = re.compile(r"(?:jdbc:)?postgres(?:ql)?(?:\+[a-z0-9_]{1,30})?://", re.IGNORECASE)
@@ -25,6 +25,10 @@ OTHERS = frozenset({
     "tcpkeepalive",
 })  # fmt: skip
 SCHEMAS = frozenset({"schema", "currentschema", "search_path"})
+# A whole part of a URL: the password $POSTGRES_PASSWORD, $(PASSWORD) of Kubernetes, %PASSWORD% of Windows.
+UNEXPANDED = re.compile(r"\$[A-Z_][A-Z0-9_]{2,99}|\$\([A-Za-z_]\w{0,99}\)")
+SHOWN_CHARS = 60
+MAX_PORT = 65_535
 SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 SSL_OF = {"true": "require", "1": "require", "no-verify": "require", "false": "prefer", "0": "prefer"} | {
     mode: mode for mode in SSL_MODES
@@ -47,17 +51,25 @@ def conninfo(value: SecretStr) -> SecretStr:
     libpq's own errors quote the password, and it splits some strings in the wrong place.
     """
     text = value.get_secret_value()
-    refuse_reference(text, within=True)
     if not (start := URL_START.match(text)):
         _refuse_foreign(text)
         read = _as_libpq(text)
     else:
         text = f"postgresql://{text[start.end() :]}"
+        if re.search(r"\s", text):
+            raise ValueError(
+                "it contains a space or a line end, which no URL has: write %20, or remove what follows it"
+            )
         if BARE_PERCENT.search(text):
             raise ValueError("a '%' stands for itself, in its password perhaps: write %25 for it")
         text = _with_known_parameters(text)
         read = _as_libpq(text)
         login, at, rest = text.partition("://")[2].partition("@")
+        for part in re.split(r"[:/?@&=]", text.partition("://")[2]):
+            if UNEXPANDED.fullmatch(part):
+                raise ValueError(f"{part[:SHOWN_CHARS]} is a reference that nothing has expanded (a '$' itself is %24)")
+        if at and rest.startswith((":", "/")) and login.count(":") <= 1 and "host" not in read:
+            raise ValueError("it names no host after the '@': a variable in its place was empty, perhaps")
         is_misplaced = "@" in rest.partition("?")[0] or (at and "/" in login and "?" not in login)
         if is_misplaced or "?" in read.get("user", ""):
             raise ValueError("an '@' or '/' stands in a password or the user's name: write %40 or %2F for it")
@@ -122,8 +134,13 @@ def _check(read: dict[str, str]) -> None:
         raise ValueError("its password is a placeholder: write the database's own password in its place")
     for part in ("user", "host", "dbname", "port"):
         refuse_names(read.get(part, ""))
-    if re.search(r"[^\d,]", read.get("port", "")):
-        raise ValueError("its port is not a number")
+    for port in filter(None, read.get("port", "").split(",")):
+        if not (port.isdecimal() and 0 < int(port[:6]) <= MAX_PORT):
+            raise ValueError(f"its port is not a number from 1 to {MAX_PORT} (an IPv6 address has brackets: [::1])")
+    if read.get("dbname", "").endswith((";", ",")):
+        raise ValueError("a ';' or ',' ends the name of its database: remove it")
+    if read.get("replication", "0") not in {"0", "false", "off", "no"}:
+        raise ValueError("its parameter replication opens no connection for queries: remove it")
     if (mode := read.get("sslmode", "prefer")) not in SSL_MODES:
         raise ValueError(f"its sslmode is {shown(mode)}, and not one of {', '.join(SSL_MODES)}")
 

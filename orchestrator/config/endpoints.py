@@ -1,5 +1,7 @@
 """Addresses that are URLs, and not those that the orchestrator needs: a page of a console, or a URL with a path."""
 
+import base64
+import json
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -16,6 +18,8 @@ CONSOLES = {
     "www.runpod.io": "nothing: the default is RunPod's API",
     "rest.runpod.io": "nothing: this older API has ended, and the default is its successor",
 }
+ANON = "anon"  # the role of a legacy public key
+JWT_PARTS = 3
 PUBLIC_BUCKETS = ".r2.dev"  # R2's address for readers without a key
 OWN_PATHS = {
     "SUPABASE_URL": ("/rest/v1", "/auth/v1", "/storage/v1", "/graphql/v1", "/functions/v1"),
@@ -67,12 +71,25 @@ def _of_bucket(url: str, bucket: str) -> Iterator[SettingProblem]:
 def _of_keys(settings: Settings) -> Iterator[SettingProblem]:
     """Yield a key that stands in the place of another: the public one reaches every pod."""
     secret = settings.supabase_service_role_key
-    if secret and secret.get_secret_value().startswith("sb_publishable_"):
+    public = settings.supabase_publishable_key or ""
+    if secret and (secret.get_secret_value().startswith("sb_publishable_") or _role(secret.get_secret_value()) == ANON):
         fix = "set SUPABASE_SERVICE_ROLE_KEY to the project's secret key (sb_secret_…)"
         yield _problem("SUPABASE_SERVICE_ROLE_KEY", "it is the project's public key", fix)
-    if (settings.supabase_publishable_key or "").startswith("sb_secret_"):
+    if public.startswith("sb_secret_") or _role(public) == "service_role":
         fix = "set SUPABASE_PUBLISHABLE_KEY=sb_publishable_…, and replace the secret key if a pod had it"
         yield _problem("SUPABASE_PUBLISHABLE_KEY", "it is the project's secret key, and pods would get it", fix)
+
+
+def _role(key: str) -> object:
+    """Return the role that a legacy key of Supabase, a JWT, names; None for another key."""
+    parts = key.split(".")
+    if len(parts) != JWT_PARTS:
+        return None
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+    except (ValueError, RecursionError):
+        return None
+    return claims.get("role") if isinstance(claims, dict) else None
 
 
 def _problem(name: str, why: str, fix: str) -> SettingProblem:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from orchestrator.config.names import CloudKind
+from orchestrator.config.names import CloudKind, Image, MountPath, Program
 from orchestrator.config.setting import setting
 from orchestrator.config.types import (
     Batch,
@@ -131,7 +131,7 @@ class Machines(BaseModel):
         (), "Data centres, in order of preference, comma-separated. Empty means any.", pool_key="data_centers"
     )
     runpod_cloud: CloudKind = setting("SECURE", "SECURE or COMMUNITY.", pool_key="cloud")
-    runpod_worker_image: str = setting(
+    runpod_worker_image: Image = setting(
         "runpod/pytorch:2.4.0-py3.11-cuda12.4.1-devel-ubuntu22.04",
         "The image of the pods. It must start an SSH server that accepts PUBLIC_KEY, as RunPod's own images do.",
         pool="image",
@@ -143,7 +143,7 @@ class Machines(BaseModel):
         pool="registry_auth",
     )
     runpod_storage_name: str | None = setting(None, "The name of a network volume to mount.", pool="volume_name")
-    runpod_volume_mount_path: str = setting(
+    runpod_volume_mount_path: MountPath = setting(
         "/workspace", "The path of the volume on the pod.", pool="volume_mount_path"
     )
     runpod_container_disk_gb: Annotated[int, Field(ge=1, le=10_000)] = setting(
@@ -188,7 +188,7 @@ class WorkerPrograms(BaseModel):
         "HF_TOKEN,HF_HOME. Settings of the orchestrator cannot be among them.",
         pool_key="worker_env",
     )
-    worker_python: str = setting("python3", "The Python interpreter on the pod that runs the handlers.")
+    worker_python: Program = setting("python3", "The Python interpreter on the pod that runs the handlers.")
     worker_start_command: str | None = setting(
         None,
         "Your own worker program. It runs in place of the agent's handlers; the agent watches it, and its log goes to "

@@ -16,6 +16,13 @@ OTHER_NAMES = {"WARN": "WARNING", "TRACE": "DEBUG", "CRITICAL": "ERROR", "FATAL"
 BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]", re.ASCII)
 MAX_PREFIX_BYTES = 120  # of S3_PREFIX: a store takes 1,024 bytes for a key, and worker/rules.py leaves as many
 REGION = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*", re.ASCII)
+IMAGE = re.compile(
+    r"(?:[A-Za-z0-9][A-Za-z0-9.-]{0,252}(?::\d{1,5})?/)?[a-z0-9]+(?:[._/-]{1,2}[a-z0-9]+)*"
+    r"(?::\w[\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?",
+    re.ASCII,
+)
+LISTENED = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?|[0-9A-Fa-f:.]{2,45}(?:%\w{1,15})?", re.ASCII)
+OPTIONS = r"/env\s|\s-|[$&;]"  # of a program whose path is given, or of a shell
 ZONE = re.compile(r"[a-z]{2}(?:-[a-z]+)+-\d[a-f]", re.ASCII)
 
 
@@ -49,6 +56,8 @@ def _words(name: str) -> frozenset[str]:
 
 def _s3_bucket(value: str) -> str:
     name = value.removeprefix("s3://").removeprefix("arn:aws:s3:::").rstrip("/")
+    if "://" in name or name.startswith("arn:"):
+        raise ValueError("is a URL or an ARN: give the bucket's name alone, and set S3_ENDPOINT_URL to the service")
     if "/" in name:
         raise ValueError("names a folder in a bucket: give the bucket alone, and set S3_PREFIX to the folder")
     if not BUCKET.fullmatch(name):
@@ -62,6 +71,10 @@ def _s3_prefix(value: str) -> str:
         raise ValueError(f"has more than {MAX_PREFIX_BYTES} bytes")
     if not value.isprintable():
         raise ValueError("contains a control character")
+    if "://" in value:
+        raise ValueError("is a URL: give only what follows the bucket's name, such as logs")
+    if not {".", ".."}.isdisjoint(value.split("/")):
+        raise ValueError("has a part '.' or '..', which means another key to some programs: remove it")
     return value
 
 
@@ -74,13 +87,38 @@ def _region(value: str) -> str:
     return name
 
 
-def _key(value: SecretStr) -> SecretStr:
+def _key_id(value: str) -> str:
     """Refuse a key that no HTTP header can carry."""
-    text = value.get_secret_value()
-    if text.lower().startswith("bearer "):
+    if value.lower().startswith("bearer "):
         raise ValueError("begins with the word Bearer: give the key alone")
-    if re.search(r"[^!-~]", text):
+    if re.search(r"[^!-~]", value):
         raise ValueError("contains a space, a line end, or a character beyond ASCII, which no key has")
+    return value
+
+
+def _key(value: SecretStr) -> SecretStr:
+    return SecretStr(_key_id(value.get_secret_value()))
+
+
+def _image(value: str) -> str:
+    """Refuse what no registry could have: pods would be rented, and pull nothing."""
+    if not IMAGE.fullmatch(value):
+        raise ValueError(
+            "is not the name of an image such as ghcr.io/team/image:1.0 (small letters, no spaces, no https://)"
+        )
+    return value
+
+
+def _mount_path(value: str) -> str:
+    if not value.startswith("/") or ":" in value or not value.strip("/"):
+        raise ValueError("is not the path of a directory on the pod such as /workspace")
+    return value
+
+
+def _python(value: str) -> str:
+    """Refuse what is no single program: no shell reads it on the pod. A path may have spaces."""
+    if re.search(OPTIONS if value.startswith("/") else r"[\s~$&;]|\A-", value):
+        raise ValueError("is not one program: give its name or its path, such as /opt/venv/bin/python, without options")
     return value
 
 
@@ -91,6 +129,8 @@ def _host(value: str) -> str:
         raise ValueError("is a URL: give the address alone, such as 0.0.0.0")
     if host.count(":") == 1 or "]" in host:
         raise ValueError("has a port: set PORT to it, and HOST to the address alone")
+    if not LISTENED.fullmatch(host):
+        raise ValueError("is not one address such as 0.0.0.0 or ::")
     return host
 
 
@@ -100,4 +140,8 @@ Bucket = Annotated[str, AfterValidator(_s3_bucket)]
 Prefix = Annotated[str, AfterValidator(_s3_prefix)]
 Region = Annotated[str, AfterValidator(_region)]
 Key = Annotated[SecretStr, AfterValidator(_key)]
+KeyId = Annotated[str, AfterValidator(_key_id)]
+Image = Annotated[str, AfterValidator(_image)]
+MountPath = Annotated[str, AfterValidator(_mount_path)]
+Program = Annotated[str, AfterValidator(_python)]
 Host = Annotated[str, AfterValidator(_host)]

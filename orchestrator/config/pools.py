@@ -30,11 +30,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, create_model, field_validator
 
 from orchestrator.config.cluster_pools import cluster_problems
 from orchestrator.config.errors import LIBRARY_WORDS, PATH_CHARS, SettingProblem, SettingsError, shown
 from orchestrator.config.fleet_settings import Machines, Scaling, WorkerPrograms
+from orchestrator.config.placeholders import refuse_invisible, refuse_placeholder, refuse_reference
 from orchestrator.config.setting import settings_of
 from orchestrator.core.model import ID_PATTERN
 from orchestrator.core.policy import Pool, PoolKind, TaskType
@@ -64,6 +65,19 @@ class PoolKeys(BaseModel):
     worker_env: tuple[str, ...] | None = None  # names: a part of WORKER_ENV; [] for none
     kind: Literal["queue", "cluster"] = "queue"
     install_slurm: bool | None = None  # only for a cluster: on pods whose image has no Slurm
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_written(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse what nobody has filled in, as the settings of the environment do, and true in place of a number."""
+        if isinstance(value, bool) and info.field_name != "install_slurm":
+            raise ValueError("it is true or false, and the key has another kind of value")
+        for text in value if isinstance(value, list) else (value,):
+            if isinstance(text, str):
+                refuse_invisible(text)
+                refuse_reference(text)
+                refuse_placeholder(text)
+        return value
 
     def pool(self, name: str, base: Pool) -> Pool:
         """Return the base pool with these values. A cluster pool has only the workers that its cluster wants."""
@@ -130,7 +144,7 @@ def read_pools(path: Path | None, default: Pool) -> tuple[tuple[Pool, ...], tupl
     if path is None:
         return (default,), ()
     try:
-        file = PoolsFile.model_validate(tomllib.loads(path.read_text("utf-8")))
+        file = PoolsFile.model_validate(tomllib.loads(path.read_text("utf-8-sig")))
     except OSError as error:
         why = f"{shown(str(path), PATH_CHARS)}: {error.strerror or error}"
         raise SettingsError(
@@ -170,6 +184,8 @@ def _claimed_twice(file: PoolsFile) -> Iterable[SettingProblem]:
 
 def _problem(item: Mapping[str, Any]) -> SettingProblem:
     where = ".".join(map(str, item["loc"]))
+    if item["type"] == "extra_forbidden" and len(item["loc"]) == 1 and where in PoolEntry.model_fields:
+        return SettingProblem(f"POOLS_FILE: {where} is in no pool", "nothing reads it", "put it below [pools.default]")
     if item["type"] == "extra_forbidden":
         known = [*PoolEntry.model_fields, *TypeEntry.model_fields, *PoolsFile.model_fields]
         near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)

@@ -10,7 +10,14 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from orchestrator.config.connection_settings import Messages, Needed, Places, Telemetry
 from orchestrator.config.conninfo import conninfo_passwords
 from orchestrator.config.fleet_settings import Machines, Scaling, WorkerPrograms
-from orchestrator.config.placeholders import refuse_own_name, refuse_placeholder, refuse_reference
+from orchestrator.config.placeholders import (
+    refuse_comment,
+    refuse_invisible,
+    refuse_own_name,
+    refuse_placeholder,
+    refuse_reference,
+    refuse_reference_in_command,
+)
 from orchestrator.config.pools import read_pools
 from orchestrator.config.setting import settings_of
 from orchestrator.config.types import in_digits, is_number, unquoted
@@ -30,6 +37,18 @@ KEY_TEXTS = frozenset({"runpod_ssh_private_key", "runpod_ssh_public_key"})  # ss
 COMMANDS = frozenset({"worker_setup_command", "worker_start_command", "worker_handlers"})  # a shell reads these
 
 
+def refuse_unfilled(given: str, name: str) -> None:
+    """Raise ValueError for a text that cannot be the value of a setting as it is."""
+    refuse_own_name(name, given)
+    refuse_invisible(given)
+    if name in COMMANDS:
+        refuse_reference_in_command(given)
+        return
+    refuse_reference(given)
+    refuse_placeholder(given)
+    refuse_comment(given)
+
+
 class Settings(Telemetry, Messages, WorkerPrograms, Machines, Scaling, Places, Needed, BaseSettings):
     """What the environment says, validated."""
 
@@ -42,10 +61,8 @@ class Settings(Telemetry, Messages, WorkerPrograms, Machines, Scaling, Places, N
         if info.field_name in KEY_TEXTS:
             return unquoted(value, strips=False)
         given = unquoted(value)
-        if isinstance(given, str) and info.field_name not in COMMANDS:
-            refuse_own_name(info.field_name or "", given)
-            refuse_reference(given)
-            refuse_placeholder(given)
+        if isinstance(given, str):
+            refuse_unfilled(given, info.field_name or "")
         if not is_number(field.annotation):
             return given
         extra: dict[str, Any] = field.json_schema_extra  # type: ignore[assignment]
@@ -56,8 +73,7 @@ class Settings(Telemetry, Messages, WorkerPrograms, Machines, Scaling, Places, N
         """How pods reach the worker RPC."""
         if self.worker_api_url or self.supabase_url:
             return self.worker_api_url or self.supabase_url
-        domain = (self.railway_public_domain or "").removeprefix("https://").rstrip("/")
-        return f"https://{domain}" if domain else None
+        return f"https://{self.railway_public_domain}" if self.railway_public_domain else None
 
     @property
     def proxy_hops(self) -> int:

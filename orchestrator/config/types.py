@@ -15,7 +15,7 @@ from pydantic_settings import NoDecode
 from orchestrator.config.conninfo import conninfo
 from orchestrator.config.errors import shown
 from orchestrator.config.names import gpu_types
-from orchestrator.config.placeholders import refuse_names, refuse_reference
+from orchestrator.config.placeholders import refuse_names, refuse_placeholder
 from orchestrator.config.weak_secrets import is_readable_on_the_way
 from orchestrator.core.model import ID_PATTERN
 from orchestrator.core.stages import STAGE_SPECS
@@ -29,8 +29,18 @@ QUOTED = re.compile(r"(['\"])((?:(?!\1).)*)\1", re.DOTALL)
 CURLY = re.compile(r"[\u2018\u201c](.*)[\u2019\u201d]", re.DOTALL)  # what a word processor makes of quotes
 AROUND = "\ufeff\u200b"  # marks that an editor writes and nobody sees
 URL_CHARACTERS = re.compile(r"[A-Za-z0-9\-._~:/@!$&'()*+,;=%\[\]]*")  # RFC 3986, without what follows a path
-OTHER_LIST = re.compile(r"[;\[\]{}|\"]")  # of a JSON list, or between the entries of other tools' lists
+OTHER_LIST = re.compile(r"[;\[\]{}|\"\n]")  # of a JSON list, or between the entries of other tools' lists
+LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+HOST = re.compile(rf"{LABEL}(?:\.{LABEL}){{0,60}}\.?")
+ALERT_PATH = re.compile(r"[!-~]*")
+DSN = re.compile(
+    rf"https?://[A-Za-z0-9_-]+(?::[A-Za-z0-9_-]*)?@(?:{LABEL}(?:\.{LABEL}){{0,60}}|\[[0-9A-Fa-f:.]+\])(?::\d{{1,5}})?(?:/[\w.-]+)*/\d+/?",
+    re.ASCII,
+)
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110
+HEADER_VALUE = re.compile(r"[ -~]*[!-~][ -~]*")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+CENTER = re.compile(r"[A-Z0-9]+(?:-[A-Z0-9]+)+")
 CLOCK = r"((?:[01]\d|2[0-3]):[0-5]\d)"
 QUIET_TIMES = re.compile(rf"{CLOCK}-{CLOCK}(?: +([A-Za-z0-9_+/-]{{1,60}}))?", re.ASCII)
 NUMBER = re.compile(r"-?(?=[0-9.]*[1-9])[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,3})?|0+(?:\.0+)?", re.ASCII)  # no -0
@@ -55,7 +65,8 @@ def _split(value: object) -> object:
     if not isinstance(value, str):
         return value
     if found := OTHER_LIST.search(value):
-        raise ValueError(f"{found[0]} is no part of a list: write entries with commas between them, without brackets")
+        what = "a line end" if found[0] == "\n" else found[0]
+        raise ValueError(f"{what} is no part of a list: write entries with commas between them, without brackets")
     return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
@@ -74,6 +85,14 @@ def _networks(value: tuple[str, ...]) -> tuple[str, ...]:
         except ValueError:
             raise ValueError(f"{shown(one)} is no network such as 10.1.0.0/16, or has bits beyond its prefix") from None
     return value
+
+
+def _centers(value: tuple[str, ...]) -> tuple[str, ...]:
+    names = tuple(map(str.upper, value))
+    for name in names:
+        if not CENTER.fullmatch(name):
+            raise ValueError(f"{shown(name)} is no data centre such as EU-RO-1; empty means any")
+    return names
 
 
 def _some_gpu(value: tuple[str, ...]) -> tuple[str, ...]:
@@ -120,10 +139,11 @@ def _fleet(value: str) -> str:
 
 def _url(value: str) -> str:
     """Refuse a URL that another program could read as the address of another host."""
-    refuse_reference(value, within=True)
-    if not value.startswith(("http://", "https://")):
+    scheme, _, rest = value.partition("://")
+    if scheme.lower() not in {"http", "https"} or "://" not in value:
         raise ValueError("must begin with http:// or https://")
-    refuse_names(value.partition("://")[2])
+    refuse_names(rest)
+    value = f"{scheme.lower()}://{rest}"
     if not URL_CHARACTERS.fullmatch(value):
         raise ValueError(
             "contains a character that no base URL has: a space, a backslash, '?', '#', or one beyond ASCII"
@@ -135,11 +155,56 @@ def _url(value: str) -> str:
         raise ValueError("its host or port cannot be read; a port is a number from 1 to 65535") from None
     if not host or port == 0:
         raise ValueError("it names no host, or the port 0")
+    refuse_bad_host(host)
     return value.rstrip("/")
+
+
+def refuse_bad_host(host: str) -> None:
+    """Raise ValueError for what is neither a host name nor an address: a reference, or the begin of another URL."""
+    if not (HOST.fullmatch(host) or _is_address(host)):
+        raise ValueError(f"{shown(host)} is no name of a host")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _domain(value: str) -> str:
+    """Return the host name of a domain, which some pages show as a URL."""
+    host = re.sub(r"^https?://", "", value, flags=re.IGNORECASE).rstrip("/")
+    refuse_names(host)
+    refuse_bad_host(host)
+    return host
+
+
+def _dsn(value: SecretStr) -> SecretStr:
+    """Refuse a DSN of Sentry that reports nothing. No complaint quotes it."""
+    text = value.get_secret_value()
+    refuse_names(text)
+    if not DSN.fullmatch(text):
+        raise ValueError("must be https://<key>@<host>/<project number>, from the project's Client Keys (DSN)")
+    return value
+
+
+def _header_list(value: SecretStr) -> SecretStr:
+    """Refuse what the OpenTelemetry SDK would skip. No complaint quotes a value."""
+    for part in filter(str.strip, value.get_secret_value().split(",")):
+        name, equals, text = part.partition("=")
+        refuse_placeholder(text)
+        if not equals or not HEADER_NAME.fullmatch(name.strip()):
+            raise ValueError("an entry is not name=value: write name=value,name=value")
+        if not HEADER_VALUE.fullmatch(text):
+            raise ValueError(f"the value of {shown(name.strip())} is empty, or has a character that no header has")
+    return value
 
 
 def _alert_url(value: SecretStr) -> SecretStr:
     """Its path is a secret, so no complaint quotes it."""
+    refuse_names(value.get_secret_value())
     try:
         parts = urllib.parse.urlsplit(value.get_secret_value())
         host, _ = parts.hostname, parts.port
@@ -147,6 +212,9 @@ def _alert_url(value: SecretStr) -> SecretStr:
         raise ValueError("its host or port cannot be read") from None
     if parts.scheme not in {"http", "https"} or not host or parts.username is not None:
         raise ValueError("must be a URL that begins with https:// and names a host, without a user")
+    refuse_bad_host(host)
+    if not ALERT_PATH.fullmatch(f"{parts.path}?{parts.query}"):
+        raise ValueError("a space, or a character beyond ASCII, stands in its path")
     if is_readable_on_the_way(value.get_secret_value()):
         raise ValueError("must begin with https://, or everybody on the way can read it")
     return value
@@ -190,12 +258,15 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 Variables = Annotated[Names, AfterValidator(_variables)]
 Networks = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_networks)]
 GpuTypes = Annotated[Names, AfterValidator(_some_gpu), AfterValidator(gpu_types)]
-Centers = Annotated[Names, AfterValidator(lambda names: tuple(map(str.upper, names)))]
+Centers = Annotated[Names, AfterValidator(_centers)]
 Handlers = Annotated[tuple[tuple[str, str], ...], NoDecode, BeforeValidator(_handlers)]  # task type, what does it
 Deadlines = Annotated[tuple[tuple[str, Seconds], ...], NoDecode, BeforeValidator(_deadlines)]  # stage, seconds
 FleetId = Annotated[str, AfterValidator(_fleet)]
 Conninfo = Annotated[SecretStr, AfterValidator(conninfo)]
 Url = Annotated[str, AfterValidator(_url)]  # without a slash at its end
 ENCRYPTED_URL = "https://, or http:// on this machine"
+Domain = Annotated[str, AfterValidator(_domain)]
+SentryDsn = Annotated[SecretStr, AfterValidator(_dsn)]
+Headers = Annotated[SecretStr, AfterValidator(_header_list)]
 AlertUrl = Annotated[SecretStr, AfterValidator(_alert_url)]
 QuietTimes = Annotated[tuple[time, time, str], NoDecode, BeforeValidator(_quiet_times)]  # begin, end, time zone

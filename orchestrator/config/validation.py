@@ -194,6 +194,13 @@ def require(settings: Settings, *parts: str) -> Settings:
     return settings
 
 
+def unusable_at_start(settings: Settings, *parts: str) -> list[SettingProblem]:
+    """Return why the start would refuse values that are set: what `require` raises, without missing settings."""
+    names = {name for one in settings_of(Settings) for name in one.variables}
+    found = [problem for part in parts for problem in MISSING[part](settings)]
+    return [one for one in found if one.what.removesuffix(" is missing") not in names]
+
+
 def lacks(settings: Settings, *parts: str) -> str | None:
     """Return in one line what `require` would refuse; None if it would not."""
     return "; ".join(problem.what for part in parts for problem in MISSING[part](settings)) or None

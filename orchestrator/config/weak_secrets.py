@@ -9,7 +9,8 @@ MIN_TOKEN_BYTES = 16  # of one that only opens /metrics
 MIN_DISTINCT = 10  # characters of a secret that differ; 32 random hexadecimal digits have 14
 PLACEHOLDER = re.compile(
     r"change.?(?:me|this|it)|placeholder|example|replace.?(?:me|this)|your[-_ ](?:jwt|secret|token|key)"
-    r"|(?:secret|password|token|key)[-_ ]?(?:here|goes)|super[-_ ]?secret|password|^<.*>$|^\$\{?\w+\}?$",
+    r"|(?:secret|password|token|key)[-_ ]?(?:here|goes)|super[-_ ]?secret|password|^<.*>$|^\$\{?\w+\}?$"
+    r"|openssl rand|uuidgen|/dev/u?random|\$\(",
     re.IGNORECASE,
 )
 
@@ -20,7 +21,8 @@ def weakness(secret: str, min_bytes: int) -> str | None:
         return f"it is shorter than {min_bytes} bytes"
     if PLACEHOLDER.search(secret):
         return "it is a placeholder, not a secret"
-    if (secret * 2).find(secret, 1) < len(secret) or len(set(secret)) < MIN_DISTINCT:
+    period = next(n for n in range(1, len(secret) + 1) if secret.startswith(secret[n:]))
+    if period <= len(secret) / 2 or len(set(secret)) < MIN_DISTINCT:
         return "it repeats a few characters"
     return None
 

@@ -69,9 +69,10 @@ class GatewayServer:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._serve())
-        except SystemExit:  # uvicorn raises it if the port is in use; the process then ends
+        except SystemExit:  # uvicorn raises it if it cannot listen there; the process then ends
             host, port = self._address
-            words = f"the HTTP server could not be opened at {host}:{port}; fix: end what listens there, or set PORT"
+            fix = "set HOST to an address of this machine, and PORT to one at which nothing listens"
+            words = f"the HTTP server could not be opened at {host}:{port}; fix: {fix}"
             log.warning("http_server_not_opened", message=words, port=port)
         finally:
             with contextlib.suppress(RuntimeError):  # the control loop has already closed

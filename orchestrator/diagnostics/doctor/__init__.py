@@ -15,13 +15,14 @@ from orchestrator.config.effective import DEFAULT, digest, effective
 from orchestrator.config.environment import unread, usable
 from orchestrator.config.errors import SettingProblem
 from orchestrator.config.settings import Settings
-from orchestrator.config.validation import require
+from orchestrator.config.validation import require, unusable_at_start
 from orchestrator.core.images import has_digest
 from orchestrator.diagnostics.doctor import code, connectivity, database, provider
 from orchestrator.diagnostics.doctor.findings import FAULTS, Check, Finding, Section, counts, examine
 
 __all__ = ["FAULTS", "SECTIONS", "Finding", "counts", "diagnose"]
 VALUE_CHARS = 80
+ALSO_IN = {"shell": "ssh", "gateway": "gateway"}  # the parts of settings that another section checks, too
 SECTIONS: Mapping[str, str] = {
     "settings": "misspelt, unusable or contradictory variables; handlers; images",
     "code": "what of WORKER_CODE_DIR is sent to pods, with sizes, and what is not sent",
@@ -39,8 +40,9 @@ SECTIONS: Mapping[str, str] = {
 async def diagnose(only: Sequence[str] = ()) -> list[Finding]:
     """Return the findings of these sections, or of all. Settings that cannot be used are always shown."""
     settings, problems = usable()
+    parts = [part for part, name in ALSO_IN.items() if only and name not in only]
     checks: dict[str, Check] = {
-        "settings": partial(_settings, settings, problems),
+        "settings": partial(_settings, settings, problems, parts),
         "code": partial(code.code, settings),
         "database": partial(database.database, settings),
         "leader": partial(database.leader, settings),
@@ -55,13 +57,21 @@ async def diagnose(only: Sequence[str] = ()) -> list[Finding]:
     return await examine({name: check for name, check in checks.items() if name in asked})
 
 
-async def _settings(settings: Settings, problems: Sequence[SettingProblem], section: Section) -> None:
-    """Show what is wrong with the variables that are set. The section that needs a missing one names it."""
+async def _settings(
+    settings: Settings, problems: Sequence[SettingProblem], parts: Sequence[str], section: Section
+) -> None:
+    """Show what is wrong with the variables that are set. The section that needs a missing one names it.
+
+    `parts`: names in ALSO_IN whose own section is not shown.
+    """
     section.problems(problems)
     for one in unread(settings):
         if not one.is_misspelt:
             section.warn(*one.problem)
     if problems:
+        return
+    if refused := unusable_at_start(settings, *parts):
+        section.problems(refused)
         return
     for doubt in doubtful(settings):
         section.warn(*doubt)

@@ -36,6 +36,7 @@ def _no_settings_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         *("a" * 64, "abcd" * 16, "Qx7", "0123456701234567012345670123456701234567", GOOD),
         *("changeme-changeme-please-0123456789abcdef", "super-secret-jwt-token-with-at-least-32-characters-long"),
+        *("12345678901234567890123456789012", "key-$(openssl rand -hex 32)-of-production"),
     ],
 )
 def test_a_weak_secret_stops_the_start(secret: str) -> None:
@@ -60,7 +61,7 @@ def test_a_placeholder_stops_the_start(monkeypatch: pytest.MonkeyPatch, secret: 
 @pytest.mark.parametrize("name", ["metrics_token", "worker_jwt_secret_previous"])
 def test_a_token_that_opens_something_is_as_good_as_a_secret(name: str) -> None:
     """Fifteen bytes are too few, and so is a placeholder."""
-    for weak in ("fifteen-bytes-1", "changeme" * 5):
+    for weak in ("fifteen-bytes-1", "changeme" * 5, "$(openssl-rand-hex-32)", "`uuidgen`-`uuidgen`"):
         with pytest.raises(SettingsError, match=name.upper()):
             require(Settings.model_validate(GIVEN | {name: weak}), "gateway")
     require(Settings.model_validate(GIVEN | {name: "5e884898da28047151d0e56f8dc62927"}), "gateway")

@@ -13,6 +13,7 @@ from pydantic import SecretStr, ValidationError
 
 from orchestrator.cli.main import Commands
 from orchestrator.config.code_files import MAX_CODE_BYTES
+from orchestrator.config.names import Key
 from orchestrator.config.pools import PoolEntry, PoolKeys
 from orchestrator.config.setting import Setting, settings_of
 from orchestrator.config.settings import SECTIONS, Settings
@@ -81,7 +82,7 @@ def test_a_text_states_the_limits_that_are_enforced() -> None:
         accepted, wrong = cases[str(one.limits)]
         assert not refused(one, accepted), one.name
         assert refused(one, wrong), one.name
-    secret = (one for one in DECLARED if one.field.annotation == SecretStr | None)
+    secret = (one for one in DECLARED if one.field.annotation in {SecretStr | None, Key | None})
     short = {one.name for one in secret if refused(one, RANDOM[:15])}
     http, https = "http://example.com", "https://example.com"
     readable = {one.name for one in DECLARED if refused(one, http) and not refused(one, https)}

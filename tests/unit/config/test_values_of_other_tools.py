@@ -42,6 +42,7 @@ AWS_KEY = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
 PLAIN = "postgresql://u:s3cret@db.example.com:5432/app"
 R2 = "https://0123456789abcdef0123456789abcdef.r2.cloudflarestorage.com"
 BUCKET = {"S3_BUCKET": "my-bucket"}
+ANON, SERVICE_ROLE = "eyJyb2xlIjoiYW5vbiJ9", "eyJyb2xlIjoic2VydmljZV9yb2xlIn0"  # claims of Supabase's legacy keys
 READ_AS = {"AWS_DEFAULT_REGION": "aws_region", "AWS_ENDPOINT_URL_S3": "s3_endpoint_url"}
 
 
@@ -119,6 +120,25 @@ DATABASE = [
     database(f"  {PLAIN}  \n", PLAIN),
     database(f"\ufeff{PLAIN}", PLAIN),
     database(f'"{PLAIN}"\r\n', PLAIN),
+    # a part that nobody has filled in, what follows the value, and marks that nobody sees
+    database("postgresql://postgres:$POSTGRES_PASSWORD@db:5432/app", refused="$POSTGRES_PASSWORD is a reference"),
+    database("postgresql://postgres:$(DB_PASSWORD)@db:5432/app", refused="$(DB_PASSWORD) is a reference"),
+    database("postgresql://postgres:%24ecret@db:5432/app", "postgresql://postgres:%24ecret@db:5432/app"),
+    database("postgresql://u:{password}@db:5432/app", refused="its password is a placeholder"),
+    database("postgresql://u:xxxxx@db:5432/app", refused="its password is a placeholder"),
+    database(f"{PLAIN} # the main database", refused="ends with a comment"),
+    database(f"{PLAIN};", refused="ends the name of its database"),
+    database(f"{PLAIN}?application_name=my app", refused="a space"),
+    database("postgresql://u:s3c\u200bret@db:5432/app", refused="U+200B"),
+    database("postgresql://u:s3cret@2001:db8::1:5432/app", refused="has brackets"),
+    database("postgresql://u:s3cret@h:65536/app", refused="from 1 to 65535"),
+    database("postgresql://u:s3cret@:5432/app", refused="names no host"),
+    database("postgresql://u:s3cret@/app?host=/cloudsql/p:r:i", "postgresql://u:s3cret@/app?host=/cloudsql/p:r:i"),
+    database("postgresql:///app?host=/run/postgresql", "postgresql:///app?host=/run/postgresql"),
+    database(f"{PLAIN}?replication=database", refused="replication"),
+    database(f"DATABASE_URL = {PLAIN}", refused="its own name"),
+    database(f"DATABASE_URL: {PLAIN}", refused="its own name"),
+    database(f'$env:DATABASE_URL="{PLAIN}"', refused="its own name"),
 ]  # fmt: skip
 PLACES = [
     # S3: AWS, R2, MinIO, Supabase
@@ -138,7 +158,7 @@ PLACES = [
     Row("S3_BUCKET", "my-bucket/logs", refused="S3_PREFIX"),
     Row("S3_PREFIX", "x" * 120, "x" * 120),
     Row("S3_PREFIX", "\u00e9" * 61, refused="more than 120 bytes"),
-    Row("S3_BUCKET", "https://my-bucket.s3.amazonaws.com", refused="folder in a bucket"),
+    Row("S3_BUCKET", "https://my-bucket.s3.amazonaws.com", refused="is a URL or an ARN"),
     Row("S3_BUCKET", "your-bucket-name", refused="placeholder"),
     Row("AWS_REGION", "auto", "auto", beside={"S3_ENDPOINT_URL": R2}),
     Row("AWS_REGION", "auto", refused="S3_ENDPOINT_URL"),
@@ -215,6 +235,74 @@ PLACES = [
     Row("RUNPOD_CONTAINER_DISK_GB", "50Gi", refused="its unit is GB"),
     Row("DAILY_BUDGET_USD", "$20", refused="its unit is US dollars"),
     Row("WORKER_SETUP_COMMAND", "${VENV}/bin/pip install -r r.txt", "${VENV}/bin/pip install -r r.txt"),
+    Row("WORKER_SETUP_COMMAND", "pip install ${{ inputs.package }}", refused="${{ inputs.package }} is a reference"),
+    Row("WORKER_SETUP_COMMAND", "WORKER_SETUP_COMMAND=pip install x", refused="its own name"),
+    Row("WORKER_SETUP_COMMAND", "pip install x # once", "pip install x # once"),
+    # what is no host, no image, no key, although it looks like text of a setting
+    Row("S3_ENDPOINT_URL", "https://fsn1.your-objectstorage.com", "https://fsn1.your-objectstorage.com"),
+    Row("S3_ENDPOINT_URL", "HTTPS://s3.example.com", "https://s3.example.com"),
+    Row("S3_ENDPOINT_URL", "https://$ACCOUNT_ID.r2.cloudflarestorage.com", refused="is no name of a host"),
+    Row("S3_ENDPOINT_URL", "https://minio_1:9000", "https://minio_1:9000"),
+    Row("S3_ENDPOINT_URL", "http://[::1]:9000", "http://[::1]:9000"),
+    Row("WORKER_API_URL", "https://a.example.org,https://b.example.org", refused="is no name of a host"),
+    Row("WORKER_API_URL", "https://a.example.org;", refused="is no name of a host"),
+    Row("WORKER_API_URL", "https://a..example.org", refused="is no name of a host"),
+    Row("RAILWAY_PUBLIC_DOMAIN", "https://app.up.railway.app/", "app.up.railway.app"),
+    Row("RAILWAY_PUBLIC_DOMAIN", "a.up.railway.app,b.example.org", refused="is no name of a host"),
+    Row("RAILWAY_PUBLIC_DOMAIN", "app.up.railway.app/path", refused="is no name of a host"),
+    Row("OTEL_EXPORTER_OTLP_ENDPOINT", "http://$NODE_IP:4318", refused="is no name of a host"),
+    Row("OTEL_EXPORTER_OTLP_HEADERS", "x-honeycomb-team=s3cret", "x-honeycomb-team=s3cret"),
+    Row("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Basic%20s3cret,", "Authorization=Basic%20s3cret,"),
+    Row("OTEL_EXPORTER_OTLP_HEADERS", "Authorization: Bearer s3cret", refused="name=value"),
+    Row("OTEL_EXPORTER_OTLP_HEADERS", '{"api-key": "s3cret"}', refused="name=value"),
+    Row("OTEL_EXPORTER_OTLP_HEADERS", "api-key=${KEY}", refused="${KEY} is a reference"),
+    Row("OTEL_EXPORTER_OTLP_HEADERS", "api-key=<s3cret>", refused="placeholder"),
+    Row("OTEL_EXPORTER_OTLP_HEADERS", "api-key=", refused="'api-key' is empty"),
+    Row("SENTRY_DSN", "https://0a1b@o1.ingest.de.sentry.io/123", "https://0a1b@o1.ingest.de.sentry.io/123"),
+    Row("SENTRY_DSN", "https://<key>@<org>.ingest.sentry.io/<project>", refused="placeholder"),
+    Row("SENTRY_DSN", "https://o1.ingest.sentry.io/123", refused="Client Keys"),
+    Row("SENTRY_DSN", "https://sentry.io/settings/me/projects/x/keys/", refused="Client Keys"),
+    Row("SENTRY_DSN", "false", refused="Client Keys"),
+    Row("ALERT_WEBHOOK_URL", "https://discord.com/api/webhooks/<id>/<token>", refused="<id> is a placeholder"),
+    Row("ALERT_WEBHOOK_URL", "https://hooks.slack.com/services/${SLACK}", refused="${SLACK} is a reference"),
+    Row("ALERT_WEBHOOK_URL", "https://a.example.org,https://b.example.org/x", refused="is no name of a host"),
+    Row("AWS_ACCESS_KEY_ID", "AKIA IOSFODNN7", refused="a space"),
+    Row("AWS_ACCESS_KEY_ID", "aws_access_key_id = AKIAIOSFODNN7", refused="its own name"),
+    Row("AWS_ACCESS_KEY_ID", "AKIAIOSF\u200bODNN7", refused="U+200B"),
+    Row("RUNPOD_API_KEY", "$$RUNPOD_API_KEY", refused="is a reference"),
+    Row("RUNPOD_API_KEY", "rpa_xxxxxxxxxxxxxxxx", refused="placeholder"),
+    Row("RUNPOD_API_KEY", "rpa_your_key_here", refused="placeholder"),
+    Row("RUNPOD_API_KEY", "paste-your-key-here", refused="placeholder"),
+    Row("ADMIN_TOKEN", "0123456789abcdef\n0123456789abcdeffedcba98", refused="a line end"),
+    Row("METRICS_TOKEN", "0123456789abcdeffedcba98 # Prometheus", refused="ends with a comment"),
+    Row("SUPABASE_PUBLISHABLE_KEY", f"eyJhbGciOiJIUzI1NiJ9.{SERVICE_ROLE}.c2ln", refused="secret key, and pods would"),
+    Row("SUPABASE_SERVICE_ROLE_KEY", f"eyJhbGciOiJIUzI1NiJ9.{ANON}.c2ln", refused="public key"),
+    Row("SUPABASE_PUBLISHABLE_KEY", f"e30.{ANON}.c2ln", f"e30.{ANON}.c2ln"),
+    Row("S3_BUCKET", "arn:aws:s3:eu-west-1:123456789012:accesspoint/a", refused="is a URL or an ARN"),
+    Row("S3_PREFIX", "s3://my-bucket/logs", refused="what follows the bucket's name"),
+    Row("S3_PREFIX", "../logs", refused="another key"),
+    Row("S3_PREFIX", "logs # of production", refused="ends with a comment"),
+    Row("S3_PREFIX", "a#b/", "a#b/"),
+    Row("HOST", "0.0.0.0,::", refused="not one address"),
+    Row("HOST", "not a host", refused="not one address"),
+    Row("HOST", "fd00::1", "fd00::1"),
+    Row("RUNPOD_DATA_CENTERS", "any", refused="empty means any"),
+    Row("RUNPOD_DATA_CENTERS", "EU_RO_1", refused="'EU_RO_1' is no data centre"),
+    Row("RUNPOD_GPU_TYPE", "NVIDIA L4\nNVIDIA A40", refused="a line end is no part"),
+    Row("RUNPOD_WORKER_IMAGE", "ghcr.io/team/image:${TAG}", refused="${TAG} is a reference"),
+    Row("RUNPOD_WORKER_IMAGE", "https://hub.docker.com/r/runpod/pytorch", refused="name of an image"),
+    Row("RUNPOD_WORKER_IMAGE", "docker pull runpod/pytorch:2.4", refused="name of an image"),
+    Row("RUNPOD_WORKER_IMAGE", "MyTeam/Image:1", refused="small letters"),
+    Row("RUNPOD_WORKER_IMAGE", "runpod/pytorch:", refused="name of an image"),
+    Row("RUNPOD_WORKER_IMAGE", "localhost:5000/a__b/c-d.e:V1_x", "localhost:5000/a__b/c-d.e:V1_x"),
+    Row("RUNPOD_WORKER_IMAGE", f"ghcr.io/t/i:1@sha256:{'a' * 64}", f"ghcr.io/t/i:1@sha256:{'a' * 64}"),
+    Row("RUNPOD_VOLUME_MOUNT_PATH", "workspace", refused="/workspace"),
+    Row("RUNPOD_VOLUME_MOUNT_PATH", "/data:/workspace", refused="/workspace"),
+    Row("WORKER_PYTHON", "/usr/bin/env python3", refused="not one program"),
+    Row("WORKER_PYTHON", "~/venv/bin/python", refused="not one program"),
+    Row("WORKER_PYTHON", "python3 -u", refused="without options"),
+    Row("WORKER_PYTHON", "/home/me/my tools/bin/python", "/home/me/my tools/bin/python"),
+    Row("WORKER_PYTHON", "/opt/venv/bin/python3.12", "/opt/venv/bin/python3.12"),
 ]  # fmt: skip
 
 
@@ -405,4 +493,4 @@ def test_a_profile_of_the_user_is_not_the_buckets(monkeypatch: pytest.MonkeyPatc
 
 def test_there_are_enough_of_them() -> None:
     """The documentation of ten tools has more than a few forms."""
-    assert len({(row.name, row.text) for row in DATABASE + PLACES}) + len(PROXIES) + len(CRONS) >= 190
+    assert len({(row.name, row.text) for row in DATABASE + PLACES}) + len(PROXIES) + len(CRONS) >= 280

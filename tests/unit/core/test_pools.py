@@ -51,6 +51,12 @@ def test_without_a_file_there_is_the_environments_pool() -> None:
     assert read_pools(None, pool()) == ((pool(),), ())
 
 
+def test_a_file_of_another_system_is_read(tmp_path: Path) -> None:
+    """With a mark of the byte order and line ends of Windows."""
+    (tmp_path / "pools.toml").write_bytes(b"\xef\xbb\xbf[pools.a]\r\nmax_active_gpus = 3\r\n")
+    assert [one.max_active for one in read_pools(tmp_path / "pools.toml", pool())[0]] == [pool().max_active, 3]
+
+
 def test_a_pool_is_the_environments_with_what_the_file_says(tmp_path: Path) -> None:
     """Changes of the default pool hold for the others too."""
     (tmp_path / "pools.toml").write_text(WHOLE)
@@ -113,6 +119,12 @@ def test_each_key_of_the_offers_is_independent(
         ("[pools.a]\ngpu_types = []\n", "POOLS_FILE: pools.a.gpu_types cannot be used", "example"),
         ("[pools.'a b']\n", "POOLS_FILE [pools.a b] cannot be used", "letters"),
         ("[pools.a]\nmin_active_gpus = 9\n", "POOLS_FILE [pools.a] contradicts itself", "lower"),
+        ("max_active_gpus = 2\n", "POOLS_FILE: max_active_gpus is in no pool", "[pools.default]"),
+        ("[pools.a]\nmax_active_gpus = true\n", "POOLS_FILE: pools.a.max_active_gpus cannot be used", "example"),
+        ("[pools.a]\nimage = 'x:${TAG}'\n", "POOLS_FILE: pools.a.image cannot be used", "example"),
+        ("[pools.a]\nimage = '<image>'\n", "POOLS_FILE: pools.a.image cannot be used", "example"),
+        ("[pools.a]\nimage = 'My Image'\n", "POOLS_FILE: pools.a.image cannot be used", "example"),
+        ("[pools.a]\ntask_types = ['<type>']\n", "POOLS_FILE: pools.a.task_types cannot be used", "example"),
         ("[task_types.t]\nmax_attempts = 0\n", "POOLS_FILE: task_types.t.max_attempts cannot be used", "example"),
         ("[pools.a]\nkind = 'slurm'\n", "POOLS_FILE: pools.a.kind cannot be used", "example"),
         ("[pools.a]\ninstall_slurm = true\n", "POOLS_FILE [pools.a] contradicts itself", 'kind = "cluster"'),
