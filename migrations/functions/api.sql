@@ -124,7 +124,8 @@ end
 $$;
 
 -- Cancels or retries a task in the name of a token, if its version is p_version (null: any version). The answer of
--- task_cancel or task_retry with the task after it, {outcome: not_found} or {outcome: changed, version}.
+-- task_cancel or task_retry with the task after it (internal_task_shown), {outcome: not_found} or
+-- {outcome: changed, version}.
 create or replace function public.task_act_for(
     p_fleet text, p_actor text, p_scope jsonb, p_id uuid, p_action text, p_version text, p_now timestamptz default null
 ) returns jsonb
@@ -148,23 +149,58 @@ begin
     if v_answer->>'outcome' not in ('already', 'not_ended') then
         perform public.internal_audit(p_fleet, p_actor, 'task.' || p_action, p_id::text, null, v_now);
     end if;
-    return v_answer || jsonb_build_object('task', public.internal_task_shown(p_id));
+    select * into v_task from public.tasks t where t.id = p_id;
+    return v_answer || public.internal_task_shown(v_task);
 end
 $$;
 
--- One task with its version, without what only agents and the queue need.
-create or replace function public.internal_task_shown(p_id uuid) returns jsonb
+-- A task as the API shows it, with its version, without params and result. A user's own columns may be of any size.
+create or replace function public.internal_task_line(p_task public.tasks) returns jsonb
 language sql stable security definer set search_path = '' set jit = off as $$
-    select to_jsonb(t.*) || jsonb_build_object('version', public.internal_task_version(t.*)) from public.tasks t
-     where t.id = internal_task_shown.p_id
+    select jsonb_build_object(
+               'id', t.id, 'task_type', t.task_type, 'status', t.status, 'pool', t.pool, 'priority', t.priority,
+               'tenant', t.tenant, 'labels', t.labels, 'attempts', t.attempts, 'max_attempts', t.max_attempts,
+               'worker_id', t.worker_id, 'created_at', t.created_at, 'run_after', t.run_after,
+               'generation_started_at', t.generation_started_at, 'generation_processed_at', t.generation_processed_at,
+               'progress', t.progress, 'progress_at', t.progress_at, 'cancel_requested_at', t.cancel_requested_at,
+               'failure_code', t.failure_code, 'error_message', t.error_message, 'output_location', t.output_location,
+               'output_object', t.output_object, 'depends_on', t.depends_on, 'dedupe_key', t.dedupe_key,
+               'traceparent', t.traceparent, 'timeout_s', t.timeout_s,
+               'version', public.internal_task_version(internal_task_line.p_task))
+      from (select (internal_task_line.p_task).*) t
 $$;
 
--- One task with its attempts; its "task" is null if there is none within the scope.
+-- {task, params, result_data}: one task. The values of users are JSON texts: to decode and encode them would hold up the
+-- orchestrator's other calls.
+create or replace function public.internal_task_shown(p_task public.tasks) returns jsonb
+language sql stable security definer set search_path = '' set jit = off as $$
+    select jsonb_build_object(
+        'task', public.internal_task_line(internal_task_shown.p_task),
+        'params', public.internal_shown_text(to_jsonb(internal_task_shown.p_task.params)),
+        'result_data', public.internal_shown_text(to_jsonb(internal_task_shown.p_task.result_data)))
+$$;
+
+-- A value as JSON text, or a remark in its place: a user may have written any value.
+create or replace function public.internal_shown_text(p_value jsonb) returns text
+language plpgsql immutable security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    c_bytes constant int := 8388608;
+    v_text text := p_value::text;
+begin
+    return case when octet_length(v_text) > c_bytes
+                    then to_jsonb(format('(too large to be shown: %s bytes)', octet_length(v_text)))::text
+                when public.internal_is_unreadable(p_value)
+                    then '"(nested too deeply, or with a number too long, to be shown)"'
+                else v_text end;
+end
+$$;
+
+-- One task with its attempts, as internal_task_shown has it; its "task" is null if there is none within the scope.
 create or replace function public.task_get_for(p_scope jsonb, p_id uuid, p_now timestamptz default null) returns jsonb
 language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
-    select case when t.id is null then jsonb_build_object('task', null) else jsonb_build_object(
-        'task', to_jsonb(t.*) || jsonb_build_object('version', public.internal_task_version(t.*)),
-        'attempts', coalesce((select jsonb_agg(to_jsonb(a.*) order by a.attempt) from (
+    select case when t.id is null then jsonb_build_object('task', null) else public.internal_task_shown(t.*)
+        || jsonb_build_object('attempts', coalesce((select jsonb_agg(to_jsonb(a.*) order by a.attempt) from (
             select * from public.task_attempts a where a.task_id = t.id order by a.attempt desc limit 100) a), '[]')) end
       from (select task_get_for.p_id as id) p
       left join public.tasks t on t.id = p.id and public.internal_in_scope(task_get_for.p_scope, t.pool, t.tenant)
@@ -217,7 +253,8 @@ begin
            and coalesce(v_task.tenant = p_filter->>'tenant', p_filter->>'tenant' is null)
            and not exists (select from jsonb_array_elements(coalesce(nullif(p_filter->'labels', 'null'), '[]')) l (pair)
                             where (v_task.labels @> l.pair) is not true) then
-            v_found := v_found || (public.internal_task_shown(v_task.id) - 'params' - 'result_data');
+            v_found := v_found || (
+                select public.internal_task_line(t.*) from public.tasks t where t.id = v_task.id);
         end if;
     end loop;
     return jsonb_build_object('tasks', to_jsonb(v_found), 'next', null);

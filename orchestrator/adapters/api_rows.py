@@ -57,11 +57,14 @@ class ApiRows:
         return dict(await self._db.call("task_submit_for", p_fleet=self._fleet, p_tasks=list(tasks), **args))
 
     async def task(self, holder: TokenHolder, task_id: str) -> Row:
-        """{task, attempts}; the task is None if there is none for this holder."""
+        """{task, params, result_data, attempts}; the task is None if there is none for this holder.
+
+        params and result_data are JSON texts, or None.
+        """
         return dict(await self._db.call("task_get_for", p_scope=holder.restriction(), p_id=task_id))
 
     async def act(self, holder: TokenHolder, task_id: str, action: str, version: str | None) -> Row:
-        """Cancel or retry a task, if it still has this version. None: any version."""
+        """Cancel or retry a task, if it still has this version (None: any). {outcome, task, params, result_data}."""
         args = {"p_actor": holder.name, "p_scope": holder.restriction(), "p_action": action, "p_version": version}
         return dict(await self._db.call("task_act_for", p_fleet=self._fleet, p_id=task_id, **args))
 

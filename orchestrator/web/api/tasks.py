@@ -16,23 +16,23 @@ from orchestrator.errors import BAD_ARGUMENT, CHANGED, KEY_REUSED, NO_TASK, NOT_
 from orchestrator.ports import PortError
 from orchestrator.web.api.cursors import cursor_of, place_of
 from orchestrator.web.api.models import (
-    Acted,
     SubmittedTask,
     SubmittedTasks,
     TaskInput,
     TaskPage,
     TaskQuery,
     TaskShown,
-    Waited,
 )
 from orchestrator.web.api.operations import Api, ApiCall, shown
 from orchestrator.web.api.problems import Problem
 from orchestrator.web.api.waiting import ENDED, TaskState
+from orchestrator.web.errors import NO_STORE
 
 KEY = re.compile(r"[\x21-\x7e]{1,200}")  # of an Idempotency-Key
 NOT_VISIBLE = re.compile(r"[^\x21-\x7e]")
 MAX_TRACE_CHARS = 200  # of a traceparent, which has 55: what is longer is ignored as well
 CREATED, OK = 201, 200  # HTTP statuses
+CONTENT = ("params", "result_data")
 
 
 def task_id_of(call: ApiCall) -> str:
@@ -44,7 +44,7 @@ def task_id_of(call: ApiCall) -> str:
 
 
 async def found_task(api: Api, call: ApiCall) -> Mapping[str, Any]:
-    """{task, attempts} of the task in the path. Raises Problem."""
+    """The task in the path, as ApiRows.task has it. Raises Problem."""
     found = await api.rows.task(call.holder, task_id_of(call))
     if found["task"] is None:
         raise _absent()
@@ -82,8 +82,7 @@ async def page(api: Api, call: ApiCall) -> Response:
 
 async def read(api: Api, call: ApiCall) -> Response:
     """One task with its attempts."""
-    task = _shown(await found_task(api, call))
-    return shown(task, headers=_version(task))
+    return _shown(await found_task(api, call))
 
 
 async def cancel(api: Api, call: ApiCall) -> Response:
@@ -108,8 +107,7 @@ async def wait(api: Api, call: ApiCall) -> Response:
             with contextlib.suppress(PortError):  # the token may have been revoked meanwhile
                 await api.authentication.holder(call.request)
             found = await found_task(api, call)
-        task = _shown(found)
-        return shown(Waited(ended=task.status in ENDED, task=task), headers=_version(task))
+        return _shown(found, ended=found["task"]["status"] in ENDED)
 
 
 async def _changed_or_gone(api: Api, call: ApiCall, state: TaskState, timeout_s: float) -> TaskState:
@@ -169,16 +167,21 @@ async def _act(api: Api, call: ApiCall, action: str) -> Response:
     if answer["outcome"] == "not_ended":
         why = f"it is {answer['status']}: only a Failed or Cancelled task can be retried"
         raise Problem(409, WRONG_STATE, why, fix="read the task again")
-    task = TaskShown.model_validate(answer["task"])
-    return shown(Acted(outcome=answer["outcome"], task=task), headers=_version(task))
+    return _shown(answer, outcome=answer["outcome"])
 
 
-def _shown(found: Mapping[str, Any]) -> TaskShown:
-    return TaskShown.model_validate({**found["task"], "attempt_list": found["attempts"]})
+def _shown(found: Mapping[str, Any], **around: Any) -> Response:
+    """A task; with `around`, as the part `task` of an object. Params and result pass as the database wrote them."""
+    task = TaskShown.model_validate({**found["task"], "params": None, "attempt_list": found.get("attempts") or []})
+    content = ", ".join(f'"{name}": {found.get(name) or "null"}' for name in CONTENT)
+    text = f"{_open(task.model_dump(mode='json', exclude=set(CONTENT)))}, {content}}}"
+    body = f'{_open(around)}, "task": {text}}}' if around else text
+    return Response(body, headers=NO_STORE | {"ETag": f'"{task.version}"'}, media_type="application/json")
 
 
-def _version(task: TaskShown) -> dict[str, str]:
-    return {"ETag": f'"{task.version}"'}
+def _open(fields: Mapping[str, Any]) -> str:
+    """The JSON of an object without its end."""
+    return json.dumps(fields, ensure_ascii=False)[:-1]
 
 
 def _absent() -> Problem:

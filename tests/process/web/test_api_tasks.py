@@ -5,10 +5,12 @@ import time
 import uuid
 from typing import Any
 
+import psycopg
 import pytest
 
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.s3 import S3Blobs
+from orchestrator.core.api_tokens import ENV_ADMIN
 from orchestrator.web.api.waiting import POLL_S
 from tests.process.web.api_rig import VIEWER, ApiRig, api_rig
 from tests.process.web.builders import DEADLINE_S, done
@@ -40,6 +42,30 @@ async def test_a_task_from_its_submission_to_its_cancellation(rig: ApiRig) -> No
     assert [(one["actor"], one["action"]) for one in entries] == [
         ("env:admin", f"task.{action}") for action in ("retry", "cancel", "submit")
     ]
+
+
+async def test_values_of_users_pass_as_the_database_wrote_them(rig: ApiRig, hand: psycopg.AsyncConnection[Any]) -> None:
+    """To decode and encode a million values would hold up all workers. A remark replaces what no program can read."""
+    task_id = await rig.submit(params={"big": 2})
+    set_params = "update public.tasks set params = %s::jsonb where id = %s"
+    await hand.execute(set_params, ('{"n": 1.10, "é": [12345678901234567890123, "\\""]}', task_id))
+    path = f"/tasks/{task_id}"
+    answers = [await rig.call("GET", path), await rig.call("GET", f"{path}/wait?timeout_s=0")]
+    answers.append(await rig.call("POST", f"{path}/cancel"))
+    for answer in answers:
+        assert '"params": {"n": 1.10, "é": [12345678901234567890123, "\\""]}' in answer.text
+        assert answer.json().get("task", answer.json())["result_data"] is None
+    found = await rig.rows.task(ENV_ADMIN, task_id)
+    assert not {"params", "result_data"} & set(found["task"])
+
+    for value, shown in (
+        ('["x", null]', ["x", None]),
+        ("[" * 70 + "]" * 70, "(nested too deeply, or with a number too long, to be shown)"),
+        ("1" * 4_400, "(nested too deeply, or with a number too long, to be shown)"),
+        (f'"{"x" * (8 << 20)}"', "(too large to be shown: 8388610 bytes)"),
+    ):
+        await hand.execute("update public.tasks set result_data = %s::jsonb where id = %s", (value, task_id))
+        assert (await rig.call("GET", path)).json()["result_data"] == shown
 
 
 async def test_a_submission_with_a_key_is_done_once(rig: ApiRig) -> None:
