@@ -10,7 +10,7 @@ RULES = ("test_queue_", "test_store_workers", "test_scaling_rows", "test_webhook
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What SQL alone decides runs over one of the transports, by turns, and over the other with --full.
+    """What SQL alone decides runs over one of the transports, by turns; `-m other_transport` runs it over the other.
 
     The other tests run over both.
     """
@@ -22,4 +22,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             transport = str(item.callspec.params["db"])
             case = (item.path, item.originalname, item.callspec.id.replace(transport, "", 1))
             if transport != ("direct", "supabase")[turns.setdefault(case, len(turns)) % 2]:
-                item.add_marker(pytest.mark.full)
+                item.add_marker(pytest.mark.other_transport)
