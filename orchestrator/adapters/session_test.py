@@ -31,7 +31,10 @@ async def keeps_session(connection: Connection, connect: Callable[[], Awaitable[
     limit = CallDeadline(limit_s)
     async with await connect() as other:
         with limit.on(connection), limit.on(other):
-            return await _is_separate(connection, other) and await _hears(connection, other)
+            try:
+                return await _is_separate(connection, other) and await _hears(connection, other)
+            except psycopg.errors.ProtocolViolation:  # PgBouncer gives each statement another session
+                return False
 
 
 async def _is_separate(connection: Connection, other: Connection) -> bool:

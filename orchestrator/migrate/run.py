@@ -32,6 +32,8 @@ OF_SESSION = {
 USERS_FUNCTION = re.compile(r"function (?!(?:public\.)?internal_|inline_)(\S+\([^()]*\))")
 NOT_FOUND = ("42", "3F")  # SQLSTATE classes
 INDEX = re.compile(r"create (?:unique )?index concurrently if not exists (\w+)", re.IGNORECASE)
+# For a pooler that gives each transaction, or each statement, another session.
+SESSION_URL = "use the server itself or a session pooler in DATABASE_URL (Supabase: port 5432; PgBouncer: pool_mode)"
 INVALID = """select true from pg_catalog.pg_index i
  where i.indexrelid = to_regclass('public.' || %s) and not i.indisvalid"""
 NO_TIMEOUTS = """select set_config(name, '0', true) from pg_catalog.pg_settings
@@ -57,6 +59,8 @@ async def connected(url: str) -> AsyncIterator[Connection]:
             # At a higher level, a migrator that waits for its lock holds a snapshot, for which each index build waits.
             await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
             yield connection
+    except psycopg.errors.ProtocolViolation as error:  # PgBouncer gives each statement another session
+        raise Unavailable(f"the database cannot be migrated here: {error}; fix: {SESSION_URL}") from error
     except psycopg.OperationalError as error:
         raise Unavailable(f"the database cannot be migrated now: {error}") from error
 

@@ -21,7 +21,7 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.02
 UNPRIVILEGED = "nobody"  # it refuses to run as root
-Mode = Literal["transaction", "session"]
+Mode = Literal["statement", "transaction", "session"]
 CONFIGURATION = """
 [databases]
 * = host={host} port={port} user=postgres

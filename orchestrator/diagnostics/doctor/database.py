@@ -15,6 +15,7 @@ from orchestrator.diagnostics.doctor.findings import Section
 from orchestrator.errors import MIGRATE
 from orchestrator.migrate import sql_files
 from orchestrator.migrate.rights import pods_can_call, pods_lack
+from orchestrator.migrate.run import SESSION_URL
 from orchestrator.ports import BadToken, PortError, SchemaMismatch
 
 if TYPE_CHECKING:
@@ -122,8 +123,7 @@ async def _server(url: str, section: Section) -> bool:
         section.fail("it is too old", f"{shown}; 15 or newer is needed", "move to PostgreSQL 15 or newer")
     elif not listens:
         why = f"port {port} gives each transaction another session: no LISTEN, so changes are polled for every second"
-        fix = "use the server itself or a session pooler in DATABASE_URL (Supabase: port 5432; PgBouncer: pool_mode)"
-        section.warn("it answers, through a transaction pooler", why, fix)
+        section.warn("it answers, through a transaction pooler", why, SESSION_URL)
     else:
         through = "" if direct else ", through a session pooler"
         section.ok("it answers", f"{shown}, port {port}{through}: LISTEN works")

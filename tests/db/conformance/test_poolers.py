@@ -1,4 +1,4 @@
-"""What a connection does decides how it is used, not the number of its port: PgBouncer in both modes, and no pooler."""
+"""What a connection does decides how it is used, not the number of its port: PgBouncer in each mode, and no pooler."""
 
 import asyncio
 
@@ -8,6 +8,7 @@ import pytest
 from orchestrator.adapters.postgres import PREPARE_AFTER, PostgresDb
 from orchestrator.adapters.session_test import is_direct, keeps_session
 from orchestrator.migrate import migrate
+from orchestrator.ports import Unavailable
 from testbed.services.pgbouncer import PROGRAM, Mode, PgBouncer
 from tests.db.conformance.builders import Ear, Fleet
 
@@ -23,7 +24,7 @@ async def listening(database: str) -> set[int]:
         return set(found or ())
 
 
-@pytest.mark.parametrize(("mode", "size"), [("transaction", 1), ("transaction", 4), ("session", 8)])
+@pytest.mark.parametrize(("mode", "size"), [("statement", 4), ("transaction", 1), ("transaction", 4), ("session", 8)])
 async def test_a_fleet_works_behind_it(database: str, mode: Mode, size: int) -> None:
     """More calls than a statement needs to be prepared, from many callers at once; and events arrive."""
     before = await listening(database)  # a test before this one may still disconnect
@@ -50,7 +51,7 @@ async def test_a_fleet_works_behind_it(database: str, mode: Mode, size: int) -> 
         await db.close()
 
 
-@pytest.mark.parametrize(("mode", "kept"), [("transaction", False), ("session", True)])
+@pytest.mark.parametrize(("mode", "kept"), [("statement", False), ("transaction", False), ("session", True)])
 async def test_a_pooler_is_found_out_by_what_it_does(database: str, mode: Mode, *, kept: bool) -> None:
     """Also while it is idle, when a transaction pooler would give the same session twice in a row."""
     async with PgBouncer(database, mode) as pooler:
@@ -71,3 +72,10 @@ async def test_a_database_is_migrated_through_a_transaction_pooler(empty_databas
     async with PgBouncer(empty_database, "transaction", size=4) as pooler:
         assert (await migrate(pooler.url)).applied
         assert (await migrate(pooler.url)).applied == ()
+
+
+async def test_a_pooler_without_transactions_is_named_before_anything_is_changed(empty_database: str) -> None:
+    """With the kind of connection that a migration needs."""
+    async with PgBouncer(empty_database, "statement") as pooler:
+        with pytest.raises(Unavailable, match=r"statement pooling mode; fix: use .*session pooler"):
+            await migrate(pooler.url)
