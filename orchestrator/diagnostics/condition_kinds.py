@@ -156,7 +156,7 @@ class ConditionKind(Explained):
         who=ORCHESTRATOR, alert="OrchestratorClusterDegraded", after_s=600)
     NO_HANDLER = "no_handler", ConditionRow(
         "Tasks", "{count:task|tasks} of type {task_type} cannot run: WORKER_HANDLERS has no handler for it",
-        "add it to WORKER_HANDLERS: {task_type}=module:function", Impact.WAIT,
+        "add it to WORKER_HANDLERS: type=module:function", Impact.WAIT,
         alert="OrchestratorNoHandler", after_s=120)
     TASKS_REFUSED = "tasks_refused", ConditionRow(
         "Tasks", "A trigger or constraint on tasks keeps {count:task|tasks} of pool {pool} from being {change}",

@@ -5,6 +5,7 @@ import asyncio
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from string import Formatter
 
 import pytest
 
@@ -52,6 +53,13 @@ def doctor_texts() -> set[str]:
     trees = [ast.parse(path.read_text()) for path in DOCTOR.glob("*.py")]
     texts = {node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     return {text for text in texts if isinstance(text, str) and "python -m orchestrator" in text}
+
+
+@pytest.mark.parametrize("kind", ConditionKind)
+def test_a_fix_quotes_nothing_that_a_submitter_or_a_pod_writes(kind: ConditionKind) -> None:
+    """An AI assistant takes it for the orchestrator's own advice."""
+    ours = {"fix", "worker", "task", "pool", "code", "url", "name"}  # ids, and what the operator has set
+    assert {name for _, name, _, _ in Formatter().parse(kind.row.fix) if name} <= ours
 
 
 def test_conditions() -> None:
