@@ -91,14 +91,19 @@ language sql stable security definer set search_path = '' as $$
 $$;
 
 -- Columns of the tables that users change too (columns.sql has the list): those that are gone, or those of a type that
--- cannot be used. A type of the same kind can be: varchar or an enum for text, timestamp for timestamptz.
+-- cannot be used, or that are generated. A type of the same kind can be: varchar or an enum for text, timestamp for
+-- timestamptz.
 create or replace function public.internal_column_problems(p_gone boolean) returns table (what text, why text, fix text)
 language sql stable security definer set search_path = '' as $$
     select format('the column %s.%s %s', n.rel, n.name,
-                  case when a.attname is null then 'is missing' else 'has the type ' || format_type(a.atttypid, null) end),
-           format('the functions need it with the type %s', n.type),
+                  case when a.attname is null then 'is missing' when a.attgenerated <> '' then 'is generated'
+                       else 'has the type ' || format_type(a.atttypid, null) end),
+           case when a.attgenerated <> '' then 'the functions write it'
+                else format('the functions need it with the type %s', n.type) end,
            case when a.attname is null
                 then format('rename it back, or: alter table public.%I add column %I %s', n.rel, n.name, n.type)
+                when a.attgenerated <> ''
+                then format('alter table public.%I rename column %I to …', n.rel, n.name)
                 else format('alter table public.%1$I alter column %2$I drop default, alter column %2$I type %3$s using '
                             '%2$I::text::%3$s', n.rel, n.name, n.type)
                      || case when f.adbin is null then '' else format(', alter column %I set default (%s)::text::%s', n.name,
@@ -111,7 +116,7 @@ language sql stable security definer set search_path = '' as $$
       left join pg_catalog.pg_type h on h.oid = a.atttypid
       left join pg_catalog.pg_type w on w.oid = to_regtype(n.type)
      where case when internal_column_problems.p_gone then a.attname is null
-                else h.oid <> w.oid and (w.typcategory in ('U', 'A') or h.typcategory <> w.typcategory)
+                else a.attgenerated <> '' or h.oid <> w.oid and (w.typcategory in ('U', 'A') or h.typcategory <> w.typcategory)
                      and not (h.typcategory = 'E' and w.typcategory = 'S') end
 $$;
 
@@ -131,6 +136,11 @@ language sql stable security definer set search_path = '' as $$
              where g.oid is null or g.tgenabled not in ('O', 'A')) t
      group by t.rel, t.gone
     union all
+    select r.what, r.why, r.fix from public.internal_rule_problems() r
+$$;
+
+create or replace function public.internal_rule_problems() returns table (what text, why text, fix text)
+language sql stable security definer set search_path = '' as $$
     select format('the table %s has the rule %s', w.ev_class::regclass, w.rulename),
            'PostgreSQL does not allow some statements of the functions on a table with rules',
            format('drop rule %I on %s; a trigger can do the same', w.rulename, w.ev_class::regclass)

@@ -35,11 +35,23 @@ begin
         begin
             perform public.internal_write_trial(p_table, p_path);
             exit;
-        exception when others or assert_failure then  -- a user's trigger may raise anything
+        exception when query_canceled or others or assert_failure then  -- a user's trigger may raise anything, or hang
             get stacked diagnostics v_context = pg_exception_context;
             v_sqlstate := sqlstate;
             v_message := sqlerrm;
         end;
+        if v_sqlstate = 'OR010' then
+            select coalesce('the trigger ' || string_agg(quote_ident(g.tgname), ' or ' order by g.tgname) || ' discards',
+                            'writes are lost') into v_triggers
+              from pg_catalog.pg_trigger g join pg_catalog.pg_proc p on p.oid = g.tgfoid
+             where g.tgrelid = to_regclass('public.' || p_table) and not g.tgisinternal and g.tgenabled <> 'D'
+               and not (p.pronamespace = 'public'::regnamespace and p.proname like 'internal\_%')
+               and g.tgtype & 3 = 3;  -- before, for each row
+            v_problems := v_problems || jsonb_build_object(
+                'what', format('%s writes of the orchestrator to %s', v_triggers, p_table), 'why', v_message,
+                'fix', 'let its function return new');
+            exit;
+        end if;
         v_function := null;
         select g.tgfoid, string_agg(quote_ident(g.tgname), ', ' order by g.tgname) into v_function, v_triggers
           from pg_catalog.pg_trigger g join pg_catalog.pg_proc p on p.oid = g.tgfoid
@@ -64,10 +76,16 @@ begin
                           v_function, current_user, public.internal_trial_path(p_path)),
             'fix', case when v_sqlstate = '42501'
                         then format('grant the right to %I, or: alter function %s security definer', current_user, v_function)
-                        when left(v_sqlstate, 2) in ('42', '3F')
+                        when v_sqlstate = '57014'
+                        then format('let the function %s do less: each change of a task waits for it', v_function)
+                        when v_sqlstate = '42704' and v_message like '%configuration parameter%'
+                        then format('call current_setting(…, true) in the function %s: only your own program sets this',
+                                    v_function)
+                        when v_sqlstate in ('42P01', '42883', '42704', '3F000')  -- a name is not found
                         then format('name the schema of what it uses, or: alter function %s set search_path = …', v_function)
                         else format('change the function %s, so that it accepts the change of a status', v_function) end);
         -- Until the end of the trial the function does nothing, so that the others are tried too.
+        exit when v_sqlstate = '57014';  -- the statement's timeout ends it once only
         execute format('create or replace function %s returns trigger language plpgsql as %L',
                        v_function, 'begin return coalesce(new, old); end');
     end loop;
@@ -124,13 +142,22 @@ begin
         select t.id::text, t.status::text = 'Queued' into v_id, v_is_claimable
           from public.tasks t for no key update skip locked limit 1;
     end;
+    if v_id is null then  -- every task is locked, or there is none
+        return;
+    end if;
     for v_write in select w from jsonb_array_elements(case p_table when 'tasks' then c_tasks else c_workers end) w loop
         begin
             perform public.internal_write_columns(v_rel, v_id, v_write, p_path);
-        exception when others or assert_failure then
-            if v_is_claimable or left(sqlstate, 2) in ('42', '3F') then
-                raise;
+            if p_table = 'tasks' and v_write->>'status' <> 'In Progress' then  -- a task ends once
+                raise exception using errcode = 'OR008';
             end if;
+        exception
+            when sqlstate 'OR008' then
+                null;
+            when others or assert_failure then
+                if v_is_claimable or left(sqlstate, 2) in ('42', '3F') then
+                    raise;
+                end if;
         end;
     end loop;
 end
@@ -142,6 +169,7 @@ language plpgsql security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
 declare
     v_write text;
+    v_rows bigint;
 begin
     select case when p_id is null
                 then format('insert into %s (%s) values (%s)', p_rel, string_agg(quote_ident(v.key), ', '),
@@ -155,5 +183,13 @@ begin
         perform set_config('search_path', p_path, true);
     end if;
     execute v_write;
+    get diagnostics v_rows = row_count;
+    if v_rows = 0 then
+        raise exception 'a trigger returned null: nothing was written' using errcode = 'OR010';
+    end if;
+    -- What is deferred fires when the transaction ends, then with the path of the session.
+    perform set_config('search_path', public.internal_trial_path(p_path), true);
+    set constraints all immediate;
+    set constraints all deferred;
 end
 $$;

@@ -20,10 +20,10 @@ from importlib.resources.abc import Traversable
 import psycopg
 
 from orchestrator.migrate.files import SchemaVersion, SqlFile, SqlFiles, sql_files
-from orchestrator.migrate.fit import check_fit
+from orchestrator.migrate.fit import check_fit, check_tables
 from orchestrator.migrate.ledger import Connection, Ledger, check, read_ledger
 from orchestrator.migrate.remove import remove
-from orchestrator.migrate.rights import check_pods, check_rights, pods_can_call
+from orchestrator.migrate.rights import check_pods, check_rights, pods_can_call, pods_lack
 from orchestrator.migrate.run import alone, apply, complete_rows, connected
 from orchestrator.migrate.steps import grants, script, steps
 from orchestrator.migrate.trigger_trial import failing_triggers
@@ -89,8 +89,13 @@ async def planned(url: str, *, directory: Traversable | None = None) -> Migratio
         newer = files.version.standing(ledger.version) == "newer"
         notes: tuple[str, ...] = ()
         if not newer and steps(files, ledger):
-            await check_rights(connection)
-            notes = await failing_triggers(connection, files)
+            notes = await _before(connection, files, ledger) + await failing_triggers(connection, files)
+            if lacking := await pods_lack(connection):
+                notes += (
+                    f"pods could not call the functions then; fix: an administrator of the database runs: {lacking}",
+                )
+        elif not newer:
+            await check_pods(connection)
     versions = () if newer else tuple(version for step in steps(files, ledger) for version in step.versions)
     return MigrationReport(versions, (*notes, *_of_a_newer(ledger.version, files)), ledger.version)
 
@@ -104,7 +109,9 @@ async def removed(url: str, *, directory: Traversable | None = None) -> tuple[st
     async with alone(url), connected(url) as connection:
         ledger = await read_ledger(connection)
         if files.version.standing(ledger.version) != "current":
-            raise SchemaMismatch(f"the schema is {ledger.version or 'none of ours'}, not {files.version}")
+            if not ledger.version:
+                raise SchemaMismatch("migrate has added nothing to this database; fix: compare DATABASE_URL")
+            raise SchemaMismatch(f"the schema is {ledger.version}, not {files.version}")
         await check_rights(connection)
         return await remove(connection, files)
 
@@ -139,6 +146,12 @@ async def _checked(connection: Connection, files: SqlFiles) -> Ledger:
     return ledger
 
 
+async def _before(connection: Connection, files: SqlFiles, ledger: Ledger) -> tuple[str, ...]:
+    """Return notes on what of the user's will trouble the system. MissingRight or SchemaMismatch if it cannot work."""
+    await check_rights(connection)
+    return () if ledger.tables or ledger.is_development else await check_tables(connection, files)
+
+
 async def _apply(
     connection: Connection, lock: Connection, files: SqlFiles, ledger: Ledger
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -155,7 +168,7 @@ async def _apply(
     applied: list[str] = []
     todo = steps(files, ledger)
     if todo:
-        await check_rights(connection)
+        notes += await _before(connection, files, ledger)
     for step in todo:
         await lock.execute("select 1")  # while no other migrator runs
         for version in step.versions:

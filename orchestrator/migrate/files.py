@@ -10,6 +10,8 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Literal
 
+from psycopg import sql
+
 from orchestrator import __version__ as release
 from orchestrator.ports import SchemaMismatch
 
@@ -147,3 +149,8 @@ def _read(directory: Traversable, folder: str) -> list[SqlFile]:
     there = (directory / folder.rstrip("/") if folder else directory).iterdir()
     found = {f"{folder}{entry.name}": entry for entry in there if entry.name.endswith(".sql")}
     return [SqlFile(path, found[path].read_bytes().decode("utf-8").replace("\r\n", "\n")) for path in sorted(found)]
+
+
+def array(names: Iterable[str]) -> str:
+    """Return an array of SQL with these names."""
+    return f"array[{', '.join(sql.Literal(name).as_string() for name in sorted(names))}]"

@@ -1,6 +1,10 @@
 """What a migration needs of a database that has nothing of ours: looked at before the first change."""
 
+import psycopg
+
+from orchestrator.migrate.files import SqlFiles, array
 from orchestrator.migrate.ledger import Connection
+from orchestrator.migrate.run import of_function
 from orchestrator.ports import SchemaMismatch
 
 ENCODING = "UTF8"
@@ -30,6 +34,50 @@ select format('%s.id is %s, not %s', c.relname, format_type(a.atttypid, null), k
   join pg_catalog.pg_type t on t.oid = a.atttypid
  where case k.name when 'tasks' then t.oid <> 'uuid'::regtype else t.typcategory <> 'S' end
 """
+
+TRIAL = """set local lock_timeout = '1s'; set local statement_timeout = '20s'; set local search_path = '';
+set local check_function_bodies = off"""
+# What a migration does, so that event triggers fire.
+CHANGES = """create table public.orchestrator_trial (n int primary key);
+alter table public.orchestrator_trial add column m int; create index on public.orchestrator_trial (m);
+drop table public.orchestrator_trial"""
+TEXTS = ("functions/columns.sql", "functions/integrity.sql")
+UNUSABLE = """select format('%s: %s', p.what, p.why),
+       p.fix || case when p.what like '% has the type %' then '; -- or rename your column' else '' end
+  from (select * from public.internal_column_problems(false)
+        union all select * from public.internal_rule_problems()) p"""
+DOUBTFUL = """select format('%s: %s; fix: %s', p.what, p.why, p.fix) from public.internal_insert_problems() p
+union all
+select format('the view %s of yours is dropped, or renamed if something depends on it: this system has a view of this '
+              'name', c.relname)
+  from pg_catalog.pg_class c
+ where c.relnamespace = 'public'::regnamespace and c.relkind = 'v' and c.relname = any (<views>)"""
+VIEWS = ("orchestrator_status", "active_workers_health", "recent_task_activity", "worker_performance",
+         "task_queue_analysis", "recent_errors")  # fmt: skip
+
+
+async def check_tables(connection: Connection, files: SqlFiles) -> tuple[str, ...]:
+    """Return what of the user's will trouble the system, found in a transaction that is rolled back.
+
+    SchemaMismatch if the functions could not work with the user's tables, or if an event trigger refuses changes.
+    """
+    try:
+        async with connection.transaction(force_rollback=True):
+            await connection.execute(TRIAL)
+            for file in files.current:
+                if file.path in TEXTS:
+                    await connection.execute(file.sql.encode())
+            await connection.execute(CHANGES)
+            found = await (await connection.execute(UNUSABLE)).fetchall()
+            doubts = await (await connection.execute(DOUBTFUL.replace("<views>", array(VIEWS)).encode())).fetchall()
+    except psycopg.errors.OperationalError:
+        raise
+    except psycopg.Error as error:
+        what = f"the database refuses changes of its schema, and stays as it was: {error.diag.message_primary or error}"
+        raise SchemaMismatch(f"{what}{of_function(error)}") from error
+    if found:
+        raise _refused(found)
+    return tuple(doubt for (doubt,) in doubts)
 
 
 async def check_fit(connection: Connection) -> None:

@@ -5,15 +5,14 @@ ours stays.
 """
 
 import re
-from collections.abc import Iterable
 
 import psycopg
-from psycopg import sql
 
 from orchestrator.migrate.existing_rows import without_triggers
-from orchestrator.migrate.files import TABLE, SqlFiles
+from orchestrator.migrate.files import TABLE, SqlFiles, array
+from orchestrator.migrate.fit import VIEWS
 from orchestrator.migrate.ledger import Connection
-from orchestrator.migrate.run import INDEX, LOCK_TIMEOUT_S
+from orchestrator.migrate.run import INDEX, LOCK_TIMEOUT_S, NO_TIMEOUTS
 from orchestrator.migrate.steps import RELOAD, SETTINGS
 from orchestrator.ports import SchemaMismatch
 
@@ -102,8 +101,6 @@ $do$"""
 AS_BEFORE = """update public.workers w
    set status = w.metadata->>'legacy_status', metadata = w.metadata - 'legacy_status'
  where w.metadata ? 'legacy_status'"""
-VIEWS = ("orchestrator_status", "active_workers_health", "recent_task_activity", "worker_performance",
-         "task_queue_analysis", "recent_errors")  # fmt: skip
 
 
 async def remove(connection: Connection, files: SqlFiles) -> tuple[str, ...]:
@@ -120,6 +117,7 @@ async def remove(connection: Connection, files: SqlFiles) -> tuple[str, ...]:
     try:
         async with connection.transaction():
             await connection.execute(f"set local lock_timeout = '{LOCK_TIMEOUT_S}s'")
+            await connection.execute(NO_TIMEOUTS)
             for setting in SETTINGS:
                 await connection.execute(setting.encode())
             await connection.execute(_take_away(files).encode())
@@ -144,10 +142,6 @@ def _take_away(files: SqlFiles) -> str:
     return (
         TAKE_AWAY.replace("<views>", ", ".join(f"public.{name}" for name in VIEWS))
         .replace("<tables>", ", ".join(f"public.{name}" for name in tables))
-        .replace("<indexes>", _array(indexes))
-        .replace("<constraints>", _array(constraints))
+        .replace("<indexes>", array(indexes))
+        .replace("<constraints>", array(constraints))
     )
-
-
-def _array(names: Iterable[str]) -> str:
-    return f"array[{', '.join(sql.Literal(name).as_string() for name in sorted(names))}]"

@@ -30,7 +30,8 @@ OF_SESSION = {
 
 # In PostgreSQL's context of an error, the innermost function that is not ours.
 USERS_FUNCTION = re.compile(r"function (?!(?:public\.)?internal_|inline_)(\S+\([^()]*\))")
-NOT_FOUND = ("42", "3F")  # SQLSTATE classes
+NOT_FOUND = ("42P01", "42883", "42704", "3F000")  # SQLSTATEs of a name that the search path does not find
+OUR_CLASS = "OR"
 INDEX = re.compile(r"create (?:unique )?index concurrently if not exists (\w+)", re.IGNORECASE)
 # For a pooler that gives each transaction, or each statement, another session.
 SESSION_URL = "use the server itself or a session pooler in DATABASE_URL (Supabase: port 5432; PgBouncer: pool_mode)"
@@ -163,23 +164,26 @@ async def _execute(connection: Connection, statement: Statement) -> None:
     except psycopg.OperationalError:
         raise
     except psycopg.Error as error:
-        hint = f"; fix: {error.diag.message_hint}" if error.diag.message_hint else ""
+        detail = f": {error.diag.message_detail}" if error.diag.message_detail else ""
+        ours = (error.sqlstate or "").startswith(OUR_CLASS) and error.diag.message_hint  # PostgreSQL's own is no fix
+        fix = of_function(error) or f"; fix: {ours or 'change in the database what this names, and repeat this'}"
         raise SchemaMismatch(
-            f"{statement.path} cannot be applied: {error.diag.message_primary}"
-            f"{f': {error.diag.message_detail}' if error.diag.message_detail else ''}. "
-            f"Nothing of this file was changed{of_function(error) or f'.{hint}'}"
+            f"{statement.path} cannot be applied: {error.diag.message_primary}{detail}. "
+            f"Nothing of this file was changed{fix}"
         ) from error
 
 
 def of_function(error: psycopg.Error) -> str:
-    """Name a function of the user's, such as an event trigger's, that misses a name under the empty search path."""
+    """Name the function of the user's that failed, such as an event trigger's, with a fix; empty if it was none."""
     function = USERS_FUNCTION.search(error.diag.context or "")
-    if not function or (error.sqlstate or "")[:2] not in NOT_FOUND:
+    if not function:
         return ""
-    return (
-        f", in the function {function[1]}; fix: name the schemas in it, "
-        f"or: alter function {function[1]} set search_path = public"
+    named = (
+        f"name the schemas in it, or: alter function {function[1]} set search_path = public"
+        if (error.sqlstate or "") in NOT_FOUND
+        else "let it accept this, or, if an event trigger calls it: alter event trigger … disable, while migrate runs"
     )
+    return f", in the function {function[1]}; fix: {named}"
 
 
 async def _waited(connection: Connection, error: psycopg.OperationalError) -> str:

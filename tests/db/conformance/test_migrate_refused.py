@@ -30,6 +30,17 @@ UNFIT = {
     "a table with children": (CHILD, "other tables inherit from tasks"),
     "ids that are numbers": (BIGINT, "tasks.id is bigint, not uuid"),
     "a second table": ("create table workers (id uuid primary key, status text)", "workers.id is uuid, not text"),
+    "labels that are an array": (f"{TABLE}; alter table tasks add labels text[]", "tasks.labels has the type text[]"),
+    "a pool that is a number": (f"{TABLE}; alter table tasks add pool int", "tasks.pool has the type integer: "),
+    "parameters as json": (
+        f"{TABLE}; alter table tasks alter params drop default, alter params type json",
+        "tasks.params has the type json",
+    ),
+    "a column of ours that is generated": (
+        f"{TABLE}; alter table tasks add tenant text generated always as (task_type) stored",
+        "tasks.tenant is generated: the functions write it",
+    ),
+    "a rule": (f"{TABLE}; create rule quiet as on update to tasks do instead nothing", "tasks has the rule quiet"),
     "no schema": ("drop schema public", "there is no schema public"),
 }
 
@@ -90,11 +101,37 @@ async def test_an_event_trigger_that_fails_is_named_with_a_fix(
         $$ begin insert into ddl_log values (tg_tag); end $$;
         create event trigger noting on ddl_command_end execute function note_ddl()"""
     )
-    with pytest.raises(SchemaMismatch, match=r"ddl_log.*public\.note_ddl\(\); fix: .*set search_path = public"):
-        await migrate(empty_database)
-    (note,) = (await planned(empty_database)).notes
-    assert "alter function public.note_ddl() set search_path = public" in note
+    said = await refusal(empty_database)
+    assert "ddl_log" in said
+    assert said.endswith("alter function public.note_ddl() set search_path = public")
     await project.execute("alter function note_ddl() set search_path = public")
     assert (await planned(empty_database)).notes == ()
     await migrate(empty_database)
     await project.execute("drop event trigger noting")
+
+
+async def test_an_event_trigger_that_refuses_changes_is_named(
+    project: AsyncConnection[DictRow], empty_database: str
+) -> None:
+    """Before the first change; the fix is not to run the same command again."""
+    await project.execute(
+        """create function only_reviewed() returns event_trigger language plpgsql as
+        $$ begin raise 'use the migrations tool'; end $$;
+        create event trigger reviewed on ddl_command_start when tag in ('CREATE TABLE')
+        execute function only_reviewed()"""
+    )
+    said = await refusal(empty_database)
+    await project.execute("drop event trigger reviewed")
+    assert "use the migrations tool, in the function public.only_reviewed(); fix: let it accept this" in said
+
+
+async def test_what_will_not_work_as_it_is_is_named_by_the_plan_and_by_the_migration(
+    project: AsyncConnection[DictRow], empty_database: str
+) -> None:
+    """A required column that only the user's program fills, and a view with a name of ours."""
+    await project.execute(f"{TABLE}; alter table tasks add author uuid not null".encode())
+    await project.execute("create view recent_errors as select 1 as x")
+    notes = (await planned(empty_database)).notes
+    assert any(note.startswith("the column tasks.author is required and has no default: ") for note in notes)
+    assert any(note.startswith("the view recent_errors of yours is dropped, or renamed") for note in notes)
+    assert set(notes) <= set((await migrate(empty_database)).notes)

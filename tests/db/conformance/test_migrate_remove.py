@@ -136,3 +136,19 @@ async def test_what_depends_on_the_schema_is_named_and_nothing_is_dropped(
     with pytest.raises(SchemaMismatch, match=r"stays as it was: .*view public.mine.*fix: drop what depends"):
         await removed(empty_database)
     assert await dump(empty_database) == before
+
+
+async def test_a_timeout_of_the_login_does_not_end_it(project: AsyncConnection[DictRow], empty_database: str) -> None:
+    """It drops hundreds of things in one statement."""
+    await migrate(empty_database)
+    await project.execute(
+        """create table limits_seen (s text);
+        create function see_limit() returns event_trigger language plpgsql as
+        $$ begin insert into public.limits_seen values (current_setting('statement_timeout')); end $$;
+        create event trigger seeing on ddl_command_start execute function see_limit()"""
+    )
+    await project.execute(f"alter database {project.info.dbname} set statement_timeout = '5min'".encode())
+    await removed(empty_database)
+    assert await rows(project, "select distinct s from limits_seen") == [{"s": "0"}]
+    with pytest.raises(SchemaMismatch, match="has added nothing to this database; fix: compare DATABASE_URL"):
+        await removed(empty_database)

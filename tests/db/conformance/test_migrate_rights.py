@@ -121,13 +121,16 @@ async def test_an_owner_who_may_create_no_role_gets_everything_else_and_the_sql_
     await admin.execute("set role app")
     await admin.execute(TASKS.format(status=TEXT, extra="").encode())
     await admin.execute("insert into tasks (task_type) values ('mine'); reset role")
+    assert "pods could not call" in (plan := (await planned(app)).notes[-1])
+    assert "an administrator of the database runs: create role gpu_worker nologin; grant gpu_worker to " in plan
     with pytest.raises(MissingRight, match=r"pods cannot call.*create role gpu_worker nologin; grant ") as said:
         await migrate(app)
     async with await psycopg.AsyncConnection.connect(app, autocommit=True) as owner:
         await owner.execute("""select task_submit('[{"task_type": "t"}]')""")
         assert await (await owner.execute("select count(*) from tasks")).fetchone() == (2,)
-    with pytest.raises(MissingRight, match="create role"):
-        await migrate(app)
+    for look in (planned, migrate):
+        with pytest.raises(MissingRight, match="create role"):
+            await look(app)
     await run_as_told(admin, said.value)
     assert (await migrate(app)).applied == ()
     await works(app)
