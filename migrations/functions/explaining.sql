@@ -77,6 +77,7 @@ begin
     ) select jsonb_build_object(
         'now', v_now,
         'leader', public.internal_leader(p_fleet, v_now),
+        'read_only', public.internal_is_read_only(),
         'paused', public.internal_pauses(p_fleet, v_now),
         'conditions', public.internal_conditions(p_fleet, v_now),
         'task', case when v_task.id is not null then to_jsonb(v_task) - 'params' - 'result_data' - 'depends_on' end,

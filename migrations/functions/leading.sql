@@ -110,7 +110,8 @@ begin
 end
 $$;
 
--- The leader of a fleet or, if there is none, the last leader and when its lease ended; and the recorded conditions.
+-- The leader of a fleet or, if there is none, the last leader and when its lease ended; whether the database
+-- allows no writes; and the recorded conditions.
 create or replace function public.fleet_leadership(p_fleet text, p_now timestamptz default null) returns jsonb
 language plpgsql stable security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
@@ -120,6 +121,7 @@ begin
     return jsonb_build_object(
         'now', v_now,
         'leader', public.internal_leader(p_fleet, v_now),
+        'read_only', public.internal_is_read_only(),
         'conditions', public.internal_conditions(p_fleet, v_now),
         'last', (select jsonb_build_object('holder', l.holder, 'until', l.expires_at)
                    from public.fleet_lease l where l.fleet = p_fleet and l.expires_at <= v_now));
@@ -175,6 +177,13 @@ create or replace function public.internal_conditions(p_fleet text, p_now timest
 language sql stable security definer set search_path = '' as $$
     select s.value from public.fleet_settings s
      where s.fleet = internal_conditions.p_fleet and s.name = 'conditions' and s.expires_at > internal_conditions.p_now
+$$;
+
+-- Whether the database allows no writes: nobody can lead then. PostgREST runs a stable function in a transaction that
+-- allows none, so the default counts.
+create or replace function public.internal_is_read_only() returns boolean
+language sql stable security definer set search_path = '' as $$
+    select pg_is_in_recovery() or current_setting('default_transaction_read_only')::boolean
 $$;
 
 -- What the leader has recorded about itself under a name, and since when, if it is still valid.

@@ -1,6 +1,7 @@
 """Follows one task to its end, for `submit --wait` and `tasks watch TASK`."""
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ CAUSE_EVERY_S = 2.0
 RESULT_CHARACTERS = 2_000
 TEXT_CHARACTERS = 1_000
 SPINNER = 2  # columns
+CODE = re.compile(r"\(([A-Z_]+)\)")  # of a failure, in the text of a cause
+VARYING = re.compile(r"gpu-[\w-]+|\d+")  # a worker's id, or a number
 COMPLETE = "Complete"
 ENDED = (COMPLETE, "Failed", "Cancelled")
 
@@ -53,7 +56,7 @@ async def _to_its_end(
             raise Failure(NO_TASK, why=f"the database has no task {task_id}")
         cause = await why.of(row)
         said, lasts = _line(row), span(ago(began, utcnow()))
-        if (facts := (*_facts(row), cause and (cause.kind, cause.fix))) != seen:
+        if (facts := (*_facts(row), cause and _told(cause))) != seen:
             output.say(f"{lasts:>6}  {said}")
             for line in _because(cause) if cause else ():
                 output.say(f"{'':>6}  {line}")
@@ -90,6 +93,11 @@ def _because(cause: FirstCause) -> Iterator[str]:
     if cause.evidence:
         yield one_line(cause.evidence, TEXT_CHARACTERS)
     yield f"fix: {one_line(cause.fix, TEXT_CHARACTERS)}"
+
+
+def _told(cause: FirstCause) -> tuple[Any, ...]:
+    """Return what is worth telling the cause again if it changes; one more failure of the same kind is not."""
+    return cause.kind, CODE.findall(cause.text), VARYING.sub("", cause.fix)
 
 
 def _facts(row: Mapping[str, Any]) -> tuple[Any, ...]:

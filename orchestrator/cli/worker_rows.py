@@ -95,7 +95,10 @@ def busy_share(row: Mapping[str, Any]) -> float | None:
 
 
 def leaderless(leadership: Mapping[str, Any]) -> str | None:
-    """Return a warning with its fix if nobody leads, else None. It is the condition `no_leader`."""
+    """Return a warning with its fix if nobody leads, else None. It is the condition `no_leader`, or its cause."""
+    if leadership.get("read_only"):
+        cause = first_cause.of_standing(leadership)
+        return cause.line if cause else None
     if leadership["leader"] is not None:
         return None
     since, now = "none has led this fleet yet", datetime.fromisoformat(leadership["now"])

@@ -3,16 +3,19 @@
 import re
 
 UNREACHABLE = "is unreachable"
+READ_ONLY = "25006"  # its SQLSTATE
 LOCKS = "see who holds locks: select pid, xact_start, query from pg_stat_activity order by xact_start"
 # What the error contains -> what the database does, and the fix. The first that fits counts; codes are SQLSTATEs.
 MEANINGS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
     (re.compile(pattern), what, fix)
     for pattern, what, fix in (
+        (r"no database is given", "is not named in the settings",
+         "python -m orchestrator init; or set DATABASE_URL=postgresql://…"),
         (r"row-level security", "hides rows from the functions of the orchestrator",
          "python -m orchestrator doctor database"),
         (r"^DatabaseAuth|\b28(000|P01)\b", "refuses the login",
          "correct the user, the password or the key in the settings: python -m orchestrator doctor database"),
-        (r"\b25006\b|read-only transaction", "allows no writes",
+        (rf"\b{READ_ONLY}\b|read-only transaction", "allows no writes",
          "connect to the primary server, or end the read-only mode of the server or of the role"),
         (r"\b(53300|53400)\b|too many|connection slots|max client", "has no free connection",
          "close other clients, or raise its limit: max_connections, or that of the pooler"),

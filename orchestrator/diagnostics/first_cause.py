@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.diagnostics import database_errors
 from orchestrator.diagnostics.condition_kinds import HIGH, ConditionKind, Impact
 from orchestrator.diagnostics.conditions import Condition, of_type
 
@@ -49,7 +50,7 @@ def of_pools(rows: Iterable[Row], pools: Collection[str]) -> FirstCause | None:
 def of_standing(standing: Row, pools: Collection[str] | None = None) -> FirstCause | None:
     """Return the first cause by the record of the leader: of the fleet, or of tasks of these pools."""
     rows = known(standing)
-    nobody = standing["leader"] is None  # worth a line, whether or not tasks wait
+    nobody = standing["leader"] is None or standing.get("read_only")  # worth a line, whether or not tasks wait
     return _made(rows[0]) if nobody else of_fleet(rows) if pools is None else of_pools(rows, pools)
 
 
@@ -61,9 +62,14 @@ def of_task(rows: Iterable[Row], pool: str, task_type: str) -> FirstCause | None
 def known(standing: Row) -> Sequence[Row]:
     """Return the conditions that the database knows: those that the leader recorded, or that nobody leads.
 
-    `standing`: an answer with `leader` and `conditions`, for example of fleet_leadership().
+    `standing`: an answer with `leader`, `read_only` and `conditions`, for example of fleet_leadership().
     """
-    found = [one for one in standing.get("conditions") or () if one["kind"] != ConditionKind.NO_LEADER]
+    causes = (ConditionKind.NO_LEADER, ConditionKind.DATABASE_DOWN)
+    found = [one for one in standing.get("conditions") or () if one["kind"] not in causes]
+    if standing.get("read_only"):  # nobody can lead then, though the orchestrator runs
+        what, fix = database_errors.meaning(database_errors.READ_ONLY, "")
+        impact, detail = Impact.WAIT | Impact.LOSS, {"what": what, "fix": fix}
+        return [Condition(ConditionKind.DATABASE_DOWN, detail=detail, impact=impact, pools=None).as_json(), *found]
     if standing["leader"] is not None:
         return found
     waits = Impact.WAIT if any(one["priority"] == HIGH for one in found) else Impact.NONE

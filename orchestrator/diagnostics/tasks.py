@@ -195,7 +195,7 @@ def _claimable(found: Row, policy: Policy | None) -> _Why:
 def _cause(found: Row) -> FirstCause | None:
     """Return the first cause because of which the task is not claimed, from what the leader has recorded."""
     task, rows = found["task"], first_cause.known(found)
-    if found.get("conditions") is None and found["leader"]:
+    if found.get("conditions") is None and found["leader"] and not found.get("read_only"):
         rows = [one.as_json() for one in conditions(fact_sources.of_task(found))]
     return first_cause.of_task(rows, task["pool"], task["task_type"])
 

@@ -87,6 +87,11 @@ class Observer:
         """Return why the provider counts as unavailable; None if it answers."""
         return self._late_list() or (str(self.cloud_error) if isinstance(self.cloud_error, Unavailable) else None)
 
+    def _unlisted(self) -> str | None:
+        """Return why there is no list of pods. The class of the error comes first: a refused key is no outage."""
+        error = self.cloud_error if self._pods is None else None
+        return self._late_list() or (f"{type(error).__name__}: {error}" if error else None)
+
     @property
     def knows_the_store(self) -> bool:
         """Whether this process knows that the object store answers."""
@@ -173,7 +178,7 @@ class Observer:
             pod_answers=self._contacts.pod_answers(moment),
             heard_again_at=self._contacts.heard_again_at(half.workers, half.now, self._slow_call_s),
             claim_seen_at=self._claims_seen(half.workers, half.now),
-            unlisted=self._late_list() or (str(self.cloud_error) if self.cloud_error and self._pods is None else None),
+            unlisted=self._unlisted(),
             database_id=half.database_id,
             store_outage=self._store_outage,
             database_s=answered_s - asked_s,

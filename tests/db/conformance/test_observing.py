@@ -11,6 +11,9 @@ from orchestrator.adapters.store import SqlStore
 from orchestrator.core.actions import Rescue
 from orchestrator.core.blocked import BlockedReason
 from orchestrator.core.plan import plan
+from orchestrator.diagnostics.condition_kinds import ConditionKind
+from orchestrator.diagnostics.fact_sources import of_tick
+from orchestrator.diagnostics.rules import conditions
 from orchestrator.loop.observe import Observer
 from orchestrator.pods.provider_cache import Catalog
 from tests.db.conformance.builders import FLEET, Fleet
@@ -80,6 +83,17 @@ async def test_a_hanging_list_is_reported_and_not_awaited(
     [decision] = plan(seen, POLICY).decisions
     assert BlockedReason.OLD_POD_LIST in {reason.kind for reason in decision.blocked}
     observer.gap()
+
+
+async def test_a_key_that_is_refused_is_told_from_an_outage(api: Api, observer: Observer) -> None:
+    """By the leader too: the condition that it records is the one that `health` finds."""
+    await api.emulator.control("POST", "/faults", {"kind": "unauthorized", "operation": "list", "times": 99})
+    async with asyncio.timeout(CALL_S):
+        while (seen := await observer.observe(frozenset(), frozenset())).unlisted is None:
+            await asyncio.sleep(0.05)
+    kinds = [one.kind for one in conditions(of_tick(seen, plan(seen, POLICY)))]
+    assert ConditionKind.API_KEY_REFUSED in kinds
+    assert ConditionKind.PROVIDER_DOWN not in kinds
 
 
 async def test_a_list_that_was_asked_for_before_a_gap_does_not_count(api: Api, observer: Observer) -> None:

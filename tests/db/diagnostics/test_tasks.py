@@ -247,6 +247,17 @@ async def test_without_a_leader_no_worker_is_started(fleet: Fleet) -> None:
     assert "python -m orchestrator run" in said.fix
 
 
+async def test_a_database_that_allows_no_writes_is_the_cause(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+    """Although nobody can lead then."""
+    (task,) = await fleet.submit()
+    await hand.execute("set default_transaction_read_only = on")
+    for call in ("fleet_leadership('default')", f"fleet_task_explain('default', '{task}')"):
+        answer = (await (await hand.execute(f"select {call}".encode())).fetchone() or {}).values()
+        assert [one["read_only"] for one in answer] == [True]
+    await hand.execute("set default_transaction_read_only = off")
+    assert (await fleet.call("fleet_leadership", p_fleet="default"))["read_only"] is False
+
+
 async def test_a_task_names_the_first_cause_that_the_leader_recorded(fleet: Fleet) -> None:
     """For a minute; the workers that are on the way do not hide it."""
     (task,) = await fleet.submit()

@@ -267,6 +267,7 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "no connection left": (setting("database_state", {"error": "Unavailable: FATAL: too many connections for role"}), "HIGH", "Database", "no free connection", "max_connections", "too many"),
     "a function that fails": (setting("database_state", {"error": "Unavailable: 42702: column reference x is ambiguous"}), "HIGH", "Database", "fails in a function", "migrate", "42702"),
     "database restarts": (setting("database_state", {"error": "Unavailable: 57P03: the database system is starting up"}), "HIGH", "Database", "unreachable", "curl", "57P03"),
+    "database not named": (setting("database_state", {"error": "Unavailable: no database is given"}), "HIGH", "Database", "The database is not named in the settings", "python -m orchestrator init; or set DATABASE_URL", "no database is given"),
     "database unreachable": (setting("database_state", {"error": "Unavailable: no route"}), "HIGH", "Database", "The database is unreachable", 'curl -i "$SUPABASE_URL/rest/v1/"', "no route"),
     "claim function missing": (setting("database_state.rpc_function_tests.worker_claim", {"status": "missing"}), "MEDIUM", "Tasks", "worker_claim does not work", "migrate", "missing"),
     "claim function fails": (setting("database_state.rpc_function_tests.worker_claim", {"status": "fails", "probe": "permission denied"}), "MEDIUM", "Tasks", "worker_claim does not work", "migrate", "permission denied"),

@@ -78,6 +78,7 @@ class Database:
 
     def __init__(self, report: Facts) -> None:
         self.led = report["database_state"]["leader"] is not None
+        self.read_only = False
         self.conditions: Any = None
         self.decided = report["orchestrator_analysis"]["scaling_decisions"]
         self.paused = report["database_state"]["paused"]
@@ -94,6 +95,7 @@ class Database:
         leader = LEADER if self.led else None
         last = None if self.led else {"holder": "us", "until": NOW.isoformat()}
         standing = {"now": NOW.isoformat(), "leader": leader, "last": last, "conditions": self.conditions}
+        standing |= {"read_only": self.read_only}
         match function:
             case "fleet_leadership":
                 return standing
@@ -223,6 +225,20 @@ async def test_without_a_record_the_explanation_of_a_task_follows_from_the_decis
         assert (await fleet.explained()).condition == fleet.cause.kind, name
 
 
+async def test_a_database_that_allows_no_writes_is_the_cause_and_not_that_nobody_can_lead() -> None:
+    """The orchestrator runs: to start it would not help. While its lease lasts, the same holds."""
+    for led in (False, True):
+        fleet = Fleet(given.waits({"Queued": 4}, claimable=4))
+        fleet.db.led, fleet.db.read_only = led, True
+        of_workers, of_tasks = await fleet.listed()
+        health, task = await fleet.api()
+        told = await fleet.explained()
+        assert (told.condition, health["first_cause"]["kind"]) == (ConditionKind.DATABASE_DOWN,) * 2
+        for said in (of_workers, of_tasks.splitlines()[-1], await fleet.follow(), told.what, task["what"]):
+            assert "The database allows no writes" in said
+            assert "process is not running" not in said
+
+
 async def test_a_fleet_without_trouble_has_no_footer() -> None:
     """And the task waits for its turn."""
     fleet = await Fleet(given.waits({"Queued": 1}, claimable=1)).recorded()
@@ -239,13 +255,19 @@ async def test_waiting_says_why_once_and_again_when_the_cause_changes(
     monkeypatch.setattr(task_follow, "EVERY_S", 0.0)
     monkeypatch.setattr(task_follow, "CAUSE_EVERY_S", 0.0)
     fleet = await Fleet(set_up_fails).recorded()
+    fleet.db.conditions[0]["action"] += "; python -m orchestrator timeline gpu-20261129_013139-f426b3ef"
     asked: list[int] = []
 
     async def call(function: str, /, **args: Any) -> Any:
         if function == "task_find":
             asked.append(1)
             if len(asked) == 5:  # another bring-up has failed in the same way
+                fleet.db.conditions[0]["action"] = fleet.db.conditions[0]["action"].replace(
+                    "3139-f426b3ef", "4218-a1b2c3"
+                )
                 fleet.db.conditions[0]["issue"] = fleet.db.conditions[0]["issue"].replace("6 bring-ups", "7 bring-ups")
+            if len(asked) == 8:  # and in another way
+                fleet.db.conditions[0]["issue"] = fleet.db.conditions[0]["issue"].replace("SETUP_FAILED", "BOOT_FAILED")
             if len(asked) == 10:
                 fleet.db.conditions = json.loads(json.dumps((Fleet(CAUSES["no money"][0])).rows))
             if len(asked) == 15:
@@ -257,10 +279,10 @@ async def test_waiting_says_why_once_and_again_when_the_cause_changes(
         await task_follow.follow(fleet.store, Output(), TASK_ID)
     said = capsys.readouterr().err
     first = fleet.cause.text.partition(":")[0]
-    assert said.count(first) == 1
-    assert said.count(SETUP.partition(": ")[2]) == 1
+    assert said.count(first) == 2
+    assert [said.count(code) for code in ("(SETUP_FAILED)", "(BOOT_FAILED)")] == [1, 1]
     assert said.count("(BALANCE)") == 1
-    assert said.count("fix: ") == 2
+    assert said.count("fix: ") == 3
 
 
 @pytest.mark.parametrize("code", FailureCode)
