@@ -18,6 +18,8 @@ ERROR_CHARS = 200
 BOM = b"\xef\xbb\xbf"
 BEGIN = re.compile(rb"\{(?:\s*[\"}]|\s*$|.*\}$)", re.DOTALL)  # of an object, right or wrong; not "{x} of {y}"
 
+TEXT = re.compile(rb'"[^"]*"')  # within JSON without escaped quotes
+
 
 class _Refused(ValueError):
     """It is an object, and cannot be a result."""
@@ -26,8 +28,8 @@ class _Refused(ValueError):
 class ResultLines:
     """Takes standard output and finds its last JSON object.
 
-    An object over several lines begins with a line that begins with `{` and ends with a line that begins with `}`, as
-    programs print it with an indent. Text may follow the object.
+    An object over several lines ends where its last brace ends a line, or with a line that begins with `}`. Text may
+    follow the object.
     """
 
     def __init__(self, report: Callable[[bytes], None]) -> None:
@@ -35,7 +37,8 @@ class ResultLines:
         self._report = report
         self._line, self._line_size = bytearray(), 0  # the part that is kept, and the size of all of it
         self._object: bytearray | None = None  # the lines of an object that has not ended
-        self._object_size = 0
+        self._object_size = self._depth = 0
+        self._has_own_line = False  # the brace that opens it
         self._found: dict[str, Any] | None = None
         self._refused = ""  # why the last object cannot be the result
         self._broken = ""  # why the last line, which looks like a part of an object, is none
@@ -71,17 +74,19 @@ class ResultLines:
         self._broken = self.note = ""
         begins = bool(BEGIN.match(text)) and (self._object is None or line[:1] == b"{")
         if begins:
-            self._object, self._object_size = bytearray(), 0
+            self._object, self._object_size, self._depth = bytearray(), 0, 0
+            self._has_own_line = text == b"{"
         elif self._object is None:
             self._note(text)
             return
         assert self._object is not None  # noqa: S101 for the type checker
         self._object += line[: max(0, MAX_PRINTED_BYTES - len(self._object))] + b"\n"
         self._object_size += size
-        is_whole = begins and text[-1:] == b"}"
-        if is_whole or line[:1] == b"}" or self._object_size > MAX_PRINTED_BYTES:
+        self._depth += _opened(line)
+        ends = text[-1:] == b"}" and (begins or self._depth == 0)
+        if ends or line[:1] == b"}" or self._object_size > MAX_PRINTED_BYTES:
             self._end_object()
-        elif begins or self._object.startswith(b"{\n"):
+        elif begins or self._has_own_line:
             self._broken = "the last object of standard output has no end"
 
     def _end_object(self) -> None:
@@ -96,6 +101,8 @@ class ResultLines:
             why = "it is nested too deeply"
         except ValueError as error:
             self._broken = f"the last object of standard output is not JSON: {str(error)[:ERROR_CHARS]}"
+            if self._depth <= 0:  # otherwise more lines may complete it
+                self._object = None
             return
         self._found, self._refused = found, why and f"the last JSON object of standard output: {why}"
         self._object = None
@@ -103,6 +110,12 @@ class ResultLines:
     def _note(self, text: bytes) -> None:
         if text[:1] == b"[" and text[-1:] == b"]":
             self.note = "the last line is a JSON array, if it is JSON: only an object becomes result_data"
+
+
+def _opened(line: bytes) -> int:
+    """Return how many objects and lists a line opens and leaves open. A text has its begin and its end on one line."""
+    outside = TEXT.sub(b"", line.replace(b"\\\\", b"").replace(b'\\"', b""))
+    return sum(map(outside.count, (b"{", b"["))) - sum(map(outside.count, (b"}", b"]")))
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -24,6 +24,11 @@ TEXTS: dict[str, tuple[str, Any]] = {
     "an indent": (json.dumps({"a": {"b": [1, {}]}, "c": "}"}, indent=2) + "\n", {"a": {"b": [1, {}]}, "c": "}"}),
     "an indent, and text after it": (json.dumps({"a": {"b": 1}}, indent=1) + "\ndone.\n", {"a": {"b": 1}}),
     "a begin on its line": ('{"a": {},\n  "b": 2\n}\n', {"a": {}, "b": 2}),
+    "an end on its line": ('{"a": 1,\n "b": {"c": [{}]}}\ndone.\n', {"a": 1, "b": {"c": [{}]}}),
+    "two lines": ('{"a":\n1}\n', {"a": 1}),
+    "an indent of the whole": ('  {\n    "a": {\n      "b": 1\n    }\n  }\n', {"a": {"b": 1}}),
+    "braces and quotes in its texts": ('{"a": "}",\n "b": "{\\"{", "c": "\\\\"}\n', {"a": "}", "b": '{"{', "c": "\\"}),
+    "lines that are cut, before it": ('{"a": {"b": 1\n{"a":\n1}\n', {"a": 1}),
     "text that begins like one": ('{not json\nmore\n{"a": 1}\n', {"a": 1}),
     "text in braces before it": ('{ok}\n{"a": 1}\n', {"a": 1}),
     "text in braces before text": ("{ok}\ndone.\n", None),
@@ -45,6 +50,8 @@ REFUSED: dict[str, tuple[str, str]] = {
     "an integer of too many digits": ('{"a": ' + "9" * 5_000 + "}\n", "is not JSON"),
     "no end": ('{"a": 1,\n', "has no end"),
     "no end, without a line end": ('{"a": "x', "has no end"),
+    "several lines that are not JSON": ('{"a": 1,\n "b": oh}\n', "is not JSON"),
+    "no end with an indent of the whole": ('  {\n    "a": 1,\n', "has no end"),
     "no end with an indent": ('{\n  "a": 1,\n', "has no end"),
 }
 
