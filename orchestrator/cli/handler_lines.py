@@ -5,28 +5,35 @@ from pathlib import Path
 
 TRACEBACK = "Traceback (most recent call last):"
 FRAME = re.compile(r'  File "([^"]*)"')
-CODE = re.compile(r"(?<![^\s'\"])[^\s'\"]*/user-[0-9a-f]{64}/")  # where the agent has unpacked the user's code
+CODE = re.compile(r"(?<![^\s'\"(])[^\s'\"(]*/user-[0-9a-f]{64}/")  # where the agent has unpacked the user's code
+AGENT = re.compile(r"/agent-[0-9a-f]{64}\.pyz/")
 NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^'.]+)")
 NO_ATTRIBUTE = re.compile(r"AttributeError: module '([^']+)' has no attribute '([^']+)'")
 NOT_EXECUTABLE = re.compile(r"PermissionError: \[Errno 13\] [^']{0,99}'([^']+)'")
 NO_PROGRAM = re.compile(r"FileNotFoundError: \[Errno 2\] [^']{0,99}'([^'/]+)'$")
+NO_FILE = re.compile(r"FileNotFoundError: \[Errno 2\] [^']{0,99}'([^']+)'$")
+ARGUMENTS = re.compile(r"TypeError: (?:\w+\.)*(\w+)\(\) (?:takes|missing) ")
 BAD_FORMAT = re.compile(r"OSError: \[Errno 8\] [^']{0,99}'([^']+)'")
 
 
 class HandlerLines:
-    """The lines of a log. The agent's frames at the beginning of a traceback are left out."""
+    """The lines of a log. Of a traceback, the agent's frames are left out, and all before the user's first."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._hides = folder, False
+        self._folder = folder
+        self._within = self._begins = self._hides = False  # a traceback; before the user's first frame
 
     def shown(self, line: str) -> str | None:
         """Return a line as it is shown; None if it is not."""
-        if line == TRACEBACK:
-            self._hides = True
+        if line.endswith(TRACEBACK):  # what the handler printed last may have no line end
+            self._begins = self._hides = self._within = True
             return line
         frame = FRAME.match(line)
-        if not line.startswith("  ") or (frame and CODE.search(frame[1])):
-            self._hides = False
+        if not line.startswith("  "):
+            self._begins = self._hides = self._within = False
+        elif frame and self._within:
+            self._begins = self._begins and not CODE.search(frame[1])
+            self._hides = self._begins or bool(AGENT.search(frame[1]))
         return None if self._hides else self.named(line)
 
     def named(self, text: str) -> str:
@@ -47,4 +54,15 @@ def fix_of(message: str, handler: str, python: str) -> str | None:
         return f"begin {found[1]} with a line such as #!/bin/sh"
     if found := NO_PROGRAM.search(message):
         return f"write cmd:./{found[1]} for a file of WORKER_CODE_DIR, or install the program {found[1]}"
+    return _fix_of_call(message, handler)
+
+
+def _fix_of_call(message: str, handler: str) -> str | None:
+    if (found := NO_FILE.search(message)) and handler.startswith("cmd:"):
+        if Path(found[1]).is_file():
+            return f"correct the first line of {found[1]}: it names a program that is not on this machine"
+        if found[1].startswith("./"):
+            return f"write {found[1][2:]} into WORKER_CODE_DIR, or correct WORKER_HANDLERS={handler}"
+    if (found := ARGUMENTS.search(message)) and handler.endswith(f":{found[1]}"):
+        return f"def {found[1]}(params, task): the agent calls it with these two"
     return None

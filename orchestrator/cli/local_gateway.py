@@ -10,6 +10,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self, cast
@@ -186,6 +187,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _length(self) -> int:
         return int(self.headers.get("Content-Length") or 0)
+
+    def handle(self) -> None:
+        """The agent may end, or its process be killed, before it has read an answer."""
+        with suppress(ConnectionError):
+            super().handle()
 
     def _send(self, status: int, reply: Answer) -> None:
         content = json.dumps(reply).encode()

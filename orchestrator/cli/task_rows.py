@@ -95,7 +95,8 @@ def waits(row: Row, now: datetime) -> str:
             return f"waits for {unmet} of {reason['of']} {'task' if reason['of'] == 1 else 'tasks'}"
         case "limit":
             limit = f"{'key' if reason['scope'] == 'key' else 'type'} {reason['name']}"
-            return f"waits for the {limit}: {reason['running']} of {reason['most']} run"
+            held = f"waits for the {limit}: {reason['running']} of {reason['most']} run"
+            return held if reason["most"] else f"waits: the limit of the {limit} is 0"
         case "retry":
             return f"retry {until}: {reason['code']}"
         case "scheduled":

@@ -148,11 +148,14 @@ def _held(found: Row) -> _Why | None:
     if found.get("refusal") and found["refusal"]["what"] != "complete":
         return _refused(found["refusal"])
     if limit := found.get("limit"):
+        change = f"python -m orchestrator limits set --{limit['scope']} NAME NUMBER"
+        if not limit["most"]:
+            what = f"the limit of the {limit['scope']} {limit['name']!r} is 0: none of its tasks may run"
+            return _Why(OPERATOR, what, "nothing until the limit is raised", change)
         what = f"the {limit['scope']} {limit['name']!r}: {limit['running']} of at most {limit['most']} tasks run"
         if limit.get("next"):
             what += f", and {limit['next']} starts before it"
-        fix = f"none needed; a higher limit: python -m orchestrator limits set --{limit['scope']} NAME NUMBER"
-        return _Why(WORKER, what, "it is ready as soon as one of them ends", fix)
+        return _Why(WORKER, what, "it is ready as soon as one of them ends", f"none needed; a higher limit: {change}")
     return None
 
 

@@ -7,7 +7,7 @@ import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-from orchestrator.cli import explain_view
+from orchestrator.cli import explain_view, task_rows
 from orchestrator.core.blocked import WORKERS, Blocked, BlockedReason, text
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.silence import CALLS_UNANSWERED
@@ -245,6 +245,18 @@ async def test_without_a_leader_no_worker_is_started(fleet: Fleet) -> None:
     said = await told(fleet, task)
     assert (said.condition, said.who) == (ConditionKind.NO_LEADER, "orchestrator")
     assert "python -m orchestrator run" in said.fix
+
+
+async def test_a_limit_of_zero_does_not_end_by_itself(fleet: Fleet) -> None:
+    """Whoever set it must raise it: no running task makes room."""
+    await fleet.call("task_limit_set", p_kind="key", p_name="stopped-account", p_most=0)
+    (task,) = await fleet.submit(concurrency_key="stopped-account")
+    said = await told(fleet, task)
+    assert (said.who, said.then) == ("operator", "nothing until the limit is raised")
+    assert said.what == "the limit of the key 'stopped-account' is 0: none of its tasks may run"
+    assert said.fix == "python -m orchestrator limits set --key NAME NUMBER"
+    row = {"status": "Queued", "waits": {"kind": "limit", "scope": "key", "name": "a", "running": 0, "most": 0}}
+    assert task_rows.note(row, START) == "waits: the limit of the key a is 0"
 
 
 async def test_a_database_that_allows_no_writes_is_the_cause(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:

@@ -1,7 +1,13 @@
 """`handlers test` shows a handler's log in bounded pieces, and says what it leaves out."""
 
+import socket
+import struct
+import threading
 from pathlib import Path
 
+import pytest
+
+from orchestrator.cli.local_gateway import LocalGateway
 from orchestrator.cli.local_run import LINE_CHARS, READ_BYTES, Tail
 
 
@@ -30,3 +36,16 @@ def test_lines_are_shown_while_they_are_written(tmp_path: Path) -> None:
         file.write("o\n\nthree")
     assert tail.lines(is_last=False) == ["two", ""]
     assert tail.lines(is_last=True) == ["three"]
+
+
+def test_an_agent_that_ends_in_a_call_leaves_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its handler may kill it at any time."""
+    with LocalGateway({"id": "t", "output_prefix": "o/"}, tmp_path) as gateway:
+        before = set(threading.enumerate())
+        with socket.create_connection(("127.0.0.1", int(gateway.url.rpartition(":")[2])), timeout=10) as line:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() resets
+            line.sendall(b"HEAD / HTTP/1.1\r\n\r\n")
+            assert line.recv(1000)
+            (answers,) = set(threading.enumerate()) - before
+        answers.join(10)
+    assert capsys.readouterr().err == ""
