@@ -154,20 +154,35 @@ begin
 end
 $$;
 
--- A task as the API shows it, with its version, without params and result. A user's own columns may be of any size.
-create or replace function public.internal_task_line(p_task public.tasks) returns jsonb
+-- A task as the API shows it, with its version, without params and result, and with texts of so many characters at most. A
+-- user's own columns, and what SQL or a hostile pod writes, may be of any size.
+create or replace function public.internal_task_line(p_task public.tasks, p_chars int) returns jsonb
 language sql stable security definer set search_path = '' set jit = off as $$
     select jsonb_build_object(
                'id', t.id, 'task_type', t.task_type, 'status', t.status, 'pool', t.pool, 'priority', t.priority,
                'tenant', t.tenant, 'labels', t.labels, 'attempts', t.attempts, 'max_attempts', t.max_attempts,
                'worker_id', t.worker_id, 'created_at', t.created_at, 'run_after', t.run_after,
                'generation_started_at', t.generation_started_at, 'generation_processed_at', t.generation_processed_at,
-               'progress', t.progress, 'progress_at', t.progress_at, 'cancel_requested_at', t.cancel_requested_at,
-               'failure_code', t.failure_code, 'error_message', t.error_message, 'output_location', t.output_location,
+               'progress', case when octet_length(t.progress::text) > internal_task_line.p_chars
+                                then jsonb_build_object('message', '(too large to be shown)') else t.progress end,
+               'progress_at', t.progress_at, 'cancel_requested_at', t.cancel_requested_at,
+               'failure_code', t.failure_code,
+               'error_message', public.internal_shortened(t.error_message, internal_task_line.p_chars),
+               'output_location', public.internal_shortened(t.output_location, internal_task_line.p_chars),
                'output_object', t.output_object, 'depends_on', t.depends_on, 'dedupe_key', t.dedupe_key,
                'traceparent', t.traceparent, 'timeout_s', t.timeout_s,
                'version', public.internal_task_version(internal_task_line.p_task))
       from (select (internal_task_line.p_task).*) t
+$$;
+
+-- A text without its middle, if it is longer, as the agent cuts texts.
+create or replace function public.internal_shortened(p_text text, p_chars int) returns text
+language sql immutable security definer set search_path = '' as $$
+    select case when length(s.p_text) <= s.p_chars then s.p_text else
+               left(s.p_text, s.p_chars / 4)
+               || format(E'\n[… %s characters left out …]\n', length(s.p_text) - s.p_chars / 4 * 4)
+               || right(s.p_text, s.p_chars / 4 * 3) end
+      from (select internal_shortened.p_text, internal_shortened.p_chars) s
 $$;
 
 -- {task, params, result_data}: one task. The values of users are JSON texts: to decode and encode them would hold up the
@@ -175,7 +190,7 @@ $$;
 create or replace function public.internal_task_shown(p_task public.tasks) returns jsonb
 language sql stable security definer set search_path = '' set jit = off as $$
     select jsonb_build_object(
-        'task', public.internal_task_line(internal_task_shown.p_task),
+        'task', public.internal_task_line(internal_task_shown.p_task, 65536),
         'params', public.internal_shown_text(to_jsonb(internal_task_shown.p_task.params)),
         'result_data', public.internal_shown_text(to_jsonb(internal_task_shown.p_task.result_data)))
 $$;
@@ -200,7 +215,8 @@ $$;
 create or replace function public.task_get_for(p_scope jsonb, p_id uuid, p_now timestamptz default null) returns jsonb
 language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
     select case when t.id is null then jsonb_build_object('task', null) else public.internal_task_shown(t.*)
-        || jsonb_build_object('attempts', coalesce((select jsonb_agg(to_jsonb(a.*) order by a.attempt) from (
+        || jsonb_build_object('attempts', coalesce((select jsonb_agg(to_jsonb(a.*) - 'detail' || jsonb_build_object(
+               'message', public.internal_shortened(a.message, 8192)) order by a.attempt) from (
             select * from public.task_attempts a where a.task_id = t.id order by a.attempt desc limit 100) a), '[]')) end
       from (select task_get_for.p_id as id) p
       left join public.tasks t on t.id = p.id and public.internal_in_scope(task_get_for.p_scope, t.pool, t.tenant)
@@ -254,7 +270,7 @@ begin
            and not exists (select from jsonb_array_elements(coalesce(nullif(p_filter->'labels', 'null'), '[]')) l (pair)
                             where (v_task.labels @> l.pair) is not true) then
             v_found := v_found || (
-                select public.internal_task_line(t.*) from public.tasks t where t.id = v_task.id);
+                select public.internal_task_line(t.*, 4096) from public.tasks t where t.id = v_task.id);
         end if;
     end loop;
     return jsonb_build_object('tasks', to_jsonb(v_found), 'next', null);

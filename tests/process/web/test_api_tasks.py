@@ -68,6 +68,23 @@ async def test_values_of_users_pass_as_the_database_wrote_them(rig: ApiRig, hand
         assert (await rig.call("GET", path)).json()["result_data"] == shown
 
 
+async def test_a_text_of_any_size_is_shown_in_part(rig: ApiRig, hand: psycopg.AsyncConnection[Any]) -> None:
+    """Of a page of tasks, and of one: decoding 200 whole texts would hold up the calls of all workers."""
+    task_id = await rig.submit()
+    await hand.execute(
+        "update public.tasks set error_message = %s, progress = %s::jsonb where id = %s",
+        ("a" + "x" * 90_000 + "é", '{"message": "' + "x" * 100_000 + '"}', task_id),
+    )
+    for path, most in (("/tasks?limit=1", 4_096), (f"/tasks/{task_id}", 65_536)):
+        answer = (await rig.call("GET", path)).json()
+        (task,) = answer.get("tasks", [answer])
+        text = task["error_message"]
+        assert (text[0], text[-1]) == ("a", "é")
+        assert f"[… {90_002 - most} characters left out …]" in text
+        assert len(text) < most + 50
+        assert task["progress"] == {"message": "(too large to be shown)"}
+
+
 async def test_a_submission_with_a_key_is_done_once(rig: ApiRig) -> None:
     """Whatever has happened to the task meanwhile, and however many repeat it at once."""
     body, key = {"task_type": "t", "pool": rig.pool}, {"Idempotency-Key": uuid.uuid4().hex}
