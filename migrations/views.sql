@@ -9,7 +9,7 @@
 do $$
 declare
     v_name text;
-    v_ours constant boolean := exists (select from public.schema_migrations m where m.version ~ '^(views\.sql|\d{14})$');
+    v_ours constant boolean := exists (select from public.schema_migrations m where m.version ~ E'^(views\\.sql|\\d{14})$');
 begin
     foreach v_name in array array['orchestrator_status', 'active_workers_health', 'recent_task_activity',
                                   'worker_performance', 'task_queue_analysis', 'recent_errors'] loop
@@ -76,8 +76,8 @@ select w.id, w.fleet, w.pool, w.instance_type, w.gpu_type, w.status, w.stage, w.
             else 'OK' end as health_status
   from public.workers w
   left join lateral (
-       select case when v.total ~ '^\d{1,9}$' then v.total::numeric end as total,
-              case when v.used ~ '^\d{1,9}$' then v.used::numeric end as used
+       select case when v.total ~ E'^\\d{1,9}$' then v.total::numeric end as total,
+              case when v.used ~ E'^\\d{1,9}$' then v.used::numeric end as used
          from (select coalesce(w.health ->> 'vram_total_mb', w.metadata ->> 'vram_total_mb') as total,
                       coalesce(w.health ->> 'vram_used_mb', w.metadata ->> 'vram_used_mb') as used) v) g on true
   left join lateral (

@@ -108,7 +108,7 @@ create or replace function public.internal_key_task(p_key text) returns uuid
 language sql immutable security definer set search_path = '' as $$
     select case when length(internal_key_task.p_key) <= 900
                  and internal_key_task.p_key ~ '^outputs/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/[0-9]+(-[0-9a-f]+)?/[^/]'
-                 and internal_key_task.p_key !~ '(^|/)\.{1,2}(/|$)|//|[[:cntrl:]]'
+                 and internal_key_task.p_key !~ E'(^|/)\\.{1,2}(/|$)|//|[[:cntrl:]]'
            then split_part(internal_key_task.p_key, '/', 2)::uuid end
 $$;
 

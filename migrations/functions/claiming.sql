@@ -362,7 +362,7 @@ create or replace function public.internal_json_values(p_text text) returns bigi
 language plpgsql immutable security definer set search_path = '' as $$
 #variable_conflict use_variable
 begin
-    p_text := regexp_replace(p_text, '"(?:[^"\\]|\\.)*"', '', 'g');
+    p_text := regexp_replace(p_text, E'"(?:[^"\\\\]|\\\\.)*"', '', 'g');
     return 1 + octet_length(p_text) - octet_length(
         replace(replace(replace(replace(p_text, ',', ''), ':', ''), '[', ''), '{', ''));
 end

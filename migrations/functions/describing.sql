@@ -7,11 +7,11 @@ language plpgsql stable security definer set search_path = '' set jit = off as $
 #variable_conflict use_variable
 declare
     v_version text := (
-        select max(m.version) filter (where m.version ~ '^\d{4}$') || '-' ||
+        select max(m.version) filter (where m.version ~ E'^\\d{4}$') || '-' ||
                (array_agg(m.release order by m.applied_at desc) filter (where m.release is not null))[1] || '-' ||
                left(encode(sha256(convert_to(string_agg(m.version || ' ' || m.checksum, E'\n'
                                                         order by m.version collate "C"), 'UTF8')), 'hex'), 8)
-          from public.schema_migrations m where m.version !~ '^\d{14}$');
+          from public.schema_migrations m where m.version !~ E'^\\d{14}$');
 begin
     return jsonb_build_object(
         'schema_version', v_version,

@@ -134,7 +134,7 @@ begin
                case when (select public.internal_is_store_away(w.fleet, p_now) from public.workers w where w.id = t.worker_id)
                     then p_now
                     else t.generation_started_at + 2 * coalesce(t.timeout_s, 3600) * interval '1 second' end,
-               case when n.value->>'still_s' ~ '^[0-9]{1,7}(\.[0-9]{1,9})?$'
+               case when n.value->>'still_s' ~ E'^[0-9]{1,7}(\\.[0-9]{1,9})?$'
                     then p_now - (n.value->>'still_s')::numeric * interval '1 second'
                     when coalesce(nullif(n.value->'progress', 'null'), t.progress) is distinct from t.progress then p_now
                     else coalesce(t.progress_at, t.generation_started_at) end))

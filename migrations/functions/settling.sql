@@ -98,7 +98,7 @@ begin
             v_roots[v_task.n] := v_task.failure_code is not distinct from 'DEPENDENCY_FAILED';
             v_whys[v_task.n] := case
                 when v_roots[v_task.n] then regexp_replace(
-                    v_task.error_message, '^.*(Dependency [0-9a-f-]{36} \([^)]*\) ended as )', '\1')
+                    v_task.error_message, E'^.*(Dependency [0-9a-f-]{36} \\([^)]*\\) ended as )', E'\\1')
                 else concat_ws(': ', v_task.failure_code, v_task.error_message) end;
             v_ends[v_task.n] := format('Dependency %s (%s) ended as %s', v_task.id, v_task.task_type, v_task.status);
             continue;
@@ -295,7 +295,7 @@ begin
                                   nullif(d.failure_code, 'DEPENDENCY_FAILED'),
                                   case when d.failure_code = 'DEPENDENCY_FAILED'
                                        then regexp_replace(d.error_message,
-                                                           '^.*(Dependency [0-9a-f-]{36} \([^)]*\) ended as )', '\1')
+                                                           E'^.*(Dependency [0-9a-f-]{36} \\([^)]*\\) ended as )', E'\\1')
                                        else d.error_message end))
                          from public.tasks d where d.id = (v_failed->>t.id::text)::uuid)
              where t.id = any (v_some) and t.status = 'Queued' returning t.id, t.status

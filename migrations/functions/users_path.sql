@@ -50,7 +50,7 @@ create or replace function public.internal_leave_path() returns trigger
 language plpgsql set jit = off as $$
 #variable_conflict use_variable
 begin
-    if pg_catalog.current_setting('search_path') operator(pg_catalog.~~) pg_catalog.format('%%, pg\_%s\_%s\_%s',
+    if pg_catalog.current_setting('search_path') operator(pg_catalog.~~) pg_catalog.format(E'%%, pg\\_%s\\_%s\\_%s',
            pg_catalog.lower(tg_op), tg_relid::pg_catalog.oid, pg_catalog.pg_trigger_depth()) then
         perform pg_catalog.set_config('search_path', '', true);
     end if;

@@ -56,7 +56,7 @@ begin
         select g.tgfoid, string_agg(quote_ident(g.tgname), ', ' order by g.tgname) into v_function, v_triggers
           from pg_catalog.pg_trigger g join pg_catalog.pg_proc p on p.oid = g.tgfoid
          where g.tgrelid = to_regclass('public.' || p_table) and not g.tgisinternal
-           and not (p.pronamespace = 'public'::regnamespace and p.proname like 'internal\_%')
+           and not (p.pronamespace = 'public'::regnamespace and p.proname like E'internal\\_%')
            and (strpos(v_context, p.proname || '(') > 0 or strpos(v_context, p.proname || '"(') > 0)
          group by g.tgfoid limit 1;
         if v_function is null then  -- a default, a check or a generated column

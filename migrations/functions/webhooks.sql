@@ -6,7 +6,7 @@ create or replace function public.internal_webhook_host(p_url text) returns text
 language sql immutable security definer set search_path = '' as $$
     select case when length(internal_webhook_host.p_url) <= 2000
                 then substring(lower(internal_webhook_host.p_url)
-                    from '^https?://([a-z0-9._:\[\]-]+)(?:[/?][\x21\x22\x24-\x7e]*)?$') end
+                    from E'^https?://([a-z0-9._:\\[\\]-]+)(?:[/?][\\x21\\x22\\x24-\\x7e]*)?$') end
 $$;
 
 create or replace function public.internal_webhook_rule() returns text

@@ -19,6 +19,7 @@ from orchestrator.config.validation import TO_RUN, require
 
 ROOT = Path(__file__).resolve().parents[3]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+SQL_TOKEN = re.compile(r"E'(?:\\.|[^'\\]|'')*'|'(?:[^']|'')*'|--[^\n]*", re.DOTALL)
 
 
 def workflow(path: Path) -> dict[str, Any]:
@@ -152,3 +153,10 @@ def test_the_map_of_the_sql_functions_has_every_file_once() -> None:
     rows = [line for line in section.splitlines() if line.startswith("| ")]
     listed = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert sorted(listed) == sorted(path.stem for path in (ROOT / "migrations" / "functions").glob("*.sql"))
+
+
+def test_no_sql_depends_on_how_a_session_reads_backslashes() -> None:
+    """With standard_conforming_strings off, '\\d' is a d: functions run in the sessions of users, too."""
+    files = [*(ROOT / "migrations" / "functions").glob("*.sql"), *(ROOT / "migrations").glob("*.sql")]
+    found = [(path.name, one) for path in files for one in SQL_TOKEN.findall(path.read_text())]
+    assert [(name, one) for name, one in found if one.startswith("'") and "\\" in one] == []
