@@ -24,6 +24,8 @@ from orchestrator.cli.init_questions import (
 )
 from orchestrator.cli.output import Output
 from orchestrator.config.env_file import ENV_FILE
+from orchestrator.config.settings import KEY_TEXTS
+from orchestrator.config.types import unquoted
 from orchestrator.errors import BAD_ARGUMENT, Failure
 
 COMPOSE_FILE = Path("compose.production.yaml")
@@ -84,9 +86,14 @@ def _generate() -> None:
             os.environ[name] = init_files.secret()
 
 
+def _as_read(name: str) -> str:
+    """Return an answer as the settings read it: without quotes and spaces around it."""
+    return str(unquoted(os.environ[name], strips=name.lower() not in KEY_TEXTS))
+
+
 def _write(output: Output, database: Sequence[Question], *, force: bool) -> None:
     def of(*names: str) -> dict[str, str]:
-        return {name: os.environ[name].replace("\n", "\\n") for name in names if os.environ.get(name)}
+        return {name: _as_read(name).replace("\n", "\\n") for name in names if os.environ.get(name)}
 
     base = of("RUNPOD_API_BASE_URL") if "RUNPOD_API_BASE_URL" in os.environ else {}
     mine = of("WORKER_CODE_DIR", "WORKER_HANDLERS")

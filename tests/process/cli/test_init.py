@@ -67,12 +67,19 @@ async def program(folder: Path, *arguments: str, **environment: str) -> Ran:
 async def test_without_a_terminal_it_takes_all_answers_from_the_environment(
     tmp_path: Path, given: dict[str, str]
 ) -> None:
-    """It writes a private .env with which every command works; it replaces nothing without --force."""
+    """It writes a private .env with which every command works; it replaces nothing without --force.
+
+    Quotes and spaces around an answer that was pasted are not written.
+    """
+    bucket = given["S3_BUCKET"]
+    given |= {"S3_BUCKET": f"\u00a0{bucket}\u00a0", "DATABASE_URL": f'"{given["DATABASE_URL"]}"'}
     made = await program(tmp_path, "init", "--no-input", "--worker-api-url", "https://pods.example.com", **given)
     assert made.code == 0, made.err
     assert stat.S_IMODE((tmp_path / ".env").stat().st_mode) == 0o600
     text = (tmp_path / ".env").read_text()
     assert re.search(r"^WORKER_JWT_SECRET=[0-9a-f]{64}$", text, re.MULTILINE)
+    assert re.search(rf"^S3_BUCKET={bucket}$", text, re.MULTILINE)
+    assert re.search(r"^DATABASE_URL=postgresql://", text, re.MULTILINE)
     assert re.search(r"^METRICS_TOKEN=[0-9a-f]{64}$", text, re.MULTILINE)
     assert "WORKER_API_URL=https://pods.example.com\n" in text
     secrets = [given["AWS_SECRET_ACCESS_KEY"], given["RUNPOD_API_KEY"], "PRIVATE KEY-----"]
