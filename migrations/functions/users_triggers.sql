@@ -45,7 +45,7 @@ begin
                             'writes are lost') into v_triggers
               from pg_catalog.pg_trigger g join pg_catalog.pg_proc p on p.oid = g.tgfoid
              where g.tgrelid = to_regclass('public.' || p_table) and not g.tgisinternal and g.tgenabled <> 'D'
-               and not (p.pronamespace = 'public'::regnamespace and p.proname like 'internal\_%')
+               and not (p.pronamespace = 'public'::regnamespace and p.proname like E'internal\\_%')
                and g.tgtype & 3 = 3;  -- before, for each row
             v_problems := v_problems || jsonb_build_object(
                 'what', format('%s writes of the orchestrator to %s', v_triggers, p_table), 'why', v_message,

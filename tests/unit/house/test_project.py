@@ -156,7 +156,7 @@ def test_the_map_of_the_sql_functions_has_every_file_once() -> None:
 
 
 def test_no_sql_depends_on_how_a_session_reads_backslashes() -> None:
-    """With standard_conforming_strings off, '\\d' is a d: functions run in the sessions of users, too."""
+    """With standard_conforming_strings off, they escape: functions run in the sessions of users, too."""
     files = [*(ROOT / "migrations" / "functions").glob("*.sql"), *(ROOT / "migrations").glob("*.sql")]
     found = [(path.name, one) for path in files for one in SQL_TOKEN.findall(path.read_text())]
     assert [(name, one) for name, one in found if one.startswith("'") and "\\" in one] == []
