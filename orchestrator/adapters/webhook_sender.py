@@ -26,6 +26,7 @@ from orchestrator.ports import Unavailable
 LOOKUPS = 256  # threads that ask for a name at once; one cannot be interrupted, and may outlive its message by 30 s
 ADDRESSES = 3  # of one name that are tried
 GONE = 410  # the receiver wants no more of it
+NOT_HTTPS = "its URL does not begin with https://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +68,17 @@ class WebhookSender:
             raise WebhookRefused("its URL names no host, or a port that is none") from None
         if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc:
             raise WebhookRefused("its URL names no host, or a user")
-        addresses = await self._resolved(parts.hostname, port)
+        try:
+            addresses = await self._resolved(parts.hostname, port)
+        except Unavailable:
+            if parts.scheme != "https" and not self._rules.private:  # whatever addresses it has
+                raise WebhookRefused(NOT_HTTPS) from None
+            raise
         if not all(is_within(one, self._rules.private) for one in addresses):
             if not all(is_public(one) or is_within(one, self._rules.private) for one in addresses):
                 raise WebhookRefused("its address is not a public one, and not in WEBHOOK_PRIVATE_NETWORKS")
             if parts.scheme != "https":
-                raise WebhookRefused("its URL does not begin with https://")
+                raise WebhookRefused(NOT_HTTPS)
         return parts, addresses
 
     async def _send(self, message_id: str, url: str, content: bytes) -> tuple[int, str]:

@@ -46,14 +46,20 @@ def read_env_file(path: Path = ENV_FILE) -> None:
         raise BadEnvFile(f"{path} has a line of more than {MAX_LINE_CHARS} characters")
     if "\0" in text:
         raise BadEnvFile(f"{path} has a NUL character")
-    for name, value in _values(text).items():
+    values, unread = _values(text)
+    if unread:
+        raise BadEnvFile(f"line {unread} of {path} is neither NAME=VALUE nor a comment; is a quote left open?")
+    for name, value in values.items():
         if value is not None and NAME.fullmatch(name) and not IGNORED.fullmatch(name):
             os.environ.setdefault(name, str(path.parent / value) if value and name in PATHS else value)
 
 
-def _values(text: str) -> dict[str, str | None]:
+def _values(text: str) -> tuple[dict[str, str | None], int | None]:
+    """Return the variables, and the first line that cannot be read."""
     import io  # noqa: PLC0415  most commands are called without such a file
 
-    from dotenv import dotenv_values  # noqa: PLC0415
+    from dotenv.parser import parse_stream  # noqa: PLC0415
 
-    return dotenv_values(stream=io.StringIO(text), interpolate=False)
+    found = list(parse_stream(io.StringIO(text)))
+    unread = next((one.original.line for one in found if one.error), None)
+    return {one.key: one.value for one in found if one.key is not None}, unread

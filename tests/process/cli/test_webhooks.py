@@ -62,6 +62,7 @@ async def test_a_message_is_tried_out(cli: Cli) -> None:
         (("add", "x", "--url", "https://10.0.0.7/hook"), "not a public one", 2),
         (("add", "x", "--url", "https://[::ffff:127.0.0.1]/hook"), "not a public one", 2),
         (("add", "x", "--url", "http://93.184.215.14/hook"), "does not begin with https://", 2),
+        (("add", "x", "--url", "http://a-name.invalid/hook"), "does not begin with https://", 2),
         (("add", "No Name", "--url", "https://example.com"), "name", 2),
         (("remove", "unknown", "--force"), "no webhook 'unknown'", 3),
         (("retry", str(uuid4())), "it is unknown, or was sent", 3),

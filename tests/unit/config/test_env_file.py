@@ -46,6 +46,13 @@ def test_a_file_that_would_take_long_is_refused(
         read(tmp_path / ".env", text, monkeypatch)
 
 
+@pytest.mark.parametrize("line", ['DATABASE_URL="postgresql://a', "DATABASE_URL: postgresql://a", "S3 BUCKET=b"])
+def test_a_line_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    """Otherwise a setting seems to be missing, which the user sees in the file."""
+    with pytest.raises(BadEnvFile, match=r"^line 2 of .*\.env is neither NAME=VALUE nor a comment"):
+        read(tmp_path / ".env", f"# ours\n{line}\nFLEET_ID=mine\n", monkeypatch)
+
+
 def test_a_path_is_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scripts of the repository read its file from any directory; an absolute path stays as it is."""
     text = "WORKER_CODE_DIR=handlers\nPOOLS_FILE=/etc/pools.toml\nS3_PREFIX=handlers\n"
