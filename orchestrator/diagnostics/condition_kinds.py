@@ -84,7 +84,7 @@ class ConditionKind(Explained):
         level=LOW, alert="OrchestratorLoopStands")
     STORE_DOWN = "store_down", ConditionRow(
         "S3", "S3 cannot be used: no worker claims a task, and results wait",
-        "python -m orchestrator doctor s3", Impact.WAIT | Impact.MONEY, who=PROVIDER,
+        "python -m orchestrator doctor s3 clock", Impact.WAIT | Impact.MONEY, who=PROVIDER,
         then="workers claim again once it takes objects", alert="OrchestratorStoreDown", after_s=120)
     STORE_SLOW = "store_slow", ConditionRow(
         "S3", "S3 is slow: one request took {seconds:.1f} s", "python -m orchestrator doctor s3",

@@ -379,7 +379,7 @@ CAUSES: dict[str, tuple[Callable[[Facts], None], ConditionKind, str, str]] = {
     "unknown pool": (held("pool_unknown", unit="task", detail={"pool": "default"}), ConditionKind.POOL_UNKNOWN, "which is not configured", "POOLS_FILE"),
     "bring-ups": (lambda r: (held("paced")(r), seen(*[failed_bringup("AUTH_FAILED")] * 10)(r))[0], ConditionKind.BRINGUPS_FAIL, "No worker comes up in pool default: the last 10 bring-ups failed (AUTH_FAILED)", "RUNPOD_SSH_PUBLIC_KEY"),
     "pause": (lambda r: (held("paused", detail={"reason": "x"})(r), setting("database_state.paused", {"*": {"reason": "x", "until": None}})(r))[0], ConditionKind.PAUSED, "paused in every pool", "resume"),
-    "S3": (lambda r: (held("store_away")(r), setting("database_state.store_away", {"reason": "no", "since": when(60)})(r))[0], ConditionKind.STORE_DOWN, "S3 cannot be used", "doctor s3"),
+    "S3": (lambda r: (held("store_away")(r), setting("database_state.store_away", {"reason": "no", "since": when(60)})(r))[0], ConditionKind.STORE_DOWN, "S3 cannot be used", "doctor s3 clock"),
     "no gateway": (lambda r: (held("max_active", unit="worker", detail={"limit": 1})(r), setting("workers.gpu-1", worker(waiting_on="operator", waiting_for="the gateway: no answer", last_heartbeat=when(70)))(r))[0], ConditionKind.GATEWAY_UNREACHED, "1 worker is silent and may be well; waiting for the gateway", "WORKER_API_URL"),
     "no leader": (lambda r: (held("paced")(r), setting("database_state.leader", None)(r))[0], ConditionKind.NO_LEADER, "is not running", "orchestrator run"),
 }  # fmt: skip
