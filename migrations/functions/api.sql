@@ -163,8 +163,7 @@ language sql stable security definer set search_path = '' set jit = off as $$
                'tenant', t.tenant, 'labels', t.labels, 'attempts', t.attempts, 'max_attempts', t.max_attempts,
                'worker_id', t.worker_id, 'created_at', t.created_at, 'run_after', t.run_after,
                'generation_started_at', t.generation_started_at, 'generation_processed_at', t.generation_processed_at,
-               'progress', case when octet_length(t.progress::text) > internal_task_line.p_chars
-                                then jsonb_build_object('message', '(too large to be shown)') else t.progress end,
+               'progress', public.internal_shown_progress(t.progress, internal_task_line.p_chars),
                'progress_at', t.progress_at, 'cancel_requested_at', t.cancel_requested_at,
                'failure_code', t.failure_code,
                'error_message', public.internal_shortened(t.error_message, internal_task_line.p_chars),
@@ -173,6 +172,12 @@ language sql stable security definer set search_path = '' set jit = off as $$
                'traceparent', t.traceparent, 'timeout_s', t.timeout_s,
                'version', public.internal_task_version(internal_task_line.p_task))
       from (select (internal_task_line.p_task).*) t
+$$;
+
+create or replace function public.internal_shown_progress(p_progress jsonb, p_bytes int) returns jsonb
+language sql immutable security definer set search_path = '' as $$
+    select case when octet_length(internal_shown_progress.p_progress::text) > internal_shown_progress.p_bytes
+                then jsonb_build_object('message', '(too large to be shown)') else internal_shown_progress.p_progress end
 $$;
 
 -- A text without its middle, if it is longer, as the agent cuts texts.
@@ -226,8 +231,8 @@ $$;
 create or replace function public.task_states(p_ids jsonb, p_now timestamptz default null) returns jsonb
 language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
     select jsonb_build_object('tasks', coalesce(jsonb_agg(jsonb_build_object(
-               'id', t.id, 'pool', t.pool, 'tenant', t.tenant, 'status', t.status, 'progress', t.progress,
-               'progress_at', t.progress_at, 'attempt', t.attempts,
+               'id', t.id, 'pool', t.pool, 'tenant', t.tenant, 'status', t.status,
+               'progress', public.internal_shown_progress(t.progress, 4096), 'progress_at', t.progress_at, 'attempt', t.attempts,
                'version', public.internal_task_version(t.*)) order by t.id), '[]'))
       from public.tasks t
      where t.id = any (array(select jsonb_array_elements_text(task_states.p_ids)::uuid limit 2000))

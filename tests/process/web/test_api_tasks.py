@@ -83,6 +83,7 @@ async def test_a_text_of_any_size_is_shown_in_part(rig: ApiRig, hand: psycopg.As
         assert f"[… {90_002 - most} characters left out …]" in text
         assert len(text) < most + 50
         assert task["progress"] == {"message": "(too large to be shown)"}
+    assert (await rig.rows.task_states([task_id]))[0]["progress"] == {"message": "(too large to be shown)"}
 
 
 async def test_a_submission_with_a_key_is_done_once(rig: ApiRig) -> None:
