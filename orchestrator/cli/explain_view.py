@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from orchestrator.cli.fixes import GAP, whole, with_fix
@@ -185,13 +185,13 @@ def _pool(subject: PoolExplanation, now: datetime, columns: int, *, verbose: boo
 
 
 def _offers(offers: Sequence[OfferNow], now: datetime) -> RenderableType:
-    shown = table("offer, in order", "state", "until", "refused", "last granted", "means")
+    shown = table("offer, in order", "state", "until", "refused", "last granted")
     for offer in offers:
         until = f"{_clock(offer.until, now)} ({relative(offer.until, now)})" if offer.until else "–"
         refused = f"{offer.refusals} in a row" if offer.refusals else "–"
-        code = f"{offer.last_code}: {offer.means or ''}" if offer.last_code else "–"
-        shown.add_row(place_of(offer.key), offer.state, until, refused, relative(offer.last_success, now), code)
-    return shown
+        shown.add_row(place_of(offer.key), offer.state, until, refused, relative(offer.last_success, now))
+    codes = {offer.last_code: offer.means for offer in offers if offer.last_code and offer.means}
+    return Group(shown, *(Text(f"  {code}: {means}") for code, means in codes.items()))
 
 
 def _tried(attempts: Sequence[tuple[str, ...]], *, narrow: bool) -> RenderableType:

@@ -166,6 +166,9 @@ async def test_scaling_is_explained_while_runpod_is_away(cli: Cli, fleet: Fleet)
     assert ran.lines_with("last decision ")[0].endswith("the old sum")
     assert "cooling" in ran.lines_with("EU-RO-1, secure cloud")[0]
     assert "free" in ran.lines_with("US-KS-2, secure cloud")[0]
+    narrow = await cli("explain", "scaling", **where, COLUMNS="80")
+    assert narrow.lines_with("  NO_CAPACITY: The provider has no such GPU to rent now.")
+    assert max(map(len, narrow.lines_with("EU-RO-1, secure cloud"))) <= 80
     explanation = (await cli("explain", "scaling", "--json", **where)).json()
     assert [offer["state"] for offer in explanation["pools"][0]["offers"]] == ["cooling", "free"]
 
