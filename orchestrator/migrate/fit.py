@@ -43,7 +43,7 @@ alter table public.orchestrator_trial add column m int; create index on public.o
 drop table public.orchestrator_trial"""
 TEXTS = ("functions/columns.sql", "functions/integrity.sql")
 UNUSABLE = """select format('%s: %s', p.what, p.why),
-       p.fix || case when p.what like '% has the type %' then '; -- or rename your column' else '' end
+       p.fix || case when p.what like '% has the type %' then ' /* or rename your column */' else '' end
   from (select * from public.internal_column_problems(false)
         union all select * from public.internal_rule_problems()) p"""
 DOUBTFUL = """select format('%s: %s; fix: %s', p.what, p.why, p.fix) from public.internal_insert_problems() p
