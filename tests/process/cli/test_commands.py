@@ -4,6 +4,7 @@ import asyncio
 import os
 import pty
 import re
+import secrets
 import select
 import shlex
 import signal
@@ -358,7 +359,11 @@ async def test_code_that_is_too_large_to_send_is_named_by_every_command_that_nee
     (tmp_path / "handler.py").write_text("def run(params, task): ...\n")
     with (tmp_path / "model.bin").open("wb") as file:
         file.truncate(51 << 20)
-    code = {"WORKER_CODE_DIR": str(tmp_path), "WORKER_HANDLERS": "t=handler:run", "RUNPOD_API_KEY": "rpa_" + "x" * 16}
+    code = {
+        "WORKER_CODE_DIR": str(tmp_path),
+        "WORKER_HANDLERS": "t=handler:run",
+        "RUNPOD_API_KEY": f"rpa_{secrets.token_hex(8)}",
+    }
     words = ("explain scaling", "plan", "handlers test t --params {}", "doctor settings")
     for word, ran in zip(words, await asyncio.gather(*(cli(*word.split(), **code) for word in words)), strict=True):
         said = ran.out + ran.err
@@ -380,7 +385,7 @@ async def test_no_command_ends_at_a_proxy_of_the_environment_with_a_traceback(
     given = {
         **s3_environment,
         **proxies,
-        "RUNPOD_API_KEY": "rpa_" + "x" * 16,
+        "RUNPOD_API_KEY": f"rpa_{secrets.token_hex(8)}",
         "SUPABASE_URL": "https://abc.supabase.co",
     }
     given |= {"SUPABASE_SERVICE_ROLE_KEY": "sb_secret_0123456789abcdef", "RUNPOD_API_BASE_URL": "https://127.0.0.1:1"}

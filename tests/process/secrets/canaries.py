@@ -155,7 +155,7 @@ async def _ask(fleet_env: Environment, canaries: SecretScan) -> None:
     told = [f"{verb} {row['id']}" for row in workers for verb in ("explain", "timeline", "status --json")]
     for ran in await asyncio.gather(*(command(fleet_env.stack, *words.split()) for words in (*ASKED, *told))):
         canaries.search("commands", f"{ran[1]}\n{ran[2]}")
-    wrong = {"RUNPOD_API_KEY": "rpa_" + "x" * 20, "AWS_SECRET_ACCESS_KEY": "y" * 40}
+    wrong = {"RUNPOD_API_KEY": f"rpa_{secrets.token_hex(10)}", "AWS_SECRET_ACCESS_KEY": secrets.token_hex(20)}
     where = "DATABASE_URL" if fleet_env.stack.transport == "direct" else "SUPABASE_URL"
     elsewhere = fleet_env.stack.environment[where].replace("127.0.0.1", "nowhere.invalid")
     for changes in (wrong, {where: elsewhere}):

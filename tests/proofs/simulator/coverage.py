@@ -200,6 +200,7 @@ CODES_ONLY_REAL = {
     "RENEW": NO_GATEWAY,
     "ORBSY": NO_GATEWAY,
     "OR008": "takes back a statement within one function; no caller sees it",
+    "OR010": "ends a trial of users' triggers within one function; no caller sees it",
 }
 CODE = re.compile(r"'([A-Z][A-Z0-9_]{3,})'")
 TRIGGER_WORDS = {"INSERT", "UPDATE", "DELETE", "TRUNCATE"}
