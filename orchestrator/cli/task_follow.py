@@ -13,12 +13,14 @@ from orchestrator.cli.task_rows import attempts_made, note, waits_for_worker
 from orchestrator.diagnostics import first_cause
 from orchestrator.diagnostics.first_cause import FirstCause
 from orchestrator.errors import ENDED_BADLY, NO_TASK, NOT_IN_TIME, Failure
+from orchestrator.ports import Unavailable
 
 if TYPE_CHECKING:
     from orchestrator.adapters.store import SqlStore
 
 EVERY_S = 1.0
 FOR_S = 7 * 86_400.0  # Ctrl-C ends it earlier; the task continues
+AWAY_S = 120.0  # of a database that does not answer, such as one that restarts
 CAUSE_EVERY_S = 2.0
 RESULT_CHARACTERS = 2_000
 TEXT_CHARACTERS = 1_000
@@ -49,12 +51,21 @@ async def _to_its_end(
     store: "SqlStore", output: Output, task_id: str, for_s: float, show_line: Callable[[str], None]
 ) -> Mapping[str, Any]:
     """`show_line` changes the last line of a terminal, which is not kept."""
-    began, seen, why = utcnow(), None, WaitCause(store)
+    began, seen, why, away_since = utcnow(), None, WaitCause(store), None
     while True:
-        row = await store.find.task(task_id)
+        try:
+            row = await store.find.task(task_id)
+            cause = await why.of(row) if row else None
+        except Unavailable:
+            away_since = away_since or utcnow()
+            if (ago(away_since, utcnow()) or 0) > AWAY_S:
+                raise
+            show_line("the database does not answer; asking again")
+            await asyncio.sleep(EVERY_S)
+            continue
+        away_since = None
         if row is None:
             raise Failure(NO_TASK, why=f"the database has no task {task_id}")
-        cause = await why.of(row)
         said, lasts = _line(row), span(ago(began, utcnow()))
         if (facts := (*_facts(row), cause and _told(cause))) != seen:
             output.say(f"{lasts:>6}  {said}")

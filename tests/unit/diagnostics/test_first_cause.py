@@ -29,6 +29,7 @@ from orchestrator.diagnostics.condition_kinds import ConditionKind, Impact
 from orchestrator.diagnostics.conditions import Condition
 from orchestrator.errors import Failure
 from orchestrator.leader_jobs.conditions import RECORD_AGAIN_S, ConditionRecord
+from orchestrator.ports import Unavailable
 from orchestrator.web.api import explanations, fleet
 from orchestrator.web.api.operations import Api, ApiCall
 from tests.unit.core.build import NOW
@@ -261,6 +262,8 @@ async def test_waiting_says_why_once_and_again_when_the_cause_changes(
     async def call(function: str, /, **args: Any) -> Any:
         if function == "task_find":
             asked.append(1)
+            if len(asked) in {3, 12}:  # the database restarts
+                raise Unavailable("task_find: the connection is lost")
             if len(asked) == 5:  # another bring-up has failed in the same way
                 fleet.db.conditions[0]["action"] = fleet.db.conditions[0]["action"].replace(
                     "3139-f426b3ef", "4218-a1b2c3"
