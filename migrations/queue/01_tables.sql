@@ -1,0 +1,178 @@
+-- The queue's own tables, beside `tasks`. Users cannot write them, and PostgREST does not expose their schema.
+--
+-- A task that is Queued or In Progress has one row in `live`. Claims, completions, heartbeats, leases, limits, turns and
+-- the planner read and write only these tables. `tasks` has the specification of a task and the state that was published
+-- last: a user's trigger, lock or constraint can delay the publication of its own row, and nothing else.
+--
+-- No table here has a CHECK constraint or a trigger with WHEN: PostgreSQL parses each of them again for every statement.
+create schema if not exists orchestrator;
+
+create type orchestrator.task_state as enum (
+    'ready', 'waits_for_tasks', 'waits_for_key', 'waits_for_type', 'waits_for_time', 'running');
+
+create table orchestrator.live (
+    task_id uuid primary key,
+    created_at timestamptz not null,
+    turn bigint not null default 9007199254740991,  -- among the tenants of its pool and priority; this number for none
+    claim_no bigint,
+    claimed_at timestamptz,
+    lease_expires_at timestamptz,  -- null: a program of the user's runs it
+    progress_at timestamptz,
+    run_after timestamptz,
+    cancel_requested_at timestamptz,
+    place int not null,  -- ~priority: ascending, so that a place in the queue is one comparison of rows
+    attempt int not null default 0,  -- of the last claim: the fencing number
+    attempts_shown int not null default 0,  -- the value of tasks.attempts that is known here: another one is a user's
+    uncounted int not null default 0,  -- attempts that do not count against max_attempts
+    max_attempts int not null,
+    shown int not null default 0,  -- what `tasks` shows: 2 * attempt if In Progress of this attempt, else 0
+    state orchestrator.task_state not null,
+    has_needs boolean not null default false,  -- depends_on names a task
+    is_heavy boolean not null default false,  -- its size counts in the answer to a claim
+    type_limited boolean not null default false,  -- its type has a limit
+    has_webhook boolean not null default false,
+    pool text not null,
+    task_type text not null,
+    worker_id text,
+    nonce text,
+    concurrency_key text,
+    tenant text,
+    dedupe_key text,
+    timeout_s numeric,
+    log_first bigint
+) with (
+    fillfactor = 90,
+    autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0
+);
+create index live_claim on orchestrator.live (pool, place, turn, created_at, task_id) where state = 'ready';
+create index live_oldest on orchestrator.live (pool, created_at) where state = 'ready';
+create index live_turns on orchestrator.live (pool, place, (coalesce(tenant, '')), turn)
+    where state = 'ready' and turn < 9007199254740991;
+create index live_running on orchestrator.live (worker_id) where state = 'running';
+create index live_timed on orchestrator.live (pool, run_after) where state = 'waits_for_time';
+create index live_waiting on orchestrator.live (pool, state) where state in ('waits_for_tasks', 'waits_for_key', 'waits_for_type');
+create unique index live_dedupe on orchestrator.live (dedupe_key) where dedupe_key is not null;
+create index live_key_waiting on orchestrator.live (concurrency_key, place, turn, created_at, task_id)
+    where state = 'waits_for_key';
+create index live_key_places on orchestrator.live (concurrency_key)
+    where concurrency_key is not null and state in ('ready', 'waits_for_type', 'running');
+create index live_type_waiting on orchestrator.live (task_type, place, turn, created_at, task_id)
+    where state = 'waits_for_type';
+create index live_type_places on orchestrator.live (task_type) where type_limited and state in ('ready', 'running');
+
+-- What tasks in `live` need. A row stays until its task runs no more: a need may be taken back.
+create table orchestrator.edges (
+    task_id uuid not null,
+    needs uuid not null,
+    is_met boolean not null,
+    primary key (task_id, needs)
+);
+create index edges_needs on orchestrator.edges (needs);
+create index edges_unmet on orchestrator.edges (task_id) where not is_met;
+
+-- What a call of an agent must know of its launch, in one narrow row. A trigger of `workers` keeps it.
+create table orchestrator.launches (
+    worker_id text primary key,
+    nonce text,
+    jti text,
+    fleet text not null,
+    pool text not null,
+    status text not null,
+    wanted text not null,
+    may boolean not null,  -- it may claim, as far as its own row says
+    cluster text,  -- that reserves it
+    lease interval not null,
+    log_bytes bigint,
+    claim_no bigint not null default 0  -- the highest number that was answered
+) with (
+    fillfactor = 30,
+    autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0
+);
+
+-- Attempts that have ended: a row is inserted once, and not changed but by what is known later about its worker.
+create table orchestrator.attempts (
+    task_id uuid not null,
+    attempt int not null,
+    claim_no bigint not null,
+    started_at timestamptz not null,
+    ended_at timestamptz not null,
+    upload_started_at timestamptz,
+    upload_ended_at timestamptz,
+    worker_id text not null,
+    nonce text not null,
+    outcome text not null,  -- complete, failed, cancelled, released, lost
+    failure_code text,
+    exit_class text,
+    failed_at_point text,
+    message text,
+    detail jsonb,
+    log_first bigint,
+    log_last bigint,
+    given_back boolean,
+    permanent boolean,
+    primary key (task_id, attempt)
+) with (
+    autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0
+);
+create index attempts_worker on orchestrator.attempts (worker_id, started_at desc);
+create index attempts_started on orchestrator.attempts using brin (started_at) with (pages_per_range = 8);
+create index attempts_ended on orchestrator.attempts using brin (ended_at) with (pages_per_range = 8);
+
+-- What `tasks` does not show yet. Such a row is the truth until it is published; see publishing.sql.
+create table orchestrator.publications (
+    task_id uuid primary key,
+    no int not null,  -- 2 * attempt + 1
+    status text not null,
+    shown text not null,  -- the status that `tasks` shows meanwhile
+    at timestamptz not null,
+    started_at timestamptz,
+    worker_id text,
+    attempts int,
+    result_data jsonb,
+    output_location text,
+    output_object jsonb,
+    error_message text,
+    failure_code text,
+    failed_at_point text,
+    run_after timestamptz,
+    reason text,
+    times int not null default 0,
+    retry_at timestamptz
+);
+create index publications_due on orchestrator.publications (retry_at);
+
+-- What another transaction kept from being looked at; the leader looks again. kind: needs (of a task), key or type.
+create table orchestrator.rechecks (
+    no bigint generated always as identity primary key,
+    kind text not null,
+    name text not null
+);
+
+-- Where claims begin to look in each pool; see marks.sql. Read newest first and by transaction, so that dead rows are not.
+create table orchestrator.marks (
+    no bigint generated always as identity primary key,
+    pool text not null,
+    seen pg_snapshot,
+    xid xid8 not null default pg_current_xact_id(),
+    place int not null,
+    turn bigint not null,
+    created_at timestamptz not null,
+    task_id uuid not null
+) with (
+    autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0
+);
+create index marks_raised on orchestrator.marks (pool, no desc) where seen is not null;
+create index marks_lowered on orchestrator.marks (pool, xid) where seen is null;
+
+alter table public.tasks add column if not exists published int not null default 0;
+
+-- All attempts, as users and reports read them: the ended ones, and those of running tasks.
+create view public.task_attempts as
+select a.task_id, a.attempt, a.worker_id, a.nonce, a.claim_no, a.started_at, a.ended_at, a.outcome, a.failure_code,
+       a.exit_class, a.failed_at_point, a.message, a.detail, a.log_first, a.log_last, a.given_back, a.permanent,
+       a.upload_started_at, a.upload_ended_at
+  from orchestrator.attempts a
+union all
+select q.task_id, q.attempt, q.worker_id, q.nonce, q.claim_no, q.claimed_at, null, null, null, null, null, null, null,
+       q.log_first, null, null, null, null, null
+  from orchestrator.live q where q.state = 'running' and q.nonce is not null;

@@ -1,0 +1,217 @@
+-- How `tasks` comes to show what has happened in the queue.
+--
+-- A publication is one UPDATE of `tasks` in a block of its own, which waits 10 ms for locks. A user's trigger or
+-- constraint may refuse, suppress or rewrite it: then the row is in `publications`, which is the truth until the leader, or
+-- the next call of any agent, publishes it. `tasks.published` only grows (2 * attempt for In Progress, 2 * attempt + 1 for
+-- an end), so an old publication never overwrites a newer one.
+--
+-- What a user adds to `tasks` runs under the search path of the database's users, as in their own statements, and not under
+-- our empty one. A setting names the depth of triggers at which we publish: our trigger skips that statement, and not one of
+-- a user's trigger within it, which runs deeper.
+
+-- A task as it will be shown: with its end, if that is not published yet.
+create or replace function orchestrator.current_task(p_id uuid) returns public.tasks
+language plpgsql stable security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_task public.tasks;
+    v_end orchestrator.publications;
+begin
+    select * into v_task from public.tasks t where t.id = p_id;
+    select * into v_end from orchestrator.publications p where p.task_id = p_id;
+    return case when v_end.task_id is null then v_task
+                else jsonb_populate_record(v_task, orchestrator.as_shown(v_end, v_task)) end;
+end
+$$;
+
+-- The columns of `tasks` that an end changes.
+create or replace function orchestrator.as_shown(p_end orchestrator.publications, p_task public.tasks) returns jsonb
+language sql stable security definer set search_path = '' as $$
+    select jsonb_build_object(
+               'status', as_shown.p_end.status, 'updated_at', as_shown.p_end.at, 'run_after', as_shown.p_end.run_after,
+               'attempts', coalesce(as_shown.p_end.attempts, as_shown.p_task.attempts),
+               'worker_id', case when as_shown.p_end.status <> 'Queued'
+                                 then coalesce(as_shown.p_end.worker_id, as_shown.p_task.worker_id) end,
+               'generation_started_at', coalesce(as_shown.p_end.started_at, as_shown.p_task.generation_started_at),
+               'generation_processed_at', case when as_shown.p_end.status <> 'Queued' then as_shown.p_end.at end,
+               'error_message', as_shown.p_end.error_message, 'failure_code', as_shown.p_end.failure_code,
+               'failed_at_point', as_shown.p_end.failed_at_point)
+        || case when as_shown.p_end.status <> 'Complete' then '{}' else jsonb_build_object(
+               'progress', null, 'result_data', as_shown.p_end.result_data,
+               'output_location', as_shown.p_end.output_location, 'output_object', as_shown.p_end.output_object) end
+$$;
+
+-- The end of a task that no worker ran. It takes a number, so that each publication of a task has its own.
+create or replace function orchestrator.end_without_run(
+    p_task orchestrator.live, p_status text, p_code text, p_message text, p_point text default null
+) returns orchestrator.publications
+language plpgsql stable security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_end orchestrator.publications;
+begin
+    v_end.task_id := p_task.task_id;
+    v_end.no := 2 * p_task.attempt + 3;
+    v_end.status := p_status;
+    v_end.shown := case when p_task.shown > 0 then 'In Progress' else 'Queued' end;
+    v_end.at := public.internal_now();
+    v_end.failure_code := p_code;
+    v_end.error_message := public.internal_message(p_message);
+    v_end.failed_at_point := p_point;
+    v_end.times := 0;
+    return v_end;
+end
+$$;
+
+-- Publishes ends. What cannot be published now is published later.
+create or replace function orchestrator.publish(p_ends orchestrator.publications[]) returns void
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_left orchestrator.publications[];
+    v_end orchestrator.publications;
+    v_why text;
+begin
+    begin
+        v_left := orchestrator.write_ends(p_ends);
+    exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
+        if public.internal_is_transient(sqlstate) and sqlstate <> '55P03' then
+            raise;
+        end if;
+        v_left := p_ends;
+    end;
+    foreach v_end in array coalesce(v_left, '{}') loop
+        v_why := 'A trigger of the database suppressed it';
+        begin
+            if cardinality(p_ends) > 1 or v_end.reason is null then
+                perform from public.tasks t where t.id = v_end.task_id for no key update skip locked;
+                v_why := case when found then v_why else 'Another transaction has locked its row' end;
+            end if;
+            continue when orchestrator.write_ends(array[v_end]) is null;
+        exception when others or assert_failure then
+            if public.internal_is_transient(sqlstate) and sqlstate <> '55P03' then
+                raise;
+            end if;
+            v_why := format('%s (%s)', sqlerrm, sqlstate);
+        end;
+        perform orchestrator.publish_later(array[v_end], v_why);
+    end loop;
+end
+$$;
+
+-- Writes ends into `tasks`; returns those that it shows still differently. A row that is gone or newer needs nothing.
+create or replace function orchestrator.write_ends(p_ends orchestrator.publications[]) returns orchestrator.publications[]
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_status public.tasks.status%type;
+    v_shown uuid[];
+    v_wishes uuid[];
+    v_left orchestrator.publications[];
+begin
+    for v_status in select distinct e.status from unnest(p_ends) e loop
+        perform orchestrator.begin_publishing();
+        with written as (
+            update public.tasks t
+               set status = v_status, published = e.no, updated_at = e.at, run_after = e.run_after,
+                   worker_id = case when e.status = 'Queued' then null else coalesce(e.worker_id, t.worker_id) end,
+                   attempts = coalesce(e.attempts, t.attempts),
+                   generation_started_at = coalesce(e.started_at, t.generation_started_at),
+                   generation_processed_at = case when e.status = 'Queued' then null else e.at end,
+                   error_message = e.error_message, failure_code = e.failure_code, failed_at_point = e.failed_at_point,
+                   progress = case when e.status = 'Complete' then null else t.progress end,
+                   result_data = case when e.status = 'Complete' then e.result_data else t.result_data end,
+                   output_location = case when e.status = 'Complete' then e.output_location else t.output_location end,
+                   output_object = case when e.status = 'Complete' then e.output_object else t.output_object end
+              from unnest(p_ends) e
+             where t.id = e.task_id and t.published < e.no and e.status = v_status::text
+            returning t.id, t.published = e.no as is_new, t.status = v_status as is_so
+        )
+        select v_shown || array_agg(w.id) filter (where w.is_new),
+               v_wishes || array_agg(w.id) filter (where w.is_new and not w.is_so)
+          into v_shown, v_wishes from written w;
+        perform orchestrator.end_publishing();
+        if v_status = 'Queued' then
+            update orchestrator.live q set shown = 0
+             where q.task_id = any (v_shown) and (q.state <> 'running' or q.shown < 2 * q.attempt);
+        end if;
+    end loop;
+    if cardinality(v_shown) < cardinality(p_ends) or v_shown is null then
+        select array_agg(e) into v_left from unnest(p_ends) e
+         where (e.task_id = any (v_shown)) is not true
+           and (select t.published < e.no from public.tasks t where t.id = e.task_id);
+    end if;
+    if v_wishes is not null then  -- a user's trigger has put another status there
+        perform orchestrator.reconcile(v_wishes);
+    end if;
+    return v_left;
+end
+$$;
+
+-- From here to end_publishing(), statements on `tasks` are publications. It has no search path of its own, because one that
+-- it set would end with it.
+create or replace function orchestrator.begin_publishing() returns void
+language plpgsql as $$
+begin
+    perform pg_catalog.set_config('orchestrator.publishing', pg_catalog.pg_trigger_depth()::pg_catalog.text, true),
+            pg_catalog.set_config('orchestrator.patience', pg_catalog.current_setting('lock_timeout'), true),
+            pg_catalog.set_config('lock_timeout', '10ms', true),
+            pg_catalog.set_config('search_path', 'pg_catalog, ' || public.internal_users_path() || ', pg_temp', true);
+end
+$$;
+
+create or replace function orchestrator.end_publishing() returns void
+language plpgsql as $$
+begin
+    set constraints all immediate;
+    perform pg_catalog.set_config('orchestrator.publishing', '', true),
+            pg_catalog.set_config('lock_timeout', pg_catalog.current_setting('orchestrator.patience'), true),
+            pg_catalog.set_config('search_path', '', true);
+end
+$$;
+
+-- Leaves ends to a later call. A newer end takes the place of an older one.
+create or replace function orchestrator.publish_later(p_ends orchestrator.publications[], p_reason text) returns void
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    c_first constant interval := '1 second';
+    c_longest constant interval := '10 minutes';
+begin
+    insert into orchestrator.publications as p
+    select e.task_id, e.no, e.status, e.shown, e.at, e.started_at, e.worker_id, e.attempts, e.result_data, e.output_location,
+           e.output_object, e.error_message, e.failure_code, e.failed_at_point, e.run_after, p_reason, 1,
+           case when p_reason is null then '-infinity' else public.internal_now() + c_first end
+      from unnest(p_ends) e
+    on conflict (task_id) do update
+       set no = excluded.no, status = excluded.status, at = excluded.at, started_at = excluded.started_at,
+           worker_id = excluded.worker_id, attempts = excluded.attempts, result_data = excluded.result_data,
+           output_location = excluded.output_location, output_object = excluded.output_object,
+           error_message = excluded.error_message, failure_code = excluded.failure_code,
+           failed_at_point = excluded.failed_at_point, run_after = excluded.run_after, reason = excluded.reason,
+           times = case when p.no = excluded.no then p.times + 1 else 1 end,
+           retry_at = public.internal_now() + least(c_longest, c_first * 2 ^ least(p.times, 10))
+     where p.no <= excluded.no;
+end
+$$;
+
+-- Publishes what is due, at most so many; returns how many it tried.
+create or replace function orchestrator.publish_due(p_most int) returns int
+language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_ends orchestrator.publications[];
+begin
+    select array_agg(p) into v_ends from (
+        select * from orchestrator.publications d where d.retry_at <= public.internal_now()
+         order by d.retry_at limit p_most for update skip locked) p;
+    if v_ends is null then
+        return 0;
+    end if;
+    perform orchestrator.publish(v_ends);
+    delete from orchestrator.publications p
+     where p.task_id in (select e.task_id from unnest(v_ends) e)
+       and (select t.published < p.no from public.tasks t where t.id = p.task_id) is not true;
+    return cardinality(v_ends);
+end
+$$;

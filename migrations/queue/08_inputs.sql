@@ -1,0 +1,127 @@
+-- What one answer to a claim may hold. An agent reads a bounded number of bytes and JSON values, and they are built in time.
+
+-- Keeps those of these taken tasks that fit into one answer, in their order, and puts the others back. A task that fits into
+-- no answer, or into no cluster of its pool, ends as Failed.
+create or replace function orchestrator.keep_fitting(
+    p_launch orchestrator.launches, p_ids uuid[], out ids uuid[], out attempts int[]
+)
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    c_bytes constant int := 33554432;
+    c_values constant int := 500000;  -- and keys: each costs an agent a hundred bytes of memory
+    c_time constant interval := '5 seconds';
+    v_nodes int := (select coalesce(c.max_nodes, 64) from public.cluster_apps c where c.id = p_launch.cluster);
+    v_task record;
+    v_inputs record;
+    v_bytes bigint := 0;
+    v_values bigint := 0;
+    v_back uuid[] := '{}';
+begin
+    for v_task in
+        select q.task_id, q.attempt, q.is_heavy or q.has_needs as is_heavy,
+               case when v_nodes is not null then (
+                   select public.internal_nodes_of(t.params) from public.tasks t where t.id = q.task_id) end as nodes
+          from unnest(p_ids) with ordinality i (id, n) join orchestrator.live q on q.task_id = i.id order by i.n
+    loop
+        if cardinality(v_back) > 0 or ids is not null and clock_timestamp() > statement_timestamp() + c_time then
+            v_back := v_back || v_task.task_id;
+            continue;
+        end if;
+        if v_task.nodes > v_nodes then
+            perform orchestrator.end_unclaimable(v_task.task_id, 'SLURM_TOO_LARGE', format(
+                'It asks for %s nodes, and cluster %s may have %s', v_task.nodes, p_launch.cluster, v_nodes));
+            continue;
+        end if;
+        if v_task.is_heavy then
+            v_inputs := orchestrator.inputs_size(v_task.task_id, c_bytes, c_values);
+            if v_inputs.code is not null then
+                perform orchestrator.end_unclaimable(v_task.task_id, v_inputs.code, v_inputs.message);
+                continue;
+            end if;
+            v_bytes := v_bytes + v_inputs.bytes;
+            v_values := v_values + v_inputs.json_values;
+            if v_bytes > c_bytes or v_values > c_values then
+                v_back := v_back || v_task.task_id;
+                continue;
+            end if;
+        end if;
+        ids := ids || v_task.task_id;
+        attempts := attempts || v_task.attempt;
+    end loop;
+    if v_back <> '{}' then
+        update orchestrator.live q
+           set state = 'ready', attempt = q.attempt - 1, shown = 0, worker_id = null, nonce = null, claim_no = null,
+               claimed_at = null, progress_at = null, lease_expires_at = null, log_first = null
+         where q.task_id = any (v_back);
+        insert into orchestrator.marks (pool, place, turn, created_at, task_id)
+        select q.pool, min(q.place), min(q.turn), min(q.created_at), '00000000-0000-0000-0000-000000000000'
+          from orchestrator.live q where q.task_id = any (v_back) group by q.pool;
+    end if;
+end
+$$;
+
+-- Ends a task that was taken and that no worker can get.
+create or replace function orchestrator.end_unclaimable(p_id uuid, p_code text, p_message text) returns void
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_task orchestrator.live;
+begin
+    select * into v_task from orchestrator.live q where q.task_id = p_id;
+    v_task.attempt := v_task.attempt - 1;
+    v_task.shown := 0;
+    perform orchestrator.leave(array[p_id]);
+    perform orchestrator.publish_later(
+        array[orchestrator.end_without_run(v_task, 'Failed', p_code, p_message, 'Claiming')], null);
+    perform orchestrator.ended(array[p_id], 'Failed');
+end
+$$;
+
+-- Returns why a task's inputs cannot be given to a worker (code and sentence), or their size in the answer to a claim. It
+-- stops where they exceed a limit, so its cost is bounded too.
+create or replace function orchestrator.inputs_size(
+    p_task_id uuid, p_limit_bytes int, p_limit_values int, out bytes bigint, out json_values bigint, out code text,
+    out message text
+)
+language plpgsql stable security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    c_frame_bytes constant int := 150;  -- of a dependency's id and of the keys
+    c_frame_values constant int := 10;
+    v_depends uuid[];
+    v_input record;
+    v_text text;
+begin
+    bytes := 0;
+    json_values := 0;
+    select t.depends_on into v_depends from public.tasks t where t.id = p_task_id;
+    for v_input in
+        select t.params as value, 0 as frame_bytes from public.tasks t where t.id = p_task_id
+        union all
+        select r.result_data, c_frame_bytes + coalesce(octet_length(r.output_location), 0)
+               + coalesce(octet_length(r.task_type), 0)
+          from (select distinct u.id from unnest(v_depends) u (id)) n cross join lateral orchestrator.result_of(n.id) r
+    loop
+        v_text := coalesce(v_input.value::text, 'null');
+        bytes := bytes + octet_length(v_text) + v_input.frame_bytes;
+        json_values := json_values + c_frame_values + public.internal_json_values(v_text);
+        if bytes > p_limit_bytes or json_values > p_limit_values then
+            code := 'INPUTS_TOO_LARGE';
+            message := format('Its params and the results of the %s tasks that it depends on are more than %s',
+                              cardinality(v_depends),
+                              case when bytes > p_limit_bytes then format('%s MiB', p_limit_bytes / 1048576)
+                                   else format('%s JSON values and keys', p_limit_values) end);
+            return;
+        elsif public.internal_is_unreadable(v_input.value) then
+            code := 'INPUTS_UNREADABLE';
+            message := 'Its params or the results of the tasks that it depends on are nested deeper than 64 levels, '
+                       'or have a number of more than 4000 digits';
+            return;
+        end if;
+    end loop;
+exception when program_limit_exceeded or statement_too_complex or numeric_value_out_of_range then
+    code := 'INPUTS_TOO_LARGE';
+    message := format('Its params or the results of the tasks that it depends on cannot be written as text: %s', sqlerrm);
+end
+$$;

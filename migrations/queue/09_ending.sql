@@ -1,0 +1,107 @@
+-- How an attempt ends that did not complete, and what follows for others when a task ends.
+
+-- The tasks have ended with this status: messages about them are written, and tasks that need them go on or fail.
+create or replace function orchestrator.ended(p_ids uuid[], p_status text) returns void
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+begin
+    perform public.internal_webhooks_write(p_ids, public.internal_now());
+    if p_status = 'Complete' then
+        perform orchestrator.meet(p_ids);
+    else
+        perform orchestrator.fail_dependants(p_ids, 'DEPENDENCY_FAILED');
+    end if;
+end
+$$;
+
+-- Ends the attempt of a running task that the caller has locked: the task is queued again, Failed after its last attempt,
+-- or Cancelled on request. p_failure: {code, message, point, exit_class, retryable, detail}. Returns requeued, failed or
+-- cancelled. p_counted: against max_attempts; p_pause_s: before the task is ready again; p_backoff: such a pause by the number
+-- of failures.
+create or replace function orchestrator.give_up(
+    p_task orchestrator.live, p_outcome text, p_failure jsonb, p_counted boolean, p_backoff boolean, p_now timestamptz,
+    p_pause_s numeric default null
+) returns text
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_used int := p_task.attempt - p_task.uncounted;
+    v_outcome text := case
+        when p_task.cancel_requested_at is not null then 'cancelled'
+        when p_counted and (v_used >= p_task.max_attempts or p_failure->'retryable' = 'false') then 'failed'
+        else 'requeued' end;
+    v_end orchestrator.publications;
+begin
+    insert into orchestrator.attempts (
+        task_id, attempt, claim_no, started_at, ended_at, worker_id, nonce, outcome, failure_code, exit_class,
+        failed_at_point, message, detail, log_first, log_last, permanent)
+    values (
+        p_task.task_id, p_task.attempt, coalesce(p_task.claim_no, 0), coalesce(p_task.claimed_at, p_now), p_now,
+        coalesce(p_task.worker_id, ''), coalesce(p_task.nonce, ''),
+        case when v_outcome = 'cancelled' then 'cancelled' else p_outcome end, orchestrator.code_of(p_failure),
+        left(p_failure->>'exit_class', 100), left(p_failure->>'point', 100), left(p_failure->>'message', 4000),
+        p_failure->'detail', p_task.log_first,
+        (select (w.log_bytes #>> array[p_task.nonce, 'handler'])::bigint from public.workers w where w.id = p_task.worker_id),
+        case when p_failure->'retryable' = 'false' then true end)
+    on conflict do nothing;
+    v_end.task_id := p_task.task_id;
+    v_end.no := 2 * p_task.attempt + 1;
+    v_end.status := case v_outcome when 'requeued' then 'Queued' else initcap(v_outcome) end;
+    v_end.shown := case when p_task.shown > 0 then 'In Progress' else 'Queued' end;
+    v_end.at := p_now;
+    v_end.started_at := p_task.claimed_at;
+    v_end.worker_id := p_task.worker_id;
+    v_end.attempts := p_task.attempt;
+    v_end.error_message := public.internal_message(p_failure->>'message');
+    v_end.failure_code := orchestrator.code_of(p_failure);
+    v_end.failed_at_point := case when p_failure->>'point' in ('Claiming', 'Processing', 'Completion')
+                                  then p_failure->>'point' end;
+    v_end.times := 0;
+    if v_outcome = 'requeued' then
+        v_end.run_after := p_now + interval '1 second' * coalesce(
+            p_pause_s, case when p_backoff then orchestrator.backoff_s(p_task, p_outcome, v_used) end);
+        perform orchestrator.requeue(p_task, v_end.run_after, not p_counted);
+    else
+        perform orchestrator.leave(array[p_task.task_id]);
+    end if;
+    perform orchestrator.publish(array[v_end]);
+    if v_outcome <> 'requeued' then
+        perform orchestrator.ended(array[p_task.task_id], v_end.status);
+    end if;
+    return v_outcome;
+end
+$$;
+
+-- A failure code is shown on terminals and compared with known codes. A pod may send any text, such as an escape sequence.
+-- An agent that is refused would report the same failure forever.
+create or replace function orchestrator.code_of(p_failure jsonb) returns text
+language sql immutable security definer set search_path = '' as $$
+    select case when code_of.p_failure->>'code' ~ '^[A-Z0-9_]{1,64}$' then code_of.p_failure->>'code'
+                when code_of.p_failure->>'code' is not null then 'INVALID_CODE' end
+$$;
+
+-- Seconds before the next attempt: 30, doubling up to an hour after each failure; +-20 % from the id, so that many tasks do
+-- not return at once. A lost attempt waits 30 s.
+create or replace function orchestrator.backoff_s(p_task orchestrator.live, p_outcome text, p_used int) returns numeric
+language sql immutable security definer set search_path = '' as $$
+    select (0.8 + 0.4 * ('x' || substr(md5(backoff_s.p_task.task_id::text || backoff_s.p_task.attempt), 1, 7))::bit(28)::int
+                  / 268435455.0)
+           * case when backoff_s.p_outcome = 'lost' then 30 else least(30 * 2 ^ least(backoff_s.p_used - 1, 20), 3600) end::numeric
+$$;
+
+-- Puts a running task, which the caller has locked, back into the queue: to its head, or to wait for p_run_after.
+create or replace function orchestrator.requeue(p_task orchestrator.live, p_run_after timestamptz, p_is_uncounted boolean)
+returns void
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+begin
+    update orchestrator.live q
+       set state = 'waits_for_tasks', uncounted = q.uncounted + p_is_uncounted::int, run_after = p_run_after, worker_id = null,
+           nonce = null, claim_no = null, claimed_at = null, progress_at = null, lease_expires_at = null, log_first = null
+     where q.task_id = p_task.task_id;
+    perform orchestrator.advance(array[p_task.task_id], '', p_run_after is null);
+    perform orchestrator.pass_on(
+        case when p_task.concurrency_key is not null then array[p_task.concurrency_key] end,
+        case when p_task.type_limited then array[p_task.task_type] end);
+end
+$$;

@@ -1,0 +1,117 @@
+-- How an attempt fails, or is given back by its worker.
+
+create or replace function public.worker_fail(
+    p_worker_id text, p_nonce text, p_task_id uuid, p_attempt int, p_failure jsonb, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off set lock_timeout = '3s' as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_is_unable boolean := coalesce(p_failure->>'code' = 'NO_HANDLER', false);
+    v_launch orchestrator.launches := orchestrator.caller(p_worker_id, p_nonce);
+    v_held record;
+    v_task orchestrator.live;
+    v_worker public.workers;
+    v_release text;
+    v_outcome text;
+begin
+    perform public.internal_check_keys(coalesce(p_failure, '{}'),
+        array['code', 'message', 'point', 'exit_class', 'retryable', 'detail'], 'p_failure');
+    perform public.internal_check_size(p_failure, 65536, 'p_failure');
+    v_held := orchestrator.hold(v_launch, p_nonce, p_task_id, p_attempt,
+        array['failed', 'cancelled'] || case when v_is_unable then array['released'] end);
+    if v_held.outcome <> 'held' then
+        return jsonb_build_object('outcome', v_held.outcome);
+    end if;
+    v_task := v_held.task;
+    select * into v_worker from public.workers w where w.id = p_worker_id for no key update;
+    if v_is_unable then
+        v_release := public.internal_replacing_release(v_worker, v_task.task_type, v_now);
+    end if;
+    if v_release is not null then
+        return jsonb_build_object('outcome', orchestrator.fail_as_earlier(v_worker, v_task, p_failure, v_release, v_now));
+    end if;
+    v_outcome := orchestrator.give_up(v_task, 'failed', coalesce(p_failure, '{}'), true, true, v_now);
+    perform public.internal_hold_back(v_worker, v_now);
+    return jsonb_build_object('outcome', v_outcome);
+end
+$$;
+
+-- A worker of an earlier release has no handler for a task, and the declared one has: the task waits for that. It is ready
+-- at once if such a worker is there, and this one is drained.
+create or replace function orchestrator.fail_as_earlier(
+    p_worker public.workers, p_task orchestrator.live, p_failure jsonb, p_release text, p_now timestamptz
+) returns text
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    c_wait_s constant int := 60;  -- doubles up to ten times; ends when the first of that release is promoted
+    v_is_here boolean := public.internal_is_here(p_worker.fleet, p_worker.pool, p_release);
+    v_outcome text;
+begin
+    v_outcome := orchestrator.give_up(p_task, 'released', p_failure || jsonb_build_object(
+        'code', 'EARLIER_RELEASE',
+        'message', format('Worker %s is of an earlier release, %s, which has no handler for %s; %s has one',
+                          p_worker.id, p_worker.release, p_task.task_type, p_release)), false, false, p_now,
+        case when not v_is_here then c_wait_s * least(2 ^ least(p_task.uncounted, 4), 10) end);
+    update public.workers w
+       set metadata = w.metadata || jsonb_build_object('lacks', p_task.task_type),
+           drain_requested_at = case when v_is_here then coalesce(w.drain_requested_at, p_now) else w.drain_requested_at end
+     where w.id = p_worker.id;
+    perform pg_notify('orchestrator_fleet', p_worker.id);
+    return v_outcome;
+end
+$$;
+
+-- Gives a task back; the attempt does not count. The task can be claimed again at once. If workers that go on return it in
+-- circles, it waits from the third time on: 30 s, which double up to an hour.
+create or replace function public.worker_release(
+    p_worker_id text, p_nonce text, p_task_id uuid, p_attempt int, p_reason text, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off set lock_timeout = '3s' as $$
+#variable_conflict use_variable
+declare
+    c_free constant int := 2;  -- times in a row after which a task can be claimed at once
+    v_now timestamptz := public.internal_clock(p_now);
+    v_launch orchestrator.launches := orchestrator.caller(p_worker_id, p_nonce);
+    v_held record;
+    v_times int;
+    v_pause_s int;
+begin
+    v_held := orchestrator.hold(v_launch, p_nonce, p_task_id, p_attempt, array['released', 'cancelled']);
+    if v_held.outcome = 'held' then
+        v_times := 1 + public.internal_returns(p_task_id, p_attempt);
+        if v_times > c_free and v_launch.wanted = 'run' then
+            v_pause_s := least(30 * 2 ^ least(v_times - c_free - 1, 10), 3600);
+            p_reason := format('returned %s times in a row: %s', v_times, p_reason);
+        end if;
+        perform orchestrator.give_up(v_held.task, 'released', jsonb_build_object('code', 'RELEASED', 'message', p_reason),
+                                     false, false, v_now, v_pause_s);
+    end if;
+    return jsonb_build_object('outcome', case v_held.outcome when 'held' then 'ok' else v_held.outcome end);
+end
+$$;
+
+-- Locks the caller's attempt. outcome: held, pending (another transaction is changing the task), already (it ended with one of
+-- these outcomes) or fenced.
+create or replace function orchestrator.hold(
+    p_launch orchestrator.launches, p_nonce text, p_task_id uuid, p_attempt int, p_outcomes text[],
+    out outcome text, out task orchestrator.live
+)
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+begin
+    if p_launch.nonce is distinct from p_nonce then
+        outcome := 'fenced';
+        return;
+    end if;
+    select * into task from orchestrator.live q
+     where q.task_id = p_task_id and q.attempt = p_attempt and q.state = 'running' and q.worker_id = p_launch.worker_id
+       and q.nonce = p_launch.nonce for update skip locked;
+    outcome := case when found then 'held' else orchestrator.state_of(p_launch, p_task_id, p_attempt, p_outcomes) end;
+    if outcome = 'held' and task.task_id is null then
+        outcome := 'pending';
+        perform set_config('response.status', '202', true);
+    end if;
+end
+$$;

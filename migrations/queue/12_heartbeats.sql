@@ -1,0 +1,140 @@
+-- Heartbeats of workers.
+
+-- Renews the leases of the tasks that an agent names and its launch holds, and says what became of the others. An agent says
+-- for how many seconds a task has shown no sign of life. Earlier agents report only progress; a change of it counts as a
+-- sign. The clock is the database's. The word of an agent about an attempt counts for at most twice the task's timeout_s, so
+-- an agent that does not enforce the timeout cannot keep its pod for longer; but during an outage of the object store it
+-- waits with a finished result. A task that a user's open transaction has changed keeps its lease as it is.
+create or replace function orchestrator.renew(
+    p_launch orchestrator.launches, p_tasks jsonb, p_now timestamptz, out held uuid[], out fenced uuid[]
+)
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_is_away boolean := public.internal_is_store_away(p_launch.fleet, p_now);
+begin
+    with named as (
+        select (n.value->>'id')::uuid as id, (n.value->>'attempt')::int as attempt,
+               case when n.value->>'still_s' ~ '^[0-9]{1,7}(\.[0-9]{1,9})?$'
+                    then p_now - (n.value->>'still_s')::numeric * interval '1 second'
+                    when n.value->'progress' <> 'null' and n.value->'progress' is distinct from (
+                         select t.progress from public.tasks t where t.id = (n.value->>'id')::uuid) then p_now end as lived_at
+          from jsonb_array_elements(p_tasks) n
+    ), locked as (
+        select q.task_id, n.lived_at from named n
+          join orchestrator.live q on q.task_id = n.id and q.attempt = n.attempt
+         where q.state = 'running' and q.worker_id = p_launch.worker_id and q.nonce = p_launch.nonce
+         order by q.task_id for update of q skip locked
+    ), renewed as (
+        update orchestrator.live q
+           set lease_expires_at = p_now + p_launch.lease,
+               progress_at = greatest(q.progress_at, least(l.lived_at, case when v_is_away then p_now
+                   else q.claimed_at + 2 * coalesce(q.timeout_s, 3600) * interval '1 second' end))
+          from locked l where q.task_id = l.task_id returning q.task_id
+    )
+    select array_agg(r.task_id) into held from renewed r;
+    fenced := array(select (n.value->>'id')::uuid from jsonb_array_elements(p_tasks) n
+                     where orchestrator.state_of(p_launch, (n.value->>'id')::uuid, (n.value->>'attempt')::int, '{}') = 'fenced');
+end
+$$;
+
+-- Publishes the progress of held tasks. What cannot be written now is written with a later heartbeat.
+create or replace function orchestrator.write_progress(p_ids uuid[], p_tasks jsonb, p_now timestamptz) returns void
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_ids uuid[] := array(
+        select t.id from jsonb_array_elements(p_tasks) n join public.tasks t on t.id = (n.value->>'id')::uuid
+         where t.id = any (p_ids) and n.value->'progress' <> 'null' and t.progress is distinct from n.value->'progress'
+           and t.status = 'In Progress'
+           for no key update of t skip locked);
+begin
+    if v_ids = '{}' then
+        return;
+    end if;
+    perform orchestrator.begin_publishing();
+    update public.tasks t set progress = n.value->'progress', updated_at = p_now
+      from jsonb_array_elements(p_tasks) n
+     where t.id = any (v_ids) and t.id = (n.value->>'id')::uuid;
+    perform orchestrator.end_publishing();
+exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
+    if public.internal_is_transient(sqlstate) and sqlstate <> '55P03' then
+        raise;
+    end if;
+end
+$$;
+
+-- A heartbeat of a ready worker sets the times of its row: the next heartbeat is due at next_attempt_at, and the worker
+-- owns its tasks until deadline_at. A spawning or terminating row keeps the times of its stage. The answer names the
+-- stuck tasks: those without a sign of life for the time that the leader declared. The agent ends these attempts. The
+-- answer also says whether an orchestrator leads the fleet: if none has led for DEADMAN_TIMEOUT_SEC, the agent ends its
+-- tasks and has its pod stopped. `node_tasks`, if there are any: see functions/cluster_operations.sql.
+create or replace function public.worker_heartbeat(
+    p_worker_id text, p_nonce text, p_tasks jsonb, p_health jsonb, p_logs jsonb, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_worker public.workers := public.internal_caller(p_worker_id, true);
+    v_now timestamptz := public.internal_clock(p_now);  -- after the lock, for which it may have waited
+    v_tasks jsonb := coalesce(nullif(p_tasks, 'null'), '[]');
+    v_launch orchestrator.launches;
+    v_renewed record;
+    v_cancel jsonb;
+    v_stuck jsonb;
+begin
+    if v_worker.nonce is distinct from p_nonce then
+        return jsonb_build_object('outcome', 'fenced', 'wanted', 'stop', 'cancel', '[]'::jsonb, 'fenced', '[]'::jsonb);
+    end if;
+    perform orchestrator.check_heartbeat(v_tasks, p_health, p_logs);
+    update public.workers w
+       set last_heartbeat = v_now, health = coalesce(p_health, w.health),
+           log_bytes = case when jsonb_typeof(p_logs) = 'object'
+                            then w.log_bytes || jsonb_build_object(p_nonce, p_logs) else w.log_bytes end,
+           agent = case when w.agent->>'nonce' = p_nonce then w.agent
+                        else coalesce(w.agent, '{}') || jsonb_build_object('nonce', p_nonce) end,
+           deadline_at = case when w.status in ('active', 'idle') then v_now + w.lease_s * interval '1 second'
+                              else w.deadline_at end,
+           next_attempt_at = case when w.status in ('active', 'idle') then v_now + w.heartbeat_s * interval '1 second'
+                                  else w.next_attempt_at end
+     where w.id = p_worker_id;
+    if v_worker.last_heartbeat is null then
+        perform pg_notify('orchestrator_fleet', p_worker_id);
+    end if;
+    select * into v_launch from orchestrator.launches l where l.worker_id = p_worker_id;
+    v_renewed := orchestrator.renew(v_launch, v_tasks, v_now);
+    if v_renewed.held is not null then
+        perform orchestrator.write_progress(v_renewed.held, v_tasks, v_now);
+    end if;
+    select jsonb_agg(q.task_id) filter (where q.cancel_requested_at is not null),
+           jsonb_agg(q.task_id) filter (where q.progress_at <= v_now - (
+               select (s.value->>'stuck_s')::numeric * interval '1 second' from public.fleet_settings s
+                where s.fleet = v_worker.fleet and s.name = 'programs'))
+      into v_cancel, v_stuck
+      from orchestrator.live q where q.task_id = any (v_renewed.held);
+    return jsonb_build_object(
+               'outcome', 'ok', 'wanted', v_launch.wanted, 'cancel', coalesce(v_cancel, '[]'), 'stuck', coalesce(v_stuck, '[]'),
+               'fenced', to_jsonb(v_renewed.fenced), 'heartbeat_s', v_worker.heartbeat_s, 'lease_s', v_worker.lease_s,
+               'led', exists (select from public.fleet_lease l where l.fleet = v_worker.fleet and l.expires_at > v_now))
+        || case when v_worker.cluster is null then '{}' else public.internal_node_tasks(v_worker, v_now) end;
+end
+$$;
+
+create or replace function orchestrator.check_heartbeat(p_tasks jsonb, p_health jsonb, p_logs jsonb) returns void
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+begin
+    if jsonb_typeof(p_tasks) <> 'array' or jsonb_array_length(p_tasks) > 1000 then
+        perform public.internal_refuse('OR007', 'p_tasks must be a list of at most 1000 {id, attempt, progress, still_s}');
+    end if;
+    perform public.internal_check_size(p_tasks, 1048576, 'p_tasks');
+    perform public.internal_check_size(p_health, 65536, 'p_health');
+    perform public.internal_check_size(p_logs, 4096, 'p_logs');
+    if p_logs is not null and p_logs <> 'null' and (
+           jsonb_typeof(p_logs) <> 'object'
+           or exists (select from jsonb_each(p_logs) l
+                       where jsonb_typeof(l.value) <> 'number' or l.value::text !~ '^[0-9]{1,15}$')) then
+        perform public.internal_refuse('OR007', 'p_logs must be {stream: bytes}', left(p_logs::text, 200));
+    end if;
+end
+$$;

@@ -1,0 +1,283 @@
+-- What a user's write to `tasks` means for the queue: a wish is a difference from what the queue has shown.
+--
+-- reconcile() derives the row of `live` from the row of `tasks`. It is idempotent. Triggers call it for the rows of a user's
+-- statement, the audit for rows that were written while the triggers were off, and a claim that meets a row which is gone.
+-- It runs in users' statements: it has no exception block, and it writes only our tables. An end that it causes for another
+-- task is published later.
+
+create or replace function orchestrator.reconcile(p_ids uuid[]) returns void
+language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_hashjoin = off
+set enable_mergejoin = off set jit = off set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_variable
+declare
+    v_id uuid;
+    v_task public.tasks;
+    v_live orchestrator.live;
+    v_end orchestrator.publications;
+begin
+    perform from orchestrator.live q where q.task_id = any (p_ids) order by q.task_id for update;
+    foreach v_id in array p_ids loop
+        select * into v_task from public.tasks t where t.id = v_id;
+        select * into v_live from orchestrator.live q where q.task_id = v_id;
+        select * into v_end from orchestrator.publications p where p.task_id = v_id;
+        if v_task.id is null then
+            perform orchestrator.task_removed(v_id);
+        elsif v_end.task_id is not null and v_task.status::text = v_end.shown and v_live.state is distinct from 'running' then
+            -- It shows what it showed before: the end is published later, and the rest are edits of the next attempt.
+            if v_live.task_id is not null then
+                perform orchestrator.edit(v_task, v_live, v_end.run_after);
+            end if;
+        else
+            if v_end.task_id is not null then
+                delete from orchestrator.publications p where p.task_id = v_id;
+            end if;
+            if v_live.task_id is null then
+                perform orchestrator.enter(v_task);
+            else
+                perform orchestrator.follow(v_task, v_live);
+            end if;
+        end if;
+    end loop;
+end
+$$;
+
+-- A task that has no row in `live`: it is queued, a program of the user's runs it, or it has ended.
+create or replace function orchestrator.enter(p_task public.tasks) returns void
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+begin
+    if p_task.status in ('Queued', 'In Progress') then
+        delete from orchestrator.edges e where e.task_id = p_task.id;  -- kept from its failure; what it needs has changed since
+        perform orchestrator.insert_live(array[p_task.id]);
+        perform orchestrator.unmeet(array[p_task.id]);
+    elsif p_task.status = 'Complete' then
+        perform orchestrator.meet(array[p_task.id]);
+    else
+        perform orchestrator.fail_dependants(array[p_task.id], 'DEPENDENCY_FAILED');
+    end if;
+end
+$$;
+
+-- A task that has a row in `live`.
+create or replace function orchestrator.follow(p_task public.tasks, p_live orchestrator.live) returns void
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_is_running boolean := p_live.state = 'running';
+    v_is_shown boolean := v_is_running and p_live.shown = 2 * p_live.attempt or p_live.nonce is null and v_is_running;
+begin
+    if p_task.status in ('Complete', 'Failed', 'Cancelled') then
+        perform orchestrator.end_by_hand(p_live, lower(p_task.status::text), p_task.status::text);
+        perform orchestrator.leave(array[p_task.id]);
+        perform orchestrator.ended(array[p_task.id], p_task.status::text);
+    elsif p_task.status = 'In Progress' and not (
+              v_is_running and p_task.worker_id is not distinct from p_live.worker_id) then
+        perform orchestrator.end_by_hand(p_live, 'lost', 'In Progress');
+        perform orchestrator.leave(array[p_task.id]);
+        perform orchestrator.insert_live(array[p_task.id]);
+    elsif p_task.status = 'Queued' and v_is_shown then
+        perform orchestrator.end_by_hand(p_live, 'lost', 'Queued');
+        perform orchestrator.leave(array[p_task.id]);
+        perform orchestrator.insert_live(array[p_task.id]);
+    elsif p_task.cancel_requested_at is not null and not v_is_running then
+        perform orchestrator.leave(array[p_task.id]);
+        perform orchestrator.publish_later(array[orchestrator.end_without_run(p_live, 'Cancelled', null, null)], null);
+        perform orchestrator.ended(array[p_task.id], 'Cancelled');
+    else
+        perform orchestrator.edit(p_task, p_live, p_task.run_after);
+    end if;
+end
+$$;
+
+-- A user has ended the attempt of a running task. Its worker is told by its next heartbeat, or by the notification.
+create or replace function orchestrator.end_by_hand(p_live orchestrator.live, p_outcome text, p_what text) returns void
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_now();
+begin
+    if p_live.state <> 'running' or p_live.nonce is null then
+        return;
+    end if;
+    insert into orchestrator.attempts (task_id, attempt, claim_no, started_at, ended_at, worker_id, nonce, outcome, message,
+                                       log_first)
+    values (p_live.task_id, p_live.attempt, coalesce(p_live.claim_no, 0), p_live.claimed_at,
+            greatest(v_now, p_live.claimed_at), p_live.worker_id, p_live.nonce, p_outcome,
+            case when p_what is null then 'The task was deleted' else format('The task was changed by hand: %s', p_what) end,
+            p_live.log_first)
+    on conflict do nothing;
+    perform pg_notify('orchestrator_fleet', p_live.worker_id);
+end
+$$;
+
+-- Follows the specification of a task. What a running task needs is stored for its next attempt.
+create or replace function orchestrator.edit(p_task public.tasks, p_live orchestrator.live, p_run_after timestamptz) returns void
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_new record;
+    v_has_new_needs boolean;
+    v_moves boolean;
+begin
+    select * into v_new from orchestrator.specified s where s.task_id = p_task.id;
+    v_new.run_after := public.internal_readable_time(p_run_after);
+    v_has_new_needs := (v_new.has_needs or p_live.has_needs) and (
+        select array_agg(e.needs order by e.needs) from orchestrator.edges e where e.task_id = p_task.id)
+        is distinct from (select array_agg(distinct n.id order by n.id) from unnest(p_task.depends_on) n (id));
+    v_moves := v_has_new_needs or (p_live.pool, p_live.place, p_live.created_at, p_live.run_after, p_live.concurrency_key,
+                                   p_live.task_type, p_live.tenant)
+        is distinct from (v_new.pool, v_new.place, v_new.created_at, v_new.run_after, v_new.concurrency_key,
+                          v_new.task_type, v_new.tenant);
+    update orchestrator.live q
+       set pool = v_new.pool, place = v_new.place, created_at = v_new.created_at, run_after = v_new.run_after,
+           concurrency_key = v_new.concurrency_key, task_type = v_new.task_type, tenant = v_new.tenant,
+           type_limited = v_new.type_limited, dedupe_key = v_new.dedupe_key, max_attempts = v_new.max_attempts,
+           timeout_s = v_new.timeout_s, has_needs = v_new.has_needs, is_heavy = v_new.is_heavy,
+           has_webhook = v_new.has_webhook, cancel_requested_at = p_task.cancel_requested_at,
+           progress_at = case when q.state = 'running' and q.nonce is null then public.internal_now() else q.progress_at end,
+           uncounted = greatest(0, least(q.attempt, q.uncounted + q.attempts_shown - p_task.attempts)),
+           attempts_shown = p_task.attempts
+     where q.task_id = p_task.id;
+    if v_has_new_needs then
+        perform orchestrator.set_edges(array[p_task.id]);
+    end if;
+    if v_moves and p_live.state <> 'running' then
+        perform orchestrator.advance(array[p_task.id]);
+    elsif v_moves then  -- it takes a place of another limit: ready tasks may have to wait again
+        insert into orchestrator.rechecks (kind, name)
+        select 'key', v_new.concurrency_key where v_new.concurrency_key is not null
+        union all select 'type', v_new.task_type where v_new.type_limited;
+    end if;
+    if (v_moves or p_live.state = 'running') and (p_live.concurrency_key, p_live.task_type)
+           is distinct from (v_new.concurrency_key, v_new.task_type) or v_moves and p_live.state in ('ready', 'waits_for_type') then
+        perform orchestrator.pass_on(
+            case when p_live.concurrency_key is not null and p_live.state in ('ready', 'waits_for_type', 'running')
+                 then array[p_live.concurrency_key] end,
+            case when p_live.type_limited and p_live.state in ('ready', 'running') then array[p_live.task_type] end);
+    end if;
+end
+$$;
+
+-- A task was deleted, or is not there for another reason.
+create or replace function orchestrator.task_removed(p_id uuid) returns void
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_live orchestrator.live;
+begin
+    delete from orchestrator.publications p where p.task_id = p_id;
+    delete from orchestrator.edges e
+     where e.task_id = p_id and not exists (select from orchestrator.live q where q.task_id = p_id);
+    select * into v_live from orchestrator.live q where q.task_id = p_id;
+    if v_live.task_id is not null then
+        perform orchestrator.end_by_hand(v_live, 'lost', null);
+        perform orchestrator.leave(array[p_id]);
+        perform orchestrator.fail_dependants(array[p_id], 'DEPENDENCY_DELETED');
+    end if;
+end
+$$;
+
+-- What a task asks for, with the values of its type where it names none. It is the one place that derives columns of `live`
+-- from columns of `tasks`.
+create or replace view orchestrator.specified as
+select t.id as task_id, t.status, t.worker_id, t.attempts, t.published, t.cancel_requested_at, t.dedupe_key, t.tenant,
+       t.concurrency_key, t.task_type,
+       coalesce(public.internal_readable_time(t.created_at), now()) as created_at,
+       public.internal_readable_time(t.run_after) as run_after,
+       ~coalesce(t.priority, 0) as place,
+       coalesce(t.pool, d.pool, 'default') as pool,
+       coalesce(t.max_attempts, d.max_attempts, 3) as max_attempts,
+       case when coalesce(t.timeout_s, d.timeout_s) between 0.001 and 2592000 then coalesce(t.timeout_s, d.timeout_s) end as timeout_s,
+       coalesce(t.depends_on <> '{}', false) as has_needs,
+       case when pg_column_size(t.params) <= 200 then false when pg_column_size(t.params) > 2000 then true
+            else octet_length(t.params::text) > 2000 or public.internal_is_unreadable(t.params) end as is_heavy,
+       exists (select from public.concurrency_limits l where l.scope = 'type' and l.name = t.task_type) as type_limited,
+       t.webhook_url is not null as has_webhook
+  from public.tasks t left join public.task_types d on d.task_type = t.task_type;
+
+-- Tasks whose row in `live` does not follow what `tasks` shows: what reconcile() would change.
+create or replace view orchestrator.differences as
+select t.id
+  from public.tasks t
+  left join orchestrator.live q on q.task_id = t.id
+  left join orchestrator.publications p on p.task_id = t.id
+ where case
+       when p.task_id is not null and q.task_id is null then t.status::text <> p.shown
+       when q.task_id is null then t.status in ('Queued', 'In Progress') or exists (
+           select from orchestrator.edges e where e.needs = t.id and e.is_met <> (t.status = 'Complete'))
+       when p.task_id is not null then true  -- its queued row is edited, or the user's write takes the place of the end
+       when q.state = 'running' then t.status <> 'In Progress' or q.shown <> 2 * q.attempt or q.nonce is null
+                                     or t.worker_id is distinct from q.worker_id
+       else t.status <> 'Queued' end
+    or q.task_id is not null and (
+           q.has_needs
+           or (q.pool, q.place, q.created_at, q.run_after, q.concurrency_key, q.task_type, q.tenant, q.dedupe_key,
+               q.max_attempts, q.timeout_s, q.has_needs, q.is_heavy, q.has_webhook, q.cancel_requested_at, q.attempts_shown)
+              is distinct from (
+               select (s.pool, s.place, s.created_at, s.run_after, s.concurrency_key, s.task_type, s.tenant, s.dedupe_key,
+                       s.max_attempts, s.timeout_s, s.has_needs, s.is_heavy, s.has_webhook, s.cancel_requested_at, s.attempts)
+                 from orchestrator.specified s where s.task_id = t.id));
+
+-- Adds tasks to the queue. Numbers go on from the attempts of a task. A row that is there already is newer.
+create or replace function orchestrator.insert_live(p_ids uuid[]) returns void
+language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_hashjoin = off
+set enable_mergejoin = off set jit = off set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_variable
+declare
+    c_none constant bigint := 9007199254740991;
+    v_now timestamptz := public.internal_now();
+    v_needing uuid[];
+    v_keys text[];
+    v_types text[];
+    v_pools text[];
+begin
+    with made as (
+        insert into orchestrator.live (
+            task_id, created_at, run_after, place, pool, max_attempts, timeout_s, task_type, concurrency_key, tenant,
+            dedupe_key, has_needs, is_heavy, type_limited, has_webhook, cancel_requested_at, attempts_shown, attempt, uncounted,
+            state, turn, worker_id, claimed_at, progress_at)
+        select s.task_id, s.created_at, s.run_after, s.place, s.pool, s.max_attempts, s.timeout_s, s.task_type,
+               s.concurrency_key, s.tenant, s.dedupe_key, s.has_needs, s.is_heavy, s.type_limited, s.has_webhook,
+               s.cancel_requested_at, s.attempts, n.attempt + (w.state = 'running')::int, least(n.attempt, greatest(n.attempt - greatest(s.attempts, 0), 0)),
+               w.state, case when w.state = 'ready' and s.tenant is not null
+                             then orchestrator.next_turn(s.pool, s.place, s.tenant, false) else c_none end,
+               case when w.state = 'running' then s.worker_id end, case when w.state = 'running' then v_now end,
+               case when w.state = 'running' then v_now end
+          from unnest(p_ids) i (id) join orchestrator.specified s on s.task_id = i.id
+         cross join lateral (select greatest(coalesce(
+                   (select max(a.attempt) from orchestrator.attempts a where a.task_id = i.id), 0), s.published / 2) as attempt offset 0) n
+         cross join lateral (select case when s.status = 'In Progress' then 'running'
+                                         when s.has_needs then 'waits_for_tasks'
+                                         when s.run_after > v_now then 'waits_for_time'
+                                         when s.concurrency_key is not null then 'waits_for_key'
+                                         when s.type_limited then 'waits_for_type'
+                                         else 'ready' end::orchestrator.task_state as state offset 0) w
+         where s.status in ('Queued', 'In Progress')
+        on conflict (task_id) do nothing
+        returning task_id, pool, place, turn, created_at, state, concurrency_key, task_type, type_limited, has_needs
+    ), marked as (
+        insert into orchestrator.marks (pool, place, turn, created_at, task_id)
+        select m.pool, min(m.place), min(m.turn), min(m.created_at), '00000000-0000-0000-0000-000000000000'
+          from made m where m.state = 'ready' group by m.pool
+    )
+    select array_agg(m.task_id) filter (where m.has_needs),
+           array_agg(distinct m.concurrency_key) filter (where m.concurrency_key is not null
+                                                           and m.state in ('waits_for_key', 'running')),
+           array_agg(distinct m.task_type) filter (where m.type_limited and m.state in ('waits_for_type', 'running')),
+           array_agg(distinct m.pool) filter (where m.state = 'ready')
+      into v_needing, v_keys, v_types, v_pools from made m;
+    if v_pools is not null then
+        perform orchestrator.announce(v_pools);
+    end if;
+    if v_needing is not null then
+        perform orchestrator.set_edges(v_needing);
+        perform orchestrator.advance(v_needing);
+    end if;
+    if v_keys is not null then
+        perform orchestrator.admit('key', v_keys, null);
+    end if;
+    if v_types is not null then
+        perform orchestrator.admit('type', v_types, null);
+    end if;
+end
+$$;

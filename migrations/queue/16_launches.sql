@@ -1,0 +1,35 @@
+-- The launches of agents: what their calls must know, kept by a trigger of `workers`.
+create or replace function orchestrator.workers_changed() returns trigger
+language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_wanted text := public.internal_wanted(new);
+begin
+    insert into orchestrator.launches as l (worker_id, nonce, jti, fleet, pool, status, wanted, may, cluster, lease, log_bytes)
+    values (new.id, new.nonce, new.token_jti, new.fleet, new.pool, new.status, v_wanted,
+            v_wanted = 'run' and new.status in ('active', 'idle') and new.held_back is null and new.cluster is null,
+            new.cluster, new.lease_s * interval '1 second', (new.log_bytes #>> array[new.nonce, 'handler'])::bigint)
+    on conflict (worker_id) do update
+       set nonce = excluded.nonce, jti = excluded.jti, fleet = excluded.fleet, pool = excluded.pool, status = excluded.status,
+           wanted = excluded.wanted, may = excluded.may, cluster = excluded.cluster, lease = excluded.lease,
+           log_bytes = excluded.log_bytes,
+           claim_no = case when l.nonce is distinct from excluded.nonce then 0 else l.claim_no end
+     where (l.nonce, l.jti, l.fleet, l.pool, l.status, l.wanted, l.may, l.cluster, l.lease, l.log_bytes)
+           is distinct from (excluded.nonce, excluded.jti, excluded.fleet, excluded.pool, excluded.status, excluded.wanted,
+                             excluded.may, excluded.cluster, excluded.lease, excluded.log_bytes);
+    return null;
+end
+$$;
+create or replace trigger workers_launched after insert or update on public.workers
+    for each row execute function orchestrator.workers_changed();
+
+create or replace function orchestrator.workers_removed() returns trigger
+language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+begin
+    delete from orchestrator.launches l where not exists (select from public.workers w where w.id = l.worker_id);
+    return null;
+end
+$$;
+create or replace trigger workers_removed after delete or truncate on public.workers
+    for each statement execute function orchestrator.workers_removed();

@@ -1,0 +1,93 @@
+-- What the leader does for the queue each second, in short transactions of their own: one call does one kind of work.
+
+-- Due tasks, limits and dependencies that were left, pending publications. Returns how much was done, by kind.
+create or replace function orchestrator.maintain(p_now timestamptz) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    c_most constant int := 1000;
+    v_pool text;
+begin
+    for v_pool in
+        with recursive pools (pool) as (  -- from one to the next in the index, however many tasks each has
+            (select q.pool from orchestrator.live q where q.state = 'waits_for_time' order by q.pool limit 1)
+            union all
+            select (select q.pool from orchestrator.live q where q.state = 'waits_for_time' and q.pool > p.pool
+                     order by q.pool limit 1)
+              from pools p where p.pool is not null)
+        select p.pool from pools p where p.pool is not null
+    loop
+        perform orchestrator.let_due(v_pool, c_most);
+    end loop;
+    return jsonb_build_object('rechecked', orchestrator.look_at_rechecks(c_most),
+                              'published', orchestrator.publish_due(100));
+end
+$$;
+
+-- Looks again at what another transaction had locked, at most so many; returns how many it looked at.
+create or replace function orchestrator.look_at_rechecks(p_most int) returns int
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_keys text[];
+    v_types text[];
+    v_needs uuid[];
+    v_shows uuid[];
+    v_count int;
+begin
+    with taken as (
+        delete from orchestrator.rechecks r
+         where r.no = any (array(select o.no from orchestrator.rechecks o order by o.no limit p_most for update skip locked))
+        returning r.kind, r.name
+    )
+    select array_agg(distinct t.name) filter (where t.kind = 'key'), array_agg(distinct t.name) filter (where t.kind = 'type'),
+           array_agg(distinct t.name::uuid) filter (where t.kind = 'needs'),
+           array_agg(distinct t.name::uuid) filter (where t.kind = 'show'), count(*)
+      into v_keys, v_types, v_needs, v_shows, v_count from taken t;
+    if v_needs is not null then
+        insert into orchestrator.rechecks (kind, name)
+        select 'needs', n.id::text from unnest(orchestrator.look_again(v_needs, false)) n (id);
+        perform orchestrator.end_cycles(v_needs);
+    end if;
+    if v_keys is not null then
+        perform orchestrator.admit('key', v_keys, null);
+    end if;
+    if v_types is not null then
+        perform orchestrator.admit('type', v_types, null);
+    end if;
+    if v_shows is not null then
+        perform orchestrator.show_running(v_shows);
+    end if;
+    return v_count;
+end
+$$;
+
+-- Publishes In Progress of tasks whose claims could not.
+create or replace function orchestrator.show_running(p_ids uuid[]) returns void
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_task orchestrator.live;
+    v_launch orchestrator.launches;
+begin
+    for v_task in select q.* from orchestrator.live q
+                   where q.task_id = any (p_ids) and q.state = 'running' and q.shown <> 2 * q.attempt and q.nonce is not null
+                   order by q.task_id for update skip locked loop
+        v_launch.worker_id := v_task.worker_id;
+        v_launch.nonce := v_task.nonce;
+        update orchestrator.live q set shown = 2 * q.attempt where q.task_id = v_task.task_id;
+        perform orchestrator.hand_out_singly(v_launch, array[v_task.task_id], array[v_task.attempt], v_task.claimed_at);
+    end loop;
+end
+$$;
+
+-- The same at a time that the caller chooses.
+create or replace function orchestrator.maintain_at(p_now timestamptz) returns jsonb
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    return orchestrator.maintain(v_now);
+end
+$$;

@@ -1,0 +1,65 @@
+-- Rows that were written while the triggers were off (a restore, a replica role, an apply worker) are found by reading
+-- `tasks`, `live` and `edges` from end to end, a part at a time.
+
+create table if not exists orchestrator.audits (
+    rel text primary key,
+    next_block bigint not null,
+    began_at timestamptz not null,
+    ended_at timestamptz  -- when it was read to its end the last time
+);
+
+-- Reads the next so many pages of each table, and reconciles what differs. Returns the ids.
+create or replace function orchestrator.audit(p_blocks int) returns uuid[]
+language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_from tid;
+    v_to tid;
+    v_ids uuid[];
+    v_gone uuid[];
+    v_needs uuid[];
+begin
+    select a.from_tid, a.to_tid into v_from, v_to from orchestrator.next_audit('public.tasks', p_blocks) a;
+    v_ids := array(select d.id from orchestrator.differences d
+                    where d.id = any (array(select t.id from public.tasks t where t.ctid >= v_from and t.ctid < v_to)));
+    select a.from_tid, a.to_tid into v_from, v_to from orchestrator.next_audit('orchestrator.live', p_blocks) a;
+    v_gone := array(select q.task_id from orchestrator.live q
+                     where q.ctid >= v_from and q.ctid < v_to
+                       and not exists (select from public.tasks t where t.id = q.task_id));
+    select a.from_tid, a.to_tid into v_from, v_to from orchestrator.next_audit('orchestrator.edges', p_blocks) a;
+    v_gone := v_gone || array(select distinct e.task_id from orchestrator.edges e
+                               where e.ctid >= v_from and e.ctid < v_to
+                                 and not exists (select from public.tasks t where t.id = e.task_id));
+    if v_ids || v_gone <> '{}' then
+        perform orchestrator.reconcile(v_ids || v_gone);
+    end if;
+    v_needs := array(select distinct e.needs from orchestrator.edges e
+                      where e.ctid >= v_from and e.ctid < v_to and e.is_met
+                        and orchestrator.need_status(e.needs) not in ('Complete', 'Failed', 'Cancelled'));
+    if v_needs <> '{}' then  -- a Complete task was deleted without its result being kept
+        perform orchestrator.unmeet(v_needs);
+    end if;
+    return v_ids || v_gone || v_needs;
+end
+$$;
+
+-- The next pages of a table that an audit reads. From the end it goes on at the beginning.
+create or replace function orchestrator.next_audit(p_rel text, p_blocks int, out from_tid tid, out to_tid tid)
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_now();
+    v_blocks bigint := pg_relation_size(p_rel::regclass) / current_setting('block_size')::bigint;
+    v_audit orchestrator.audits;
+begin
+    insert into orchestrator.audits (rel, next_block, began_at) values (p_rel, 0, v_now) on conflict do nothing;
+    select * into v_audit from orchestrator.audits a where a.rel = p_rel for update;
+    from_tid := format('(%s,0)', v_audit.next_block)::tid;
+    to_tid := format('(%s,0)', v_audit.next_block + p_blocks)::tid;
+    if v_audit.next_block + p_blocks >= v_blocks then
+        update orchestrator.audits a set next_block = 0, began_at = v_now, ended_at = v_now where a.rel = p_rel;
+    else
+        update orchestrator.audits a set next_block = v_audit.next_block + p_blocks where a.rel = p_rel;
+    end if;
+end
+$$;
