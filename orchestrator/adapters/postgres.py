@@ -24,7 +24,7 @@ from orchestrator.adapters.notifications import ASKS, CONNECTED, FLEET, POLL_S, 
 from orchestrator.adapters.replies import loads
 from orchestrator.adapters.session_test import is_direct, keeps_session
 from orchestrator.adapters.statements import bind, statement
-from orchestrator.ports import BadArgument, DatabaseAuth, EncodedTasks, PortError, TooManyConnections, Unavailable
+from orchestrator.ports import DatabaseAuth, EncodedTasks, PortError, TooManyConnections, Unavailable
 from worker import protocol
 
 CHANNELS = (TASKS, FLEET, ASKS)
@@ -306,7 +306,4 @@ def _of_row(row: TupleRow | None) -> Any:
 
 def _port_error(function: str, error: psycopg.Error) -> PortError:
     what = error.diag.message_primary or str(error).strip() or type(error).__name__
-    refused = refusal(error.sqlstate, f"{function}: {what}", error.diag.message_detail, error.diag.message_hint)
-    if isinstance(refused, DatabaseAuth) and error.diag.context:  # within the call: a user's trigger lacks a right
-        return BadArgument(str(refused))
-    return refused
+    return refusal(error.sqlstate, f"{function}: {what}", error.diag.message_detail, error.diag.message_hint)

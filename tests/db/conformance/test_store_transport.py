@@ -76,22 +76,6 @@ def test_a_refusals_code_is_a_port_error(code: str | None, kind: type[PortError]
     assert str(error).endswith("what: why; fix: do that" if (code or "").startswith("OR") else "what: why")
 
 
-async def test_a_right_that_a_users_trigger_lacks_is_no_refusal_of_the_login(
-    fleet: Fleet, hand: AsyncConnection[DictRow]
-) -> None:
-    """The call itself was allowed."""
-    await hand.execute(
-        """create function lacks_a_right() returns trigger language plpgsql as
-           $$ begin raise insufficient_privilege using message = 'permission denied for table mine'; end $$;
-           create trigger lacks_a_right before insert on tasks for each row execute function lacks_a_right()"""
-    )
-    try:
-        with pytest.raises(BadArgument, match="permission denied for table mine"):
-            await fleet.submit()
-    finally:
-        await hand.execute("drop trigger lacks_a_right on tasks; drop function lacks_a_right()")
-
-
 async def test_a_call_has_a_deadline_and_the_pool_recovers(database: str) -> None:
     """The server gives up first, so that it is known to be undone; the connection serves the next call."""
     db = await PostgresDb.open(database, pool_size=1, call_timeout_s=1)
