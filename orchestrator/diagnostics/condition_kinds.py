@@ -95,7 +95,7 @@ class ConditionKind(Explained):
         Impact.MONEY,
         alert="OrchestratorStoreUnreached")
     STORE_UNSEEN = "store_unseen", ConditionRow(
-        "S3", "S3 refuses or does not answer this process, but works for the orchestrator",
+        "S3", "S3 refuses or does not answer this process; the orchestrator reports no outage",
         "python -m orchestrator doctor s3")
     BUCKET_FAR = "bucket_far", ConditionRow(
         "S3", "{count:worker runs|workers run} in {place}, on another continent than the bucket ({bucket})",

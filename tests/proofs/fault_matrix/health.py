@@ -40,7 +40,7 @@ def _lost(code: str) -> str:
 
 
 LIST_FAULTS = (
-    "unauthorized", "forbidden", "cloudflare", "rate_limited", "internal_error", "bad_gateway", "unavailable",
+    "cloudflare", "rate_limited", "internal_error", "bad_gateway", "unavailable",
     "gateway_timeout", "slow_drip", "truncated_json", "short_body", "html_reply", "null_reply", "empty_reply",
     "odd_reply", "repeated_cursor", "odd_fields", "provider_away",
 )  # fmt: skip
@@ -65,6 +65,7 @@ EXPECTED: Mapping[str, ExpectedHealth] = {
     "s3_restarts": ExpectedHealth("S3 cannot be used|do not reach S3"),
     "store_away": ExpectedHealth("S3 cannot be used", affected=True),
     **{name: ExpectedHealth(LISTS) for name in LIST_FAULTS},
+    **{name: ExpectedHealth("RunPod refuses the API key") for name in ("unauthorized", "forbidden")},
     **{name: ExpectedHealth(ODD) for name in ("empty_list", "empty_list_for_long", "flicker_runtime",
                                               "missing_from_list")},
     "quota": ExpectedHealth(r"refuses to rent for pool default \(QUOTA\)", affected=True),

@@ -13,7 +13,7 @@ from tests.proofs.fault_matrix.runner import BOOT_S, Act, Case
 
 HOLD_S = 6.0  # a fault of the list lasts for three lists
 WAVE = 2  # pods in the first wave: MAX_ACTIVE_GPUS of runner.SETTINGS
-UNLISTED, NOT_JSON = "no list of pods.*", "no JSON, or not all of it"
+UNLISTED, NOT_JSON = "(?:no list of pods|no new one).*", "no JSON, or not all of it"
 LISTED = "it is still listed since"
 BRINGUP_S = {"SPAWNING_TIMEOUT_SEC": "12"}  # the hard cap, where a stage's own deadline is a minute or ten
 POD_PYTHON = {"WORKER_PYTHON": "python3"}  # the pod's own: what befalls an agent there begins with it
