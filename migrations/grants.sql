@@ -44,10 +44,9 @@ declare
                                      'worker_performance', 'task_queue_analysis', 'recent_errors'];
     c_tables constant text[] := array[
         'alerts', 'api_submissions', 'api_tokens', 'audit_log', 'cluster_apps', 'cluster_events', 'cluster_members',
-        'cluster_transitions', 'concurrency_limits', 'concurrency_notes', 'costs', 'decisions', 'fleet_chores',
+        'cluster_transitions', 'concurrency_limits', 'costs', 'decisions', 'fleet_chores',
         'fleet_lease', 'fleet_settings', 'hosts', 'log_objects', 'member_operations', 'node_tasks', 'offers',
-        'releases', 'schedule_runs', 'schedules', 'schema_migrations', 'task_attempts', 'task_counts', 'task_marks',
-        'task_refusals', 'task_results', 'task_types', 'tasks_unsettled', 'tenants', 'webhook_messages', 'webhooks',
+        'releases', 'schedule_runs', 'schedules', 'schema_migrations', 'task_attempts', 'task_results', 'task_types', 'tenants', 'webhook_messages', 'webhooks',
         'worker_asks', 'worker_attempts', 'worker_events', 'worker_transitions'];
     v_others constant text := (
         select string_agg(r, ', ') from (
@@ -71,7 +70,7 @@ begin
         select format('%s %s', case c.relkind when 'v' then 'view' else 'table' end, c.oid::regclass)
           from pg_catalog.pg_class c
          where c.relnamespace = 'public'::regnamespace and c.relkind in ('r', 'v') and c.relowner <> v_owner
-           and c.relname = any (c_tables || c_views || array['database_identity', 'task_floors'])
+           and c.relname = any (c_tables || c_views || array['database_identity'])
     loop
         execute format('alter %s owner to %I', v_name, pg_get_userbyid(v_owner));
     end loop;
@@ -83,7 +82,7 @@ begin
         raise notice '%', format('tasks belongs to %1$s, whose triggers on it now run as the superuser %2$s; to prevent it: '
             'migrate --remove, then migrate as %1$s', v_name, pg_get_userbyid(v_owner)) using errcode = 'OR100';
     end if;
-    foreach v_name in array c_tables || c_views || array['database_identity', 'task_floors'] loop
+    foreach v_name in array c_tables || c_views || array['database_identity'] loop
         execute format('revoke all on public.%I from %s', v_name, v_others);
     end loop;
     for v_name in  -- Supabase grants new sequences to every role
@@ -95,7 +94,6 @@ begin
         execute format('revoke all on sequence public.%I from %s', v_name, v_others);
     end loop;
     if v_service then
-        revoke all on public.task_floors from service_role;
         foreach v_name in array c_tables || array['tasks', 'workers'] loop
             execute format('grant all on public.%I to service_role', v_name);
         end loop;
@@ -107,7 +105,8 @@ begin
     end if;
 
     for v_function in
-        select distinct p.oid::regprocedure as signature, split_part(p.proname, '_', 1) as prefix
+        select distinct p.oid::regprocedure as signature,
+               case when p.pronamespace = 'public'::regnamespace then split_part(p.proname, '_', 1) end as prefix
           from public.schema_migrations m cross join unnest(m.functions) f (signature)
           join pg_catalog.pg_proc p on p.oid = to_regprocedure(f.signature)
     loop

@@ -40,17 +40,10 @@ create or replace trigger schedules_changed
                        or old.problem is not null and old.next_at is distinct from new.next_at)
     execute function public.internal_schedule_changed();
 
-create or replace trigger task_attempts_removed after delete on public.task_attempts referencing old table as removed
-    for each statement execute function public.internal_attempts_removed();
-create or replace trigger task_attempts_truncated before truncate on public.task_attempts
-    for each statement execute function public.internal_attempts_removed();
-create or replace trigger task_attempts_renumbered
-    after update of task_id, attempt, worker_id, nonce on public.task_attempts
-    for each row when ((old.task_id, old.attempt, old.worker_id, old.nonce)
-                       is distinct from (new.task_id, new.attempt, new.worker_id, new.nonce))
-    execute function public.internal_attempts_removed();
-create or replace trigger failure_code_checked before insert or update of failure_code on public.task_attempts
-    for each row when (new.failure_code !~ '^[A-Z0-9_]{1,64}$') execute function public.internal_code_checked();
+create or replace trigger workers_launched after insert or update on public.workers
+    for each row execute function orchestrator.workers_changed();
+create or replace trigger workers_removed after delete or truncate on public.workers
+    for each statement execute function orchestrator.workers_removed();
 
 create or replace trigger cluster_apps_new before insert on public.cluster_apps
     for each row execute function public.internal_cluster_changing('cluster');
@@ -93,12 +86,6 @@ create or replace trigger node_tasks_changed after update on public.node_tasks
     for each row when (old.status is distinct from new.status)
     execute function public.internal_cluster_changed('node_task');
 
--- A constraint trigger cannot be replaced in place.
-drop trigger if exists tasks_unsettled_at_commit on public.tasks_unsettled;
-create constraint trigger tasks_unsettled_at_commit after insert on public.tasks_unsettled
-    deferrable initially deferred for each row when (new.tried_at = '-infinity')
-    execute function public.internal_settle_at_commit();
-
 -- A project may have a table `tasks` with another type of a column, such as json. With the triggers, each of its inserts
 -- would fail.
 do $$
@@ -112,7 +99,26 @@ begin
 end
 $$;
 
--- The table that users write to comes last, so that it is locked for the shortest time. Projects may still name one
+-- The table that users write to comes last, so that it is locked for the shortest time. First the triggers of the queue that
+-- lived in its rows go.
+do $$
+declare
+    v_name name;
+begin
+    foreach v_name in array array[
+        '!enter_users_path', '~leave_users_path', 'failure_code_checked', 'tasks_routed', 'tasks_bounded', 'tasks_sized',
+        'tasks_changing', 'tasks_added', 'tasks_changed', 'tasks_removed', 'tasks_removed_all', 'tasks_counted_added',
+        'tasks_counted_removed', 'tasks_counted_truncated']
+    loop
+        execute format('drop trigger if exists %I on public.tasks', v_name);
+    end loop;
+    if to_regclass('public.tasks_unsettled') is not null then
+        drop trigger if exists tasks_unsettled_at_commit on public.tasks_unsettled;
+    end if;
+end
+$$;
+
+-- Projects may still name one
 -- earlier task in `dependant_on`: depends_on follows it.
 do $$
 declare
@@ -141,37 +147,13 @@ begin
     end if;
 end
 $$;
-create or replace trigger "!enter_users_path" before insert or update or delete or truncate on public.tasks
-    for each statement execute function public.internal_enter_path();
-create or replace trigger "~leave_users_path" after insert or update or delete or truncate on public.tasks
-    for each statement execute function public.internal_leave_path();
-create or replace trigger failure_code_checked before insert or update of failure_code on public.tasks
-    for each row when (new.failure_code !~ '^[A-Z0-9_]{1,64}$') execute function public.internal_code_checked();
-create or replace trigger tasks_routed before insert on public.tasks
-    for each row execute function public.internal_task_routed();
-create or replace trigger tasks_bounded
-    before insert or update of params, depends_on, task_type, timeout_s, tenant, concurrency_key, labels, webhook_url,
-        traceparent on public.tasks
-    for each row execute function public.internal_task_bounded();
--- The sizes in WHEN cost nothing; the function measures exactly.
-create or replace trigger tasks_sized before insert or update of result_data, progress, output_location, error_message
-        on public.tasks
-    for each row when (pg_column_size(new.result_data) > 65536 or pg_column_size(new.progress) > 65536
-                       or octet_length(new.output_location) > 65536 or octet_length(new.error_message) > 65536)
-    execute function public.internal_task_sized();
-create or replace trigger tasks_changing before update on public.tasks
-    for each row execute function public.internal_task_changing();
-create or replace trigger tasks_added after insert on public.tasks referencing new table as added
-    for each statement execute function public.internal_tasks_added();
-create or replace trigger tasks_changed after update on public.tasks referencing old table as was new table as changed
-    for each statement execute function public.internal_tasks_changed();
-create or replace trigger tasks_removed after delete on public.tasks referencing old table as removed
-    for each statement execute function public.internal_tasks_removed();
-create or replace trigger tasks_removed_all after truncate on public.tasks
-    for each statement execute function public.internal_tasks_removed();
-create or replace trigger tasks_counted_added after insert on public.tasks referencing new table as added
-    for each statement execute function public.internal_tasks_counted();
-create or replace trigger tasks_counted_removed after delete on public.tasks referencing old table as removed
-    for each statement execute function public.internal_tasks_counted();
-create or replace trigger tasks_counted_truncated after truncate on public.tasks
-    for each statement execute function public.internal_tasks_counted();
+create or replace trigger tasks_inserted after insert on public.tasks referencing new table as added
+    for each statement execute function orchestrator.tasks_inserted();
+create or replace trigger tasks_updated after update on public.tasks referencing old table as was new table as changed
+    for each statement execute function orchestrator.tasks_updated();
+create or replace trigger tasks_deleted after delete on public.tasks referencing old table as removed
+    for each statement execute function orchestrator.tasks_deleted();
+create or replace trigger tasks_truncated after truncate on public.tasks
+    for each statement execute function orchestrator.tasks_truncated();
+
+select orchestrator.adopt();

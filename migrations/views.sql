@@ -29,6 +29,41 @@ begin
 end
 $$;
 
+-- Attempts that have ended are rows of orchestrator.attempts; of a running one, the row of `live` has everything.
+do $$
+declare
+    v_name name;
+begin
+    if exists (select from pg_catalog.pg_class c where c.oid = to_regclass('public.task_attempts') and c.relkind = 'r') then
+        for v_name in select g.tgname from pg_catalog.pg_trigger g
+                       where g.tgrelid = 'public.task_attempts'::regclass and not g.tgisinternal loop
+            execute format('drop trigger %I on public.task_attempts', v_name);
+        end loop;
+        for v_name in select c.conname from pg_catalog.pg_constraint c
+                       where c.conrelid = 'public.task_attempts'::regclass and c.contype = 'c' loop
+            execute format('alter table public.task_attempts drop constraint %I', v_name);
+        end loop;
+        alter table public.task_attempts set schema orchestrator;
+        alter table orchestrator.task_attempts rename to attempts;
+        alter index orchestrator.task_attempts_pkey rename to attempts_pkey;
+        alter index orchestrator.task_attempts_worker rename to attempts_worker;
+        alter index orchestrator.task_attempts_started rename to attempts_started;
+        alter index orchestrator.task_attempts_ended rename to attempts_ended;
+    end if;
+end
+$$;
+
+-- All attempts, as users and reports read them.
+create or replace view public.task_attempts as
+select a.task_id, a.attempt, a.worker_id, a.nonce, a.claim_no, a.started_at, a.ended_at, a.outcome, a.failure_code,
+       a.exit_class, a.failed_at_point, a.message, a.detail, a.log_first, a.log_last, a.given_back, a.permanent,
+       a.upload_started_at, a.upload_ended_at
+  from orchestrator.attempts a where a.ended_at is not null
+union all
+select q.task_id, q.attempt, q.worker_id, q.nonce, q.claim_no, q.claimed_at, null, null, null, null, null, null, null,
+       q.log_first, null, null, null, null, null
+  from orchestrator.live q where q.state = 'running' and q.nonce is not null;
+
 -- One row: the queue, the workers, the leader, the cost per hour. If workers have no known price (unpriced_workers),
 -- they cost more than usd_per_hour says.
 create view public.orchestrator_status with (security_invoker = true) as

@@ -242,3 +242,16 @@ begin
     return coalesce(current_setting('role', true), '') = 'gpu_worker' or session_user = 'gpu_worker';
 end
 $$;
+
+-- Whether an error is about the present state of this server (deadlock, resources, cancellation, shutdown, locks, input or
+-- output) and not about the task. A lost connection is of another server, which a user's trigger calls: nobody catches the
+-- loss of our own. So is a conflict between transactions that are READ COMMITTED, and a refused write in one that writes.
+create or replace function public.internal_is_transient(p_sqlstate text) returns boolean
+language plpgsql stable security definer set search_path = '' as $$
+#variable_conflict use_variable
+begin
+    return left(p_sqlstate, 2) in ('53', '57') or p_sqlstate in ('40P01', '55P03', '58030')
+        or p_sqlstate = '40001' and current_setting('transaction_isolation') <> 'read committed'
+        or p_sqlstate = '25006' and current_setting('transaction_read_only')::boolean;
+end
+$$;

@@ -30,8 +30,8 @@ language sql stable security definer set search_path = '' as $$
      where a.attidentity <> '' and not a.attisdropped
        and a.attrelid = any (array(
                select to_regclass('public.' || n.name) from unnest(array[
-                   'audit_log', 'cluster_events', 'concurrency_notes', 'costs', 'decisions', 'member_operations',
-                   'node_tasks', 'task_marks', 'tasks_unsettled',
+                   'audit_log', 'cluster_events', 'costs', 'decisions', 'member_operations',
+                   'node_tasks',
                    'worker_asks', 'worker_attempts', 'worker_events']) n (name)))
 $$;
 
@@ -82,10 +82,9 @@ create or replace function public.internal_tables() returns oid[]
 language sql stable security definer set search_path = '' as $$
     select array_agg(to_regclass('public.' || n.name)::oid) from unnest(array[
         'alerts', 'api_submissions', 'api_tokens', 'audit_log', 'cluster_apps', 'cluster_events', 'cluster_members',
-        'cluster_transitions', 'concurrency_limits', 'concurrency_notes', 'costs', 'database_identity', 'decisions',
+        'cluster_transitions', 'concurrency_limits', 'costs', 'database_identity', 'decisions',
         'fleet_chores', 'fleet_lease', 'fleet_settings', 'hosts', 'log_objects', 'member_operations', 'node_tasks',
-        'offers', 'releases', 'schedule_runs', 'schedules', 'schema_migrations', 'task_attempts', 'task_counts',
-        'task_floors', 'task_marks', 'task_refusals', 'task_results', 'task_types', 'tasks', 'tasks_unsettled',
+        'offers', 'releases', 'schedule_runs', 'schedules', 'schema_migrations', 'task_attempts', 'task_results', 'task_types', 'tasks',
         'tenants', 'webhook_messages', 'webhooks', 'worker_asks', 'worker_attempts', 'worker_events',
         'worker_transitions', 'workers']) n (name)
 $$;
@@ -157,16 +156,11 @@ language sql immutable security definer set search_path = '' as $$
                  'member_operations member_operations_changed', 'member_operations member_operations_changing',
                  'member_operations member_operations_new', 'node_tasks node_tasks_added', 'node_tasks node_tasks_changed',
                  'node_tasks node_tasks_changing', 'node_tasks node_tasks_new', 'schedules schedules_changed',
-                 'task_attempts failure_code_checked',
-                 'task_attempts task_attempts_removed', 'task_attempts task_attempts_renumbered',
-                 'task_attempts task_attempts_truncated', 'tasks !enter_users_path', 'tasks ~leave_users_path',
-                 'tasks failure_code_checked', 'tasks tasks_added',
-                 'tasks tasks_bounded', 'tasks tasks_changed', 'tasks tasks_changing', 'tasks tasks_counted_added',
-                 'tasks tasks_counted_removed', 'tasks tasks_counted_truncated', 'tasks tasks_removed',
-                 'tasks tasks_removed_all', 'tasks tasks_routed', 'tasks tasks_sized',
-                 'tasks_unsettled tasks_unsettled_at_commit', 'worker_events worker_events_final',
+                 'tasks tasks_deleted', 'tasks tasks_inserted', 'tasks tasks_truncated', 'tasks tasks_updated',
+                 'worker_events worker_events_final',
                  'workers !enter_users_path', 'workers ~leave_users_path', 'workers workers_added', 'workers workers_billing', 'workers workers_changed',
-                 'workers workers_changing', 'workers workers_ended_bringup', 'workers workers_sick']
+                 'workers workers_changing', 'workers workers_ended_bringup', 'workers workers_launched', 'workers workers_removed',
+                 'workers workers_sick']
 $$;
 
 -- Columns of a user that no insert of the functions fills.

@@ -21,7 +21,7 @@ CURRENT = ("views.sql", "triggers.sql", "grants.sql")  # after the functions, in
 DEPLOY = re.compile(r"-- (pre|post)-deploy")
 NO_TRANSACTION = "-- no transaction"
 TABLE = re.compile(r"^create table public\.(\w+)", re.MULTILINE)  # not "if not exists": a project's own
-FUNCTION = re.compile(r"create or replace function public\.(\w+)", re.IGNORECASE)
+FUNCTION = re.compile(r"create or replace function (?:public|orchestrator)\.(\w+)", re.IGNORECASE)
 # A semicolon within these ends no statement: comments, strings, quoted names, dollar-quoted texts.
 TOKEN = re.compile(r"""--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'|"[^"]*"|\$(\w*)\$.*?\$\1\$|;""", re.DOTALL)
 DIGEST_DIGITS = 8
@@ -142,7 +142,13 @@ def sql_files(directory: Traversable | None = None) -> SqlFiles:
     if [int(file.version) for file in tables] != list(range(1, len(tables) + 1)):
         raise SchemaMismatch(f"the table files in {directory} are not numbered 0001, 0002, …")
     others = {file.path: file for file in _read(directory, "")}
-    return SqlFiles(tables, (*_read(directory, "functions/"), *(others[path] for path in CURRENT if path in others)))
+    return SqlFiles(tables, (*_functions(directory), *(others[path] for path in CURRENT if path in others)))
+
+
+def _functions(directory: Traversable) -> list[SqlFile]:
+    """Return those of no folder first: the folders use them."""
+    folders = sorted(f"functions/{one.name}/" for one in (directory / "functions").iterdir() if one.is_dir())
+    return [file for folder in ("functions/", *folders) for file in _read(directory, folder)]
 
 
 def _read(directory: Traversable, folder: str) -> list[SqlFile]:

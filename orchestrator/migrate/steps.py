@@ -23,7 +23,7 @@ values ({version}, {name}, {checksum}, {release}, null)"""
 RECORD_CURRENT = """insert into public.schema_migrations (version, name, checksum, release, functions)
 select {version}, {name}, {checksum}, {release}, array(
            select p.oid::regprocedure::text from pg_catalog.pg_proc p
-            where p.pronamespace = 'public'::regnamespace and p.proname = any ({functions})
+            where p.pronamespace in ('public'::regnamespace, 'orchestrator'::regnamespace) and p.proname = any ({functions})
               and p.xmin = pg_current_xact_id()::xid order by 1)
     on conflict (version) do update
        set checksum = excluded.checksum, release = excluded.release, functions = excluded.functions,
@@ -180,7 +180,7 @@ def _record(file: SqlFile, form: str = RECORD) -> Statement:
 
 def _in_one_transaction(statement: Statement) -> str:
     text = COMMIT.sub("", statement.text)
-    return re.sub(r"(?m)^(create (?:unique )?index) concurrently", r"\1", text)
+    return re.sub(r"(?m)^((?:create (?:unique )?|drop )index) concurrently", r"\1", text)
 
 
 def _filled(form: str, **values: object) -> str:

@@ -115,3 +115,21 @@ begin
     end if;
 end
 $$;
+
+-- How many times in a row a task was returned before this attempt by workers that then took other tasks, or this one
+-- again. A worker that ends returns each task once, and is not counted. The row starts again after a claim with a task
+-- that was run: of a large claim, an agent returns the tasks that did not begin soon enough.
+create or replace function public.internal_returns(p_task_id uuid, p_attempt int) returns int
+language sql stable security definer set search_path = '' as $$
+    select count(*)::int
+      from (select l.*, bool_and(not exists (
+                       select from public.task_attempts o
+                        where o.worker_id = l.worker_id and o.nonce = l.nonce and o.claim_no = l.claim_no
+                          and o.outcome is distinct from 'released')) over (order by l.attempt desc) as in_vain
+              from (select a.attempt, a.worker_id, a.nonce, a.claim_no, a.failure_code from public.task_attempts a
+                     where a.task_id = internal_returns.p_task_id and a.attempt < internal_returns.p_attempt
+                     order by a.attempt desc limit 20) l) r
+     where r.in_vain and r.failure_code = 'RELEASED'
+       and exists (select from public.task_attempts n
+                    where n.worker_id = r.worker_id and n.nonce = r.nonce and n.claim_no > r.claim_no)
+$$;

@@ -231,3 +231,26 @@ begin
                       from unnest(v_ids, v_attempts) with ordinality n (id, attempt, n)) u);
 end
 $$;
+
+-- One end of an upload, from what an agent says: {started_s, ended_s}, in seconds since p_from. NULL if that is no time
+-- between p_from and p_now: an agent may say anything. Its clock may be a little faster than the database's.
+create or replace function public.internal_upload_at(
+    p_upload jsonb, p_end text, p_from timestamptz, p_now timestamptz
+) returns timestamptz
+language plpgsql immutable security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_started_s numeric;
+    v_ended_s numeric;
+    c_fast_s constant numeric := 5;
+begin
+    if jsonb_typeof(p_upload->'started_s') = 'number' and jsonb_typeof(p_upload->'ended_s') = 'number' then
+        v_started_s := (p_upload->>'started_s')::numeric;
+        v_ended_s := (p_upload->>'ended_s')::numeric;
+    end if;
+    if 0 <= v_started_s and v_started_s <= v_ended_s and v_ended_s <= extract(epoch from p_now - p_from) + c_fast_s then
+        return least(p_now, p_from + case p_end when 'started_s' then v_started_s else v_ended_s end * interval '1 second');
+    end if;
+    return null;
+end
+$$;

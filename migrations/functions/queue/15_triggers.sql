@@ -160,12 +160,3 @@ begin
     end;
 end
 $$;
-
-create or replace trigger tasks_inserted after insert on public.tasks referencing new table as added
-    for each statement execute function orchestrator.tasks_inserted();
-create or replace trigger tasks_updated after update on public.tasks referencing old table as was new table as changed
-    for each statement execute function orchestrator.tasks_updated();
-create or replace trigger tasks_deleted after delete on public.tasks referencing old table as removed
-    for each statement execute function orchestrator.tasks_deleted();
-create or replace trigger tasks_truncated after truncate on public.tasks
-    for each statement execute function orchestrator.tasks_truncated();

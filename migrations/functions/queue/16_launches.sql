@@ -20,8 +20,6 @@ begin
     return null;
 end
 $$;
-create or replace trigger workers_launched after insert or update on public.workers
-    for each row execute function orchestrator.workers_changed();
 
 create or replace function orchestrator.workers_removed() returns trigger
 language plpgsql security definer set search_path = '' set jit = off as $$
@@ -31,5 +29,3 @@ begin
     return null;
 end
 $$;
-create or replace trigger workers_removed after delete or truncate on public.workers
-    for each statement execute function orchestrator.workers_removed();

@@ -1,13 +1,6 @@
 -- Rows that were written while the triggers were off (a restore, a replica role, an apply worker) are found by reading
 -- `tasks`, `live` and `edges` from end to end, a part at a time.
 
-create table if not exists orchestrator.audits (
-    rel text primary key,
-    next_block bigint not null,
-    began_at timestamptz not null,
-    ended_at timestamptz  -- when it was read to its end the last time
-);
-
 -- Reads the next so many pages of each table, and reconciles what differs. Returns the ids.
 create or replace function orchestrator.audit(p_blocks int) returns uuid[]
 language plpgsql security definer set search_path = '' set jit = off as $$

@@ -1,3 +1,4 @@
+-- pre-deploy
 -- The queue's own tables, beside `tasks`. Users cannot write them, and PostgREST does not expose their schema.
 --
 -- A task that is Queued or In Progress has one row in `live`. Claims, completions, heartbeats, leases, limits, turns and
@@ -5,7 +6,7 @@
 -- last: a user's trigger, lock or constraint can delay the publication of its own row, and nothing else.
 --
 -- No table here has a CHECK constraint or a trigger with WHEN: PostgreSQL parses each of them again for every statement.
-create schema if not exists orchestrator;
+create schema orchestrator;
 
 create type orchestrator.task_state as enum (
     'ready', 'waits_for_tasks', 'waits_for_key', 'waits_for_type', 'waits_for_time', 'running');
@@ -89,35 +90,6 @@ create table orchestrator.launches (
     autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0
 );
 
--- Attempts that have ended: a row is inserted once, and not changed but by what is known later about its worker.
-create table orchestrator.attempts (
-    task_id uuid not null,
-    attempt int not null,
-    claim_no bigint not null,
-    started_at timestamptz not null,
-    ended_at timestamptz not null,
-    upload_started_at timestamptz,
-    upload_ended_at timestamptz,
-    worker_id text not null,
-    nonce text not null,
-    outcome text not null,  -- complete, failed, cancelled, released, lost
-    failure_code text,
-    exit_class text,
-    failed_at_point text,
-    message text,
-    detail jsonb,
-    log_first bigint,
-    log_last bigint,
-    given_back boolean,
-    permanent boolean,
-    primary key (task_id, attempt)
-) with (
-    autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0
-);
-create index attempts_worker on orchestrator.attempts (worker_id, started_at desc);
-create index attempts_started on orchestrator.attempts using brin (started_at) with (pages_per_range = 8);
-create index attempts_ended on orchestrator.attempts using brin (ended_at) with (pages_per_range = 8);
-
 -- What `tasks` does not show yet. Such a row is the truth until it is published; see publishing.sql.
 create table orchestrator.publications (
     task_id uuid primary key,
@@ -166,13 +138,10 @@ create index marks_lowered on orchestrator.marks (pool, xid) where seen is null;
 
 alter table public.tasks add column if not exists published int not null default 0;
 
--- All attempts, as users and reports read them: the ended ones, and those of running tasks.
-create view public.task_attempts as
-select a.task_id, a.attempt, a.worker_id, a.nonce, a.claim_no, a.started_at, a.ended_at, a.outcome, a.failure_code,
-       a.exit_class, a.failed_at_point, a.message, a.detail, a.log_first, a.log_last, a.given_back, a.permanent,
-       a.upload_started_at, a.upload_ended_at
-  from orchestrator.attempts a
-union all
-select q.task_id, q.attempt, q.worker_id, q.nonce, q.claim_no, q.claimed_at, null, null, null, null, null, null, null,
-       q.log_first, null, null, null, null, null
-  from orchestrator.live q where q.state = 'running' and q.nonce is not null;
+-- How far the audit of each table has come; see functions/queue/18_auditing.sql.
+create table orchestrator.audits (
+    rel text primary key,
+    next_block bigint not null,
+    began_at timestamptz not null,
+    ended_at timestamptz  -- when it was read to its end the last time
+);

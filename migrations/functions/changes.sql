@@ -1,0 +1,59 @@
+-- The events of LISTEN for clients that cannot listen.
+
+-- The events of LISTEN for clients that cannot listen (PostgREST, a transaction pooler): a mark for every pool with
+-- claimable tasks and for every live worker, and one for leases and pauses under the name ''. A mark changes with
+-- everything that would be notified. If the caller's digest is current, only the digest is returned.
+create or replace function public.fleet_changes(p_digest text, p_now timestamptz default null) returns jsonb
+language plpgsql stable security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := coalesce(p_now, clock_timestamp());
+    c_head constant int := 100;  -- tasks of a pool; if more are claimable, no worker waits for a task
+    v_marks jsonb;
+begin
+    with recursive pools(pool) as (  -- goes from pool to pool in the index, however many tasks each has
+        (select t.pool from public.tasks t where t.status = 'Queued' and not t.blocked order by t.pool limit 1)
+        union all
+        select (select t.pool from public.tasks t where t.status = 'Queued' and not t.blocked and t.pool > p.pool
+                 order by t.pool limit 1)
+          from pools p where p.pool is not null
+    ), heads as (
+        select p.pool, h.mark
+          from pools p
+         cross join lateral public.internal_claim_start(p.pool, v_now) s  -- not past all postponed tasks each time
+         cross join lateral (
+             select md5(string_agg(c.id || '/' || c.attempts, ',')) as mark from (
+                 select t.id, t.attempts from public.tasks t
+                  where t.pool = p.pool and t.status = 'Queued' and not t.blocked
+                    and coalesce(t.run_after <= v_now, true)
+                    and (~t.priority, t.queue_turn, t.created_at, t.id) >= (s.place, s.queue_turn, s.created_at, s.id)
+                  order by ~t.priority, t.queue_turn, t.created_at, t.id limit c_head) c) h
+         where h.mark is not null
+    ), held as (
+        select t.worker_id, string_agg(t.id || '/' || t.attempts, ',' order by t.id) as tasks
+          from public.tasks t where t.status = 'In Progress' and t.worker_id is not null group by t.worker_id
+    ), fleet as (
+        select w.id as key,
+               md5(concat_ws('|', w.status, w.stage, w.drain_requested_at, w.stop_requested_at, w.agent->>'nonce',
+                             w.last_heartbeat is null, h.tasks, m.role, m.status, c.status)) as mark
+          from public.workers w left join held h on h.worker_id = w.id
+          left join public.cluster_members m on m.cluster = w.cluster and m.worker_id = w.id
+          left join public.cluster_apps c on c.id = m.cluster
+         where w.status <> 'terminated'
+        union all
+        select '', md5(concat_ws('|',
+            (select string_agg(concat_ws('/', l.fleet, l.term, l.holder, l.expires_at <= v_now), ',' order by l.fleet)
+               from public.fleet_lease l),
+            (select string_agg(concat_ws('/', s.fleet, s.name, s.set_at), ',' order by s.fleet, s.name)
+               from public.fleet_settings s where s.name like 'paused%'),
+            (select string_agg(concat_ws('/', c.id, c.status, c.nodes), ',' order by c.id)
+               from public.cluster_apps c where c.status not in ('deleted', 'failed'))))
+    )
+    select jsonb_build_object(
+        'orchestrator_tasks', coalesce((select jsonb_object_agg(h.pool, h.mark) from heads h), '{}'),
+        'orchestrator_fleet', (select jsonb_object_agg(f.key, f.mark) from fleet f))
+      into v_marks;
+    return jsonb_build_object('digest', md5(v_marks::text),
+                              'marks', case when md5(v_marks::text) is distinct from p_digest then v_marks end);
+end
+$$;
