@@ -12,7 +12,7 @@ $$;
 create or replace function public.internal_task_version(p_task public.tasks) returns text
 language sql immutable security definer set search_path = '' as $$
     select left(md5(concat_ws('|', internal_task_version.p_task.id, internal_task_version.p_task.status,
-        internal_task_version.p_task.attempts, internal_task_version.p_task.uncounted,
+        internal_task_version.p_task.attempts, internal_task_version.p_task.published,
         internal_task_version.p_task.worker_id,
                               extract(epoch from internal_task_version.p_task.cancel_requested_at))), 16)
 $$;
@@ -94,9 +94,9 @@ begin
     end if;
     v_tasks := public.task_submit(v_tasks, p_now)->'tasks';
     if v_restricted then
-        select t.pool into v_wrong
+        select orchestrator.pool_of(t.*) into v_wrong
           from jsonb_array_elements(v_tasks) e join public.tasks t on t.id = (e.value->>'id')::uuid
-         where not public.internal_in_scope(p_scope, t.pool, t.tenant) limit 1;
+         where not public.internal_in_scope(p_scope, orchestrator.pool_of(t.*), t.tenant) limit 1;
         if v_wrong is not null then
             perform public.internal_refuse('OR007', 'a task is outside of what this token may submit', '',
                 'name one of the pools of the token');
@@ -114,12 +114,11 @@ language plpgsql stable security definer set search_path = '' set jit = off as $
 declare
     v_own text := jsonb_build_array(p_scope->'pools', p_key)::text;
 begin
-    return case when exists (select from public.tasks t
-                              where t.dedupe_key = v_own and t.status in ('Queued', 'In Progress')
+    return case when exists (select from orchestrator.live q where q.dedupe_key = v_own
                               union all
-                             select from public.tasks t
-                              where t.dedupe_key = p_key and t.status in ('Queued', 'In Progress')
-                                and not public.internal_in_scope(p_scope, t.pool, t.tenant)) then v_own else p_key end;
+                             select from orchestrator.live q
+                              where q.dedupe_key = p_key and not public.internal_in_scope(p_scope, q.pool, q.tenant))
+                then v_own else p_key end;
 end
 $$;
 
@@ -139,8 +138,9 @@ begin
     if p_action not in ('cancel', 'retry') then
         perform public.internal_refuse('OR007', format('there is no action %L', left(p_action, 100)));
     end if;
-    select * into v_task from public.tasks t where t.id = p_id for no key update;
-    if not found or not public.internal_in_scope(p_scope, v_task.pool, v_task.tenant) then
+    perform from public.tasks t where t.id = p_id for no key update;
+    v_task := orchestrator.current_task(p_id);
+    if v_task.id is null or not public.internal_in_scope(p_scope, v_task.pool, v_task.tenant) then
         return jsonb_build_object('outcome', 'not_found');
     elsif p_version <> public.internal_task_version(v_task) then
         return jsonb_build_object('outcome', 'changed', 'version', public.internal_task_version(v_task));
@@ -149,8 +149,7 @@ begin
     if v_answer->>'outcome' not in ('already', 'not_ended') then
         perform public.internal_audit(p_fleet, p_actor, 'task.' || p_action, p_id::text, null, v_now);
     end if;
-    select * into v_task from public.tasks t where t.id = p_id;
-    return v_answer || public.internal_task_shown(v_task);
+    return v_answer || public.internal_task_shown(orchestrator.current_task(p_id));
 end
 $$;
 
@@ -164,7 +163,8 @@ language sql stable security definer set search_path = '' set jit = off as $$
                'worker_id', t.worker_id, 'created_at', t.created_at, 'run_after', t.run_after,
                'generation_started_at', t.generation_started_at, 'generation_processed_at', t.generation_processed_at,
                'progress', public.internal_shown_progress(t.progress, internal_task_line.p_chars),
-               'progress_at', t.progress_at, 'cancel_requested_at', t.cancel_requested_at,
+               'progress_at', (select q.progress_at from orchestrator.live q where q.task_id = t.id and q.state = 'running'),
+               'cancel_requested_at', t.cancel_requested_at,
                'failure_code', t.failure_code,
                'error_message', public.internal_shortened(t.error_message, internal_task_line.p_chars),
                'output_location', public.internal_shortened(t.output_location, internal_task_line.p_chars),
@@ -219,12 +219,13 @@ $$;
 -- One task with its attempts, as internal_task_shown has it; its "task" is null if there is none within the scope.
 create or replace function public.task_get_for(p_scope jsonb, p_id uuid, p_now timestamptz default null) returns jsonb
 language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
-    select case when t.id is null then jsonb_build_object('task', null) else public.internal_task_shown(t.*)
+    select case when t.id is null then jsonb_build_object('task', null) else public.internal_task_shown(orchestrator.current_task(t.id))
         || jsonb_build_object('attempts', coalesce((select jsonb_agg(to_jsonb(a.*) - 'detail' || jsonb_build_object(
                'message', public.internal_shortened(a.message, 8192)) order by a.attempt) from (
             select * from public.task_attempts a where a.task_id = t.id order by a.attempt desc limit 100) a), '[]')) end
       from (select task_get_for.p_id as id) p
-      left join public.tasks t on t.id = p.id and public.internal_in_scope(task_get_for.p_scope, t.pool, t.tenant)
+      left join lateral (select (orchestrator.current_task(p.id)).*) t
+             on t.id is not null and public.internal_in_scope(task_get_for.p_scope, t.pool, t.tenant)
 $$;
 
 -- What callers that wait for tasks see, of the tasks that exist: {id, pool, tenant, status, progress, progress_at, attempt, version}.
@@ -232,10 +233,12 @@ create or replace function public.task_states(p_ids jsonb, p_now timestamptz def
 language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
     select jsonb_build_object('tasks', coalesce(jsonb_agg(jsonb_build_object(
                'id', t.id, 'pool', t.pool, 'tenant', t.tenant, 'status', t.status,
-               'progress', public.internal_shown_progress(t.progress, 4096), 'progress_at', t.progress_at, 'attempt', t.attempts,
-               'version', public.internal_task_version(t.*)) order by t.id), '[]'))
-      from public.tasks t
-     where t.id = any (array(select jsonb_array_elements_text(task_states.p_ids)::uuid limit 2000))
+               'progress', public.internal_shown_progress(t.progress, 4096), 'progress_at', q.progress_at, 'attempt', t.attempts,
+               'version', public.internal_task_version(t.task)) order by t.id), '[]'))
+      from (select n.task, (n.task).* from public.tasks o cross join lateral (
+                select orchestrator.current_task(o.id) as task offset 0) n
+             where o.id = any (array(select jsonb_array_elements_text(task_states.p_ids)::uuid limit 2000)) offset 0) t
+      left join orchestrator.live q on q.task_id = t.id and q.state = 'running'
 $$;
 
 -- A page of tasks, the newest first, without params and results. Unlike task_find, it counts nothing, and its cost is
@@ -258,7 +261,9 @@ declare
     v_last record;
 begin
     for v_task in
-        select t.id, t.created_at, t.pool, t.tenant, t.status::text as status, t.task_type, t.labels from public.tasks t
+        select t.id, t.created_at, orchestrator.pool_of(t.*) as pool, t.tenant, coalesce(p.status, t.status::text) as status,
+               t.task_type, t.labels
+          from public.tasks t left join orchestrator.publications p on p.task_id = t.id
          where (v_at is null or t.created_at < v_at or t.created_at = v_at and t.id > v_id)
            and t.created_at <= coalesce(v_at, 'infinity')
          order by t.created_at desc, t.id limit c_looked_at + 1
@@ -275,7 +280,7 @@ begin
            and not exists (select from jsonb_array_elements(coalesce(nullif(p_filter->'labels', 'null'), '[]')) l (pair)
                             where (v_task.labels @> l.pair) is not true) then
             v_found := v_found || (
-                select public.internal_task_line(t.*, 4096) from public.tasks t where t.id = v_task.id);
+                select public.internal_task_line(orchestrator.current_task(v_task.id), 4096));
         end if;
     end loop;
     return jsonb_build_object('tasks', to_jsonb(v_found), 'next', null);

@@ -70,10 +70,10 @@ declare
     v_earlier text[];
     v_needs uuid[];  -- what the held tasks depend on, and an item names
 begin
-    select array_agg(t.id), array_agg(public.internal_output_prefix(t.id, t.attempts, p_nonce)),
-           array_agg(format('outputs/%s/%s/', t.id, t.attempts))
+    select array_agg(q.task_id), array_agg(public.internal_output_prefix(q.task_id, q.attempt, p_nonce)),
+           array_agg(format('outputs/%s/%s/', q.task_id, q.attempt))
       into v_held, v_prefixes, v_earlier
-      from public.tasks t where t.worker_id = p_worker_id and t.status = 'In Progress';
+      from orchestrator.live q where q.worker_id = p_worker_id and q.state = 'running' and q.nonce = p_nonce;
     v_needs := array(
         select n.id from (select distinct unnest(t.depends_on) as id from public.tasks t where t.id = any (v_held)) n
           join (select distinct public.internal_key_task(e.value->>'key') as id
@@ -88,9 +88,9 @@ begin
           from asked a join unnest(v_held, v_prefixes, v_earlier) h (id, prefix, earlier) on h.id = a.task_id
          where a.method = 'PUT' and (starts_with(a.key, h.prefix) or starts_with(a.key, h.earlier))
     ), stored as materialized (
-        select d.id, d.output_location, d.output_object,
-               substring(d.output_location from format('/(outputs/%s/[0-9]+(?:-[0-9a-f]+)?/)[^/]', d.id)) as folder
-          from public.internal_results(v_needs) d
+        select n.id, d.output_location, d.output_object,
+               substring(d.output_location from format('/(outputs/%s/[0-9]+(?:-[0-9a-f]+)?/)[^/]', n.id)) as folder
+          from unnest(v_needs) n (id) cross join lateral orchestrator.result_of(n.id) d
     ), read as (
         select a.place,
                case when right(s.output_location, length(a.key) + 1) = '/' || a.key then coalesce(s.output_object, '{}')

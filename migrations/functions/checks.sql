@@ -61,9 +61,7 @@ language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
 declare
     v_term bigint;
-    v_set text;
 begin
-    v_set := set_config('orchestrator.alone', statement_timestamp()::text, true);
     select l.term into v_term from public.fleet_lease l where l.fleet = p_fleet for key share;
     if v_term is distinct from p_term or p_term is null then
         perform public.internal_refuse('OR001', format('%s refused: term %s does not lead fleet %s', p_what, p_term, p_fleet),
@@ -109,127 +107,6 @@ language sql security definer set search_path = '' as $$
     select set_config('orchestrator.actor', coalesce(internal_because.p_actor, ''), true),
            set_config('orchestrator.term', coalesce(internal_because.p_term::text, ''), true),
            set_config('orchestrator.reason', coalesce(internal_because.p_reason, ''), true)
-$$;
-
--- Fires the deferred constraint triggers of the writes so far, if the transaction consists of one call of a worker_* or
--- fleet_* function: then the caller's exception block gets their errors. In a user's transaction they fire at its end.
-create or replace function public.internal_fire_deferred() returns void
-language plpgsql security definer set search_path = '' as $$
-#variable_conflict use_variable
-begin
-    if current_setting('orchestrator.alone', true) = statement_timestamp()::text then
-        perform set_config('search_path', public.internal_users_path() || ', pg_temp', true);  -- until this function ends
-        set constraints all immediate;
-    end if;
-end
-$$;
-
--- Whether this transaction may wait once more for another one, which a limit or a user's trigger makes it wait for: three
--- waits may be in vain.
-create or replace function public.internal_may_wait() returns boolean
-language plpgsql security definer set search_path = '' as $$
-#variable_conflict use_variable
-begin
-    return coalesce(nullif(current_setting('orchestrator.vain_waits', true), '')::int, 0) < 3;
-end
-$$;
-
--- Counts a wait in vain.
-create or replace function public.internal_count_wait() returns void
-language plpgsql security definer set search_path = '' as $$
-#variable_conflict use_variable
-declare
-    v_waits int := coalesce(nullif(current_setting('orchestrator.vain_waits', true), '')::int, 0);
-    v_set text := set_config('orchestrator.vain_waits', (v_waits + 1)::text, true);
-begin
-end
-$$;
-
--- How long a claim waits for a lock: it may be one that a user's trigger asks for, or one of the server, which is short. A
--- transaction that has completed tasks may hold rows that their triggers wrote and others wait for.
-create or replace function public.internal_claim_patience() returns text
-language plpgsql security definer set search_path = '' as $$
-#variable_conflict use_variable
-begin
-    return case when not public.internal_may_wait() then '10ms'
-                when current_setting('orchestrator.has_completed', true) = 'true' then '100ms'
-                else '500ms' end;
-end
-$$;
-
--- Makes one change to each of these tasks, as far as users' triggers and constraints allow: to all at once, or if that
--- fails to each half, and so on. The statement that calls it must not fail because of one task. Returns how many rows
--- 'due' or 'pool' changed.
--- p_change: 'due' (they need not wait any more), 'pool' (p_with has the pool of each type that is not the default one) or
--- 'back' (an attempt does not count; p_with has the number of each task's).
-create or replace function public.internal_change_each(
-    p_change text, p_ids uuid[], p_with jsonb default null, p_until timestamptz default null
-) returns bigint
-language plpgsql security definer set search_path = '' set jit = off set lock_timeout = '500ms' as $$
-#variable_conflict use_variable
-declare
-    c_time constant interval := '1 second';  -- after the first refusal; then the rest stays as it is
-    v_count int := coalesce(cardinality(p_ids), 0);
-    v_first uuid[] := p_ids[:v_count / 2];
-    v_free uuid[];
-    v_changed bigint;
-    v_task record;
-    v_message text;
-begin
-    if v_count = 0 then  -- a statement without rows would run users' triggers for statements
-        return 0;
-    end if;
-    begin
-        if p_change = 'due' then
-            update public.tasks t set run_after = null where t.id = any (p_ids) and t.status = 'Queued';
-        elsif p_change = 'pool' then
-            update public.tasks t set pool = coalesce(p_with->>t.task_type, 'default')
-             where t.id = any (p_ids) and t.status = 'Queued';
-        else
-            perform public.internal_give_back(p_ids, p_with);
-        end if;
-        get diagnostics v_changed = row_count;
-        if p_change = 'pool' then
-            -- The statement changed the rows in any order, in which tenants got their turns; their tasks go by p_ids.
-            for v_task in
-                with moved as (
-                    select t.id, t.pool, t.priority, t.tenant, t.queue_turn,
-                           row_number() over (p order by array_position(p_ids, t.id)) as place,
-                           row_number() over (p order by t.queue_turn, array_position(p_ids, t.id)) as turn
-                      from public.tasks t
-                     where t.id = any (p_ids) and t.status = 'Queued' and not t.blocked and t.run_after is null
-                       and t.tenant is not null
-                    window p as (partition by t.pool, t.priority, t.tenant)
-                )
-                select m.id, g.queue_turn
-                  from moved m join moved g on (g.pool, g.priority, g.tenant, g.turn) = (m.pool, m.priority, m.tenant, m.place)
-                 where g.queue_turn <> m.queue_turn
-            loop
-                update public.tasks t set queue_turn = v_task.queue_turn where t.id = v_task.id;
-            end loop;
-        end if;
-        perform public.internal_fire_deferred();
-        return v_changed;
-    exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
-        if public.internal_is_transient(sqlstate) and sqlstate <> '55P03' then
-            raise;
-        end if;
-        v_message := format('%s (%s)', sqlerrm, sqlstate);
-        if sqlstate = '55P03' and p_until is null then  -- first those that no other transaction has locked
-            v_free := array(select t.id from public.tasks t where t.id = any (p_ids) for no key update skip locked);
-            v_first := case when cardinality(v_free) between 1 and v_count - 1 then v_free else v_first end;
-        end if;
-    end;
-    p_until := coalesce(p_until, clock_timestamp() + c_time);
-    if v_count = 1 or clock_timestamp() > p_until then
-        raise warning '% tasks could not be changed (%): %', v_count, p_change, v_message;
-        return 0;
-    end if;
-    return public.internal_change_each(p_change, v_first, p_with, p_until)
-         + public.internal_change_each(
-               p_change, array(select o.id from unnest(p_ids) with ordinality o (id, n)
-                                where o.id <> all (v_first) order by o.n), p_with, p_until);
-end
 $$;
 
 -- Whether the caller is a pod. It is plpgsql because an SQL function with its own search_path cannot be inlined, and is

@@ -41,18 +41,18 @@ begin
     return query
         with running as (
             select t.id, t.params, false as is_ready from public.workers w
-             cross join lateral (select r.id, r.params from public.tasks r
-                                  where r.worker_id = w.id and r.status = 'In Progress' limit c_tasks) t
+             cross join lateral (select r.task_id from orchestrator.live r
+                                  where r.worker_id = w.id and r.state = 'running' limit c_tasks) q
+              join public.tasks t on t.id = q.task_id
              where w.cluster = p_row.id limit c_tasks
         ), ready as (
-            select t.id, t.params, true as is_ready from public.internal_claim_start(p_row.pool, p_now) s
+            select t.id, t.params, true as is_ready from orchestrator.claim_start(p_row.pool) s
              cross join lateral (
-                 select q.id, q.params from public.tasks q
-                  where q.pool = p_row.pool and q.status = 'Queued' and not q.blocked
-                    and (q.run_after is null or q.run_after <= p_now)
-                    and (~q.priority, q.queue_turn, q.created_at, q.id) >= (s.place, s.queue_turn, s.created_at, s.id)
-                    and coalesce((select r.what <> 'claim' from public.task_refusals r where r.task_id = q.id), true)
-                  order by ~q.priority, q.queue_turn, q.created_at, q.id limit c_tasks) t
+                 select q.task_id from orchestrator.live q
+                  where q.pool = p_row.pool and q.state = 'ready'
+                    and (q.place, q.turn, q.created_at, q.task_id) >= (s.place, s.turn, s.created_at, s.task_id)
+                  order by q.place, q.turn, q.created_at, q.task_id limit c_tasks) q
+              join public.tasks t on t.id = q.task_id
         ), looked_at as (
             select a.*, sum(pg_column_size(a.params)) over (rows unbounded preceding) <= c_bytes as is_read
               from (select * from running union all select * from ready limit c_tasks) a
@@ -62,64 +62,23 @@ begin
 end
 $$;
 
--- Returns which of these locked, claimable rows the cluster can run, as internal_limit_answer does. The others are ended,
--- or added to p_passed: a job that Slurm could never start would keep its controller from all other tasks.
-create or replace function public.internal_cluster_fit(
-    p_cluster text, p_rows tid[], p_now timestamptz, inout p_passed uuid[], out fit tid[]
-)
-language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off as $$
-#variable_conflict use_variable
-declare
-    c_nodes constant int := 64;  -- of a cluster
-    v_row public.cluster_apps;
-    v_task record;
-begin
-    select * into v_row from public.cluster_apps c where c.id = p_cluster;
-    for v_task in select t.ctid as place, t.id, public.internal_nodes_of(t.params) as nodes from public.tasks t
-                   where t.ctid = any (p_rows) and case t.status when 'Queued' then true end loop
-        if v_task.nodes <= coalesce(v_row.max_nodes, c_nodes) then
-            fit := fit || v_task.place;
-        elsif not public.internal_cluster_refuse_task(v_row, v_task.id, v_task.nodes, p_now) then
-            p_passed := p_passed || v_task.id;
-        end if;
-    end loop;
-end
-$$;
-
 -- Ends the ready tasks that ask for more nodes than the cluster may have, 100 at once: without nodes, nobody claims them.
 create or replace function public.internal_cluster_refuse(p_row public.cluster_apps, p_now timestamptz) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off
-set lock_timeout = '500ms' as $$
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     c_tasks constant int := 100;
-    c_time constant interval := '1 second';  -- users' triggers may take long
     v_task record;
+    v_live orchestrator.live;
 begin
     for v_task in select t.id, t.nodes from public.internal_cluster_tasks(p_row, p_now) t
                    where t.is_ready and t.nodes > p_row.max_nodes limit c_tasks loop
-        begin
-            perform from public.tasks t
-             where t.id = v_task.id and t.status = 'Queued' and not t.blocked
-               and public.internal_nodes_of(t.params) > p_row.max_nodes for no key update skip locked;
-            if found then
-                perform public.internal_cluster_refuse_task(p_row, v_task.id, v_task.nodes, p_now);
-            end if;
-        exception when lock_not_available then  -- in a user's trigger; the next sweep tries again
-            null;
-        end;
-        exit when clock_timestamp() > statement_timestamp() + c_time;
+        select * into v_live from orchestrator.live q
+         where q.task_id = v_task.id and q.state = 'ready' for update skip locked;
+        if found then
+            perform orchestrator.end_unclaimable(v_live, 'SLURM_TOO_LARGE', format(
+                'It asks for %s nodes, and cluster %s may have %s', v_task.nodes, p_row.id, p_row.max_nodes));
+        end if;
     end loop;
 end
-$$;
-
-create or replace function public.internal_cluster_refuse_task(
-    p_row public.cluster_apps, p_id uuid, p_nodes int, p_now timestamptz
-) returns boolean
-language sql security definer set search_path = '' as $$
-    select public.internal_end_unclaimed(
-        internal_cluster_refuse_task.p_id, 'SLURM_TOO_LARGE',
-        format('It asks for %s nodes, and cluster %s may have %s', internal_cluster_refuse_task.p_nodes,
-               (internal_cluster_refuse_task.p_row).id, (internal_cluster_refuse_task.p_row).max_nodes),
-        internal_cluster_refuse_task.p_now)
 $$;

@@ -46,8 +46,8 @@ create or replace function public.internal_cluster_runs(p_cluster text) returns 
 language sql stable security definer set search_path = '' set enable_seqscan = off as $$
     select exists (
         select from public.workers w
-         cross join lateral (select from public.tasks t
-                              where t.worker_id = w.id and t.status = 'In Progress' limit 1) t
+         cross join lateral (select from orchestrator.live q
+                              where q.worker_id = w.id and q.state = 'running' limit 1) q
          where w.cluster = internal_cluster_runs.p_cluster)
 $$;
 

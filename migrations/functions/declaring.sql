@@ -14,8 +14,7 @@ declare
     v_after jsonb;
     v_elsewhere text[];
     v_ids uuid[];
-    v_moved bigint := 0;
-    c_part constant int := 200;
+    c_most constant int := 100000;  -- tasks; the audit moves the others
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_declare_pools');
     for v_type in select value from jsonb_array_elements(coalesce(p_pools, '[]')) loop
@@ -37,15 +36,12 @@ begin
      where coalesce(v_before->>n.name, 'default') <> coalesce(v_after->>n.name, 'default');
     if v_elsewhere is not null then
         v_ids := array(
-            select t.id from public.tasks t
-             where t.status = 'Queued' and t.pool_by_type and t.task_type = any (v_elsewhere)
-               and t.pool <> coalesce(v_after->>t.task_type, 'default')
-             order by ~t.priority, t.queue_turn, t.created_at, t.id);
-        for v_first in 1..cardinality(v_ids) by c_part loop  -- in their order, in which tenants get their turns
-            v_moved := v_moved + public.internal_change_each('pool', v_ids[v_first:v_first + c_part - 1], v_after);
-        end loop;
+            select q.task_id from orchestrator.live q join public.tasks t on t.id = q.task_id
+             where q.task_type = any (v_elsewhere) and t.pool is null
+             order by q.place, q.turn, q.created_at, q.task_id limit c_most);  -- tenants get their turns in this order
+        perform orchestrator.reconcile(v_ids);
     end if;
-    return jsonb_build_object('declared', jsonb_array_length(coalesce(p_pools, '[]')), 'rerouted', v_moved);
+    return jsonb_build_object('declared', jsonb_array_length(coalesce(p_pools, '[]')), 'rerouted', coalesce(cardinality(v_ids), 0));
 end
 $$;
 

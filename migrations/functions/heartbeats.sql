@@ -1,8 +1,8 @@
 -- Heartbeats of many workers at once, and leases that the leader renews.
 
 -- Renews the leases of a worker's running tasks. The worker sends no heartbeat, but SSH has shown that its agent calls
--- and gets no answer. A task of a program of the user's own has no lease. Returns the number of tasks; those that another
--- transaction has locked are not rescued meanwhile, as after a heartbeat.
+-- and gets no answer. A task of a program of the user's own has no lease. Returns the number of tasks; a rescue skips those
+-- that another transaction has locked, too.
 create or replace function public.fleet_keep_tasks(
     p_fleet text, p_term bigint, p_worker_id text, p_now timestamptz default null
 ) returns jsonb
@@ -10,29 +10,17 @@ language plpgsql security definer set search_path = '' set enable_seqscan = off 
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
-    v_lease_s numeric;
-    v_ids uuid[];
-    v_tasks jsonb;
-    v_locked uuid[];
+    v_count int;
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_keep_tasks');
-    select w.lease_s into v_lease_s from public.workers w
-     where w.id = p_worker_id and w.fleet = p_fleet and w.status <> 'terminated';
-    if v_lease_s is not null then
-        select array_agg(l.id), jsonb_agg(jsonb_build_object('id', l.id, 'attempt', l.attempts)) into v_ids, v_tasks
-          from (select t.id, t.attempts from public.tasks t
-                 where t.worker_id = p_worker_id and t.status = 'In Progress' and t.lease_expires_at < 'infinity'
-                 order by t.id for no key update skip locked) l;
-        v_locked := array(
-            select t.id from public.tasks t
-             where t.worker_id = p_worker_id and t.status = 'In Progress' and t.lease_expires_at < 'infinity'
-               and t.id <> all (coalesce(v_ids, '{}')));
-        perform public.internal_note_locked(v_ids, v_locked, v_lease_s, v_now);
-    end if;
-    if v_ids is not null then
-        perform public.internal_renew(public.internal_renewable(v_ids, v_lease_s, v_now), v_tasks, v_lease_s, v_now);
-    end if;
-    return jsonb_build_object('tasks', coalesce(cardinality(v_ids), 0));
+    update orchestrator.live q set lease_expires_at = v_now + w.lease_s * interval '1 second'
+      from public.workers w
+     where w.id = p_worker_id and w.fleet = p_fleet and w.status <> 'terminated'
+       and q.ctid = any (array(
+               select l.ctid from orchestrator.live l
+                where l.worker_id = p_worker_id and l.state = 'running' and l.nonce is not null for update skip locked));
+    get diagnostics v_count = row_count;
+    return jsonb_build_object('tasks', v_count);
 end
 $$;
 

@@ -9,7 +9,7 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_rescue');
-    return jsonb_build_object('tasks', public.internal_rescue(p_worker_id, v_now));
+    return jsonb_build_object('tasks', orchestrator.rescue(p_worker_id, v_now));
 end
 $$;
 
@@ -25,7 +25,7 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_rescue_overdue');
-    return jsonb_build_object('tasks', public.internal_rescue(null, v_now, p_over_s, p_fleet));
+    return jsonb_build_object('tasks', orchestrator.rescue(null, v_now, p_over_s, p_fleet));
 end
 $$;
 

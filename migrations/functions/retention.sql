@@ -71,12 +71,6 @@ begin
     )
     insert into public.costs (worker_id, fleet, kind, from_at, to_at, usd)
     select h.worker_id, h.fleet, h.kind, h.began, h.began + h.took, h.usd from hours h;
-    -- Attempts whose holder lost its task by a write without triggers. An attempt that began earlier has been checked
-    -- before.
-    perform public.internal_close_attempts(array(
-        select a.task_id from public.task_attempts a left join public.tasks t on t.id = a.task_id
-         where a.ended_at is null and a.started_at > v_now - interval '2 days'
-           and (t.status = 'In Progress' and t.attempts = a.attempt and t.worker_id = a.worker_id) is not true), false);
     delete from public.webhook_messages m where m.ctid = any (array(
         select o.ctid from public.webhook_messages o where o.sent_at < v_now - interval '1 day' limit c_bite));
     delete from public.webhook_messages m where m.ctid = any (array(
@@ -91,10 +85,8 @@ begin
         select o.ctid from public.schedule_runs o
          where o.at < v_now - interval '30 days'
            and exists (select from public.schedule_runs n where n.schedule = o.schedule and n.due_at > o.due_at)
-           and not exists (select from public.tasks t where t.id = o.task_id and t.status in ('Queued', 'In Progress'))
+           and not exists (select from orchestrator.live q where q.task_id = o.task_id)
          limit c_bite));
-    delete from public.task_floors f  -- no launch that could use the number is left
-     where not exists (select from public.workers w where w.status <> 'terminated' and w.created_at <= f.noted_at);
     delete from public.api_tokens t
      where t.fleet = p_fleet and least(t.revoked_at, t.expires_at) < v_now - interval '90 days';
     delete from public.api_submissions s where s.fleet = p_fleet and s.at < v_now - interval '24 hours';
@@ -111,7 +103,7 @@ begin
                               from public.audit_log l where l.fleet = p_fleet and starts_with(l.action, 'task.')) o
          where o.place > c_audit limit c_bite));
     perform public.internal_cluster_retention(p_fleet, v_now, c_bite);
-    perform public.internal_roll_up(true);
+    perform orchestrator.level_turns();
     return jsonb_build_object('decisions', v_decisions, 'worker_events', v_events, 'worker_attempts', v_attempts);
 end
 $$;

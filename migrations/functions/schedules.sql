@@ -108,7 +108,7 @@ begin
         select r.task_id into v_task_id from public.schedule_runs r
          where r.schedule = p_name and r.outcome = 'fired' order by r.due_at desc limit 1;
         if v_schedule.overlap = 'skip' and exists (
-            select from public.tasks t where t.id = v_task_id and t.status in ('Queued', 'In Progress')) then
+            select from orchestrator.live q where q.task_id = v_task_id) then
             v_outcome := 'skipped';
             v_reason := format('the previous task %s has not ended', v_task_id);
             v_task_id := null;

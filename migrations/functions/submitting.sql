@@ -28,8 +28,7 @@ begin
         if v_task->>'dedupe_key' is not null then
             v_id := (v_keys->>(v_task->>'dedupe_key'))::uuid;
             if v_id is null then
-                select t.id into v_id from public.tasks t
-                 where t.dedupe_key = v_task->>'dedupe_key' and t.status in ('Queued', 'In Progress');
+                select q.task_id into v_id from orchestrator.live q where q.dedupe_key = v_task->>'dedupe_key';
             end if;
         end if;
         if v_id is null and v_task->>'id' is not null then
@@ -56,6 +55,7 @@ begin
         v_index := v_index + 1;
     end loop;
 
+    perform orchestrator.enter_users_path();
     insert into public.tasks (id, task_type, params, pool, priority, max_attempts, run_after, depends_on, dedupe_key,
                               timeout_s, tenant, concurrency_key, labels, webhook_url, webhook_progress, traceparent,
                               created_at, updated_at)
@@ -68,6 +68,7 @@ begin
       from unnest(v_rows) r
     on conflict do nothing;
     get diagnostics v_inserted = row_count;
+    perform set_config('search_path', '', true);
     if v_inserted <> cardinality(v_rows) then
         raise exception 'a key was taken meanwhile' using errcode = 'ORBSY';
     end if;
@@ -182,7 +183,7 @@ $$;
 create or replace function public.task_get(p_id uuid, p_now timestamptz default null) returns jsonb
 language sql stable security definer set search_path = '' set jit = off as $$
     select jsonb_build_object(
-        'task', (select to_jsonb(t.*) from public.tasks t where t.id = task_get.p_id),
+        'task', orchestrator.task_json(task_get.p_id),
         'attempts', coalesce((select jsonb_agg(to_jsonb(a.*) order by a.attempt)
                                 from public.task_attempts a where a.task_id = task_get.p_id), '[]'))
 $$;
@@ -193,7 +194,7 @@ create or replace function public.task_list(
 language sql stable security definer set search_path = '' set jit = off as $$
     select jsonb_build_object(
         'tasks', coalesce((
-            select jsonb_agg(to_jsonb(t.*) order by t.created_at desc, t.id) from (
+            select jsonb_agg(orchestrator.task_json(t.id) order by t.created_at desc, t.id) from (
                 select * from public.tasks t
                  where (task_list.p_status is null or t.status::text = task_list.p_status)
                    and (task_list.p_task_type is null or t.task_type = task_list.p_task_type)

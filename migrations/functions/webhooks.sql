@@ -39,21 +39,22 @@ language sql stable security definer set search_path = '' as $$
             'result_left_out', coalesce(octet_length(internal_webhook_body.p_task.result_data::text) > 16384, false)))
 $$;
 
--- Writes the messages about tasks that have just ended. Called by the trigger of tasks; it refuses nothing.
+-- Writes the messages about tasks that have just ended; it refuses nothing.
 create or replace function public.internal_webhooks_write(p_ids uuid[], p_now timestamptz) returns void
 language sql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
     insert into public.webhook_messages (event, task_id, webhook, url, owner, host, body, created_at, give_up_at, next_at)
     select e.event, t.id, u.webhook, u.url, public.internal_message_owner(u.webhook, t.tenant), public.internal_webhook_host(u.url),
-           public.internal_webhook_body(t.*, e.event, internal_webhooks_write.p_now), internal_webhooks_write.p_now,
+           public.internal_webhook_body(orchestrator.current_task(i.id), e.event, internal_webhooks_write.p_now), internal_webhooks_write.p_now,
                internal_webhooks_write.p_now + interval '1 day', internal_webhooks_write.p_now
-      from public.tasks t
+      from unnest(internal_webhooks_write.p_ids) i (id)
+     cross join lateral (select (orchestrator.current_task(i.id)).* offset 0) t
      cross join lateral (select case t.status when 'Complete' then 'task.completed' when 'Failed' then 'task.failed'
                                               when 'Cancelled' then 'task.cancelled' end as event) e
      cross join lateral (select null::text as webhook, t.webhook_url as url
                           union all
                          select w.name, w.url from public.webhooks w
                           where w.task_type is null or w.task_type = t.task_type) u
-     where t.id = any (internal_webhooks_write.p_ids) and e.event is not null and public.internal_webhook_host(u.url) is not null
+     where t.id is not null and e.event is not null and public.internal_webhook_host(u.url) is not null
 $$;
 
 -- Writes messages about the progress of running tasks: one in p_every_s for a task and an address. Unsent ones of tasks
@@ -73,12 +74,13 @@ begin
     delete from public.webhook_messages m where m.id = any (array(
         select l.id from public.webhook_messages l
          where l.next_at is not null and l.event = 'task.progress'
-           and coalesce((select t.status <> 'In Progress' from public.tasks t where t.id = l.task_id), true)
+           and not exists (select from orchestrator.live q where q.task_id = l.task_id and q.state = 'running')
          order by l.task_id, l.created_at limit c_deleted));
     insert into public.webhook_messages (event, task_id, webhook, url, owner, host, body, created_at, give_up_at, next_at)
     select 'task.progress', t.id, u.webhook, u.url, public.internal_message_owner(u.webhook, t.tenant), public.internal_webhook_host(u.url),
-           public.internal_webhook_body(t.*, 'task.progress', v_now), v_now, v_now + interval '1 minute', v_now
-      from public.tasks t
+           public.internal_webhook_body(orchestrator.current_task(t.id), 'task.progress', v_now), v_now,
+           v_now + interval '1 minute', v_now
+      from orchestrator.live r join public.tasks t on t.id = r.task_id
      cross join lateral (select null::text as webhook, t.webhook_url as url where t.webhook_progress
                           union all
                          select w.name, w.url from public.webhooks w
@@ -88,7 +90,7 @@ begin
              from (select n.* from public.webhook_messages n where n.task_id = t.id offset 0) m
             where m.event = 'task.progress' and m.webhook is not distinct from u.webhook
             order by m.created_at desc limit 1) last on true
-     where t.status = 'In Progress' and t.worker_id is not null and t.progress is not null
+     where r.state = 'running' and r.worker_id is not null and t.progress is not null
        and octet_length(t.progress::text) <= 16384 and public.internal_webhook_host(u.url) is not null
        and (last.created_at is null
             or last.next_at is null and last.created_at <= v_now - p_every_s * interval '1 second'

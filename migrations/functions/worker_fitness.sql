@@ -20,7 +20,7 @@ create or replace function public.internal_failures(p_worker public.workers) ret
     done boolean, own boolean, waits boolean
 ) language sql stable security definer set search_path = '' as $$
     with newest as (  -- 200 attempts: two claims of the largest size
-        select a.task_id, a.attempt, a.ended_at, a.outcome, a.failure_code, a.permanent from public.task_attempts a
+        select a.task_id, a.attempt, a.ended_at, a.outcome, a.failure_code, a.permanent from orchestrator.attempts a
          where a.worker_id = internal_failures.p_worker.id order by a.started_at desc limit 200
     ), failed as (
         select n.task_id, max(n.attempt) as attempt, array_agg(distinct n.failure_code) as codes, min(n.ended_at) as first_at,
@@ -32,16 +32,16 @@ create or replace function public.internal_failures(p_worker public.workers) ret
          group by n.task_id
     )
     select f.task_id, t.task_type, f.codes, f.first_at, f.last_at, f.permanent,
-           coalesce(e.done and f.attempt > t.uncounted, false),
+           coalesce(e.done, false),
            coalesce(e.done, false) or not coalesce(e.failed, false),
            coalesce(t.status in ('Queued', 'In Progress'), false)
       from failed f
       left join lateral (
-           select d.task_type, d.status, d.uncounted from public.tasks d where d.id = f.task_id offset 0) t on true
+           select d.task_type, d.status from public.tasks d where d.id = f.task_id offset 0) t on true
       left join lateral (
-           select bool_or(a.outcome = 'complete') as done,
+           select bool_or(a.outcome = 'complete' and f.attempt > a.uncounted) as done,
                   bool_or(a.outcome = 'failed' and (o.machine_id = internal_failures.p_worker.machine_id) is not true) as failed
-             from (select l.worker_id, l.outcome from public.task_attempts l
+             from (select l.worker_id, l.outcome, l.uncounted from orchestrator.attempts l
                     where l.task_id = f.task_id order by l.attempt desc limit 20) a
              join public.workers o on o.id = a.worker_id
             where o.id <> internal_failures.p_worker.id
@@ -96,7 +96,7 @@ declare
     v_first timestamptz;
     v_permanent boolean;
     v_trials int := 0;
-    v_task uuid;
+    v_task orchestrator.live;
     c_named constant int := 5;  -- types and codes that are recorded
 begin
     if p_worker.own_program or p_worker.cluster is not null or p_worker.status not in ('active', 'idle') then
@@ -139,10 +139,10 @@ begin
                v_failures, array_to_string(v_codes, ', '))
      where w.id = p_worker.id;
     for v_task in
-        select t.id from public.tasks t where t.worker_id = p_worker.id and t.status = 'In Progress'
-         order by t.id for no key update skip locked loop
-        perform public.internal_rescue_one(v_task, 'released', jsonb_build_object('code', 'RELEASED', 'message',
-            format('Worker %s claims no more: its last %s tasks failed', p_worker.id, v_failures)), false, p_now);
+        select * from orchestrator.live q where q.worker_id = p_worker.id and q.state = 'running'
+         order by q.task_id for update skip locked loop
+        perform orchestrator.give_up(v_task, 'released', jsonb_build_object('code', 'RELEASED', 'message',
+            format('Worker %s claims no more: its last %s tasks failed', p_worker.id, v_failures)), false, false, p_now);
     end loop;
     perform pg_notify('orchestrator_fleet', p_worker.id);
 end
@@ -212,12 +212,12 @@ create or replace function public.internal_tried_elsewhere(p_worker public.worke
     outcome text, ended_at timestamptz, first boolean, may_succeed boolean
 ) language sql stable security definer set search_path = '' as $$
     select a.outcome, a.ended_at,
-           not exists (select from public.task_attempts e
+           not exists (select from orchestrator.attempts e
                         where e.task_id = a.task_id and e.attempt < a.attempt and e.outcome = 'failed'),
            t.status in ('Queued', 'In Progress', 'Complete')
       from public.workers o
      cross join lateral (
-           select n.task_id, n.attempt, n.outcome, n.started_at, n.ended_at from public.task_attempts n
+           select n.task_id, n.attempt, n.outcome, n.started_at, n.ended_at from orchestrator.attempts n
             where n.worker_id = o.id order by n.started_at desc limit 20) a
      cross join lateral (  -- each by its key
            select d.task_type, d.status from public.tasks d where d.id = a.task_id offset 0) t
@@ -275,7 +275,7 @@ language sql stable security definer set search_path = '' as $$
                                    where internal_release_works.p_worker.held_back->'types' @> k.name))
         or exists (select from release o
                     cross join lateral (
-                          select n.task_id, n.outcome from public.task_attempts n
+                          select n.task_id, n.outcome from orchestrator.attempts n
                            where n.worker_id = o.id order by n.started_at desc limit 200) a
                     cross join lateral (select d.task_type from public.tasks d where d.id = a.task_id offset 0) t
                     where a.outcome = 'complete' and internal_release_works.p_worker.held_back->'types' ? t.task_type)
@@ -298,57 +298,24 @@ language plpgsql security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
 declare
     v_ids uuid[];
-    v_attempts jsonb;
     c_look constant int := 200;
 begin
     with newest as (
-        select a.task_id, a.attempt, a.ended_at, a.outcome from public.task_attempts a
+        select a.task_id, a.attempt, a.ended_at, a.outcome from orchestrator.attempts a
          where a.worker_id = new.id order by a.started_at desc limit c_look
     ), failed as (
         select distinct on (n.task_id) n.task_id, n.attempt from newest n
          where n.outcome = 'failed'
            and n.ended_at > coalesce((select max(d.ended_at) from newest d where d.outcome = 'complete'), '-infinity')
-           and not exists (select from public.task_attempts g where g.task_id = n.task_id and g.given_back)
+           and not exists (select from orchestrator.attempts g where g.task_id = n.task_id and g.given_back)
          order by n.task_id, n.attempt desc
-    ), locked as (
-        select t.id, f.attempt from failed f join public.tasks t on t.id = f.task_id
-         where t.status in ('Queued', 'In Progress', 'Failed') and t.uncounted < t.attempts
-         order by t.id for no key update of t skip locked
+    ), given as (
+        update orchestrator.attempts a set given_back = true from failed f
+         where a.task_id = f.task_id and a.attempt = f.attempt
+        returning a.task_id
     )
-    select jsonb_object_agg(l.id, l.attempt), array_agg(l.id) into v_attempts, v_ids from locked l;
-    perform public.internal_change_each('back', v_ids, v_attempts);
+    select array_agg(g.task_id) into v_ids from given g;
+    perform orchestrator.give_back(v_ids);
     return null;
-end
-$$;
-
--- Gives each of these tasks back the attempt that p_attempts has for it. internal_change_each calls it.
-create or replace function public.internal_give_back(p_ids uuid[], p_attempts jsonb) returns void
-language plpgsql security definer set search_path = '' set jit = off as $$
-#variable_conflict use_variable
-begin
-    update public.task_attempts a set given_back = true
-     where a.task_id = any (p_ids) and a.attempt = (p_attempts->>a.task_id::text)::int;
-    update public.tasks t set uncounted = t.uncounted + 1 where t.id = any (p_ids) and t.status <> 'Failed';
-    update public.tasks t
-       set status = 'Queued', uncounted = t.uncounted + 1, run_after = null, worker_id = null, lease_expires_at = null,
-           error_message = null, failure_code = null, failed_at_point = null, progress = null, progress_at = null,
-           generation_processed_at = null
-     where t.id = any (p_ids) and t.status = 'Failed' and t.attempts - t.uncounted >= t.max_attempts
-       and not exists (select from public.tasks d where d.dedupe_key = t.dedupe_key and d.id <> t.id
-                          and d.status in ('Queued', 'In Progress'));
-    with recursive revived (id) as (  -- tasks that failed only because one of these had failed
-        select t.id from public.tasks t where t.id = any (p_ids) and t.status = 'Queued'
-        union
-        select f.id from revived r cross join lateral (  -- by the index of dependencies, and not a join of all tasks
-            select t.id from public.tasks t
-             where t.depends_on @> array[r.id] and t.depends_on <> '{}' and t.status = 'Failed'
-               and t.failure_code = 'DEPENDENCY_FAILED' offset 0) f
-    )
-    update public.tasks t
-       set status = 'Queued', blocked = true, run_after = null, error_message = null, failure_code = null,
-           failed_at_point = null, generation_processed_at = null
-     where t.id in (select r.id from revived r) and t.status = 'Failed'
-       and not exists (select from public.tasks d where d.dedupe_key = t.dedupe_key and d.id <> t.id
-                          and d.status in ('Queued', 'In Progress'));
 end
 $$;

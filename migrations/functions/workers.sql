@@ -184,7 +184,7 @@ begin
                                   else v_now + (v_fields->>'next_attempt_s')::numeric * interval '1 second' end
      where w.id = p_worker_id returning * into v_new;
     if v_new.status = 'terminated' and v_old.status <> 'terminated' then
-        perform public.internal_rescue(p_worker_id, v_now);
+        perform orchestrator.rescue(p_worker_id, v_now);
         update public.worker_attempts a set ended_at = v_now, outcome = 'lost'
          where a.worker_id = p_worker_id and a.ended_at is null;
     end if;
@@ -297,7 +297,7 @@ $$;
 create or replace function public.internal_worker_json(p_worker public.workers) returns jsonb
 language sql stable security definer set search_path = '' as $$
     select to_jsonb(internal_worker_json.p_worker) || jsonb_build_object('tasks_running', (
-        select count(*) from public.tasks t where t.worker_id = internal_worker_json.p_worker.id and t.status = 'In Progress'))
+        select count(*) from orchestrator.live q where q.worker_id = internal_worker_json.p_worker.id and q.state = 'running'))
 $$;
 
 create or replace function public.internal_worker_report(p_worker public.workers, p_now timestamptz) returns jsonb
@@ -306,7 +306,7 @@ language sql stable security definer set search_path = '' as $$
         || public.internal_worker_costs(internal_worker_report.p_worker, internal_worker_report.p_now) || (
         select jsonb_build_object('tasks_done', count(*) filter (where a.outcome = 'complete'),
                                   'tasks_failed', count(*) filter (where a.outcome in ('failed', 'lost')))
-          from public.task_attempts a where a.worker_id = internal_worker_report.p_worker.id) || jsonb_build_object('trouble', (
+          from orchestrator.attempts a where a.worker_id = internal_worker_report.p_worker.id) || jsonb_build_object('trouble', (
         -- Why the last attempt at the present stage failed; NULL while none has failed.
         select jsonb_build_object('code', a.failure_code, 'cause', a.evidence ->> 'cause')
           from (select a.failure_code, a.evidence from public.worker_attempts a
@@ -435,10 +435,9 @@ begin
             on conflict (fleet, release) do update set promoted_at = excluded.promoted_at
              where r.promoted_at < excluded.promoted_at - interval '1 minute';  -- many are promoted at once
             if not public.internal_is_here(new.fleet, new.pool, new.release) then  -- the first: waiting tasks become due
-                perform public.internal_change_each('due', array(
-                    select t.id from public.tasks t
-                     where t.pool = new.pool and t.status = 'Queued' and not t.blocked and t.run_after > new.promoted_at
-                       and t.failure_code = 'EARLIER_RELEASE'));
+                perform orchestrator.write_each('due', array(
+                    select q.task_id from orchestrator.live q join public.tasks t on t.id = q.task_id
+                     where q.pool = new.pool and q.state = 'waits_for_time' and t.failure_code = 'EARLIER_RELEASE'));
             end if;
         end if;
     end if;

@@ -137,6 +137,7 @@ create index marks_raised on orchestrator.marks (pool, no desc) where seen is no
 create index marks_lowered on orchestrator.marks (pool, xid) where seen is null;
 
 alter table public.tasks add column if not exists published int not null default 0;
+alter table public.task_attempts add column if not exists uncounted int not null default 0;  -- up to this one, as it ended
 
 -- How far the audit of each table has come; see functions/queue/18_auditing.sql.
 create table orchestrator.audits (

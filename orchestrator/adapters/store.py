@@ -39,13 +39,17 @@ class SqlStore(OperatorRows):
         """End the lease at once, if this process still holds it."""
         await self._call("fleet_resign", p_holder=holder, p_term=term)
 
+    async def maintain(self, term: int) -> None:
+        """Do what the queue needs each second: due tasks, limits, pending publications, a part of the audit."""
+        await self._call("fleet_maintain", p_term=term)
+
     async def snapshot(self) -> DatabaseHalf:
         """Return one consistent view of the fleet and its queue. SchemaMismatch if the schema is older."""
-        row = await self._call("fleet_snapshot")
+        row = await self._call("fleet_observe")
         try:
             return _half(row)
         except KeyError as missing:  # an older schema, before `migrate`
-            raise SchemaMismatch(f"fleet_snapshot() of this database answers without {missing}") from None
+            raise SchemaMismatch(f"fleet_observe() of this database answers without {missing}") from None
 
     async def spawn(self, term: int, worker: Row) -> bool:
         """Insert an intent with its reservation; False if the id exists already. OverBudget names the amounts."""
@@ -234,7 +238,7 @@ class SqlStore(OperatorRows):
 
 
 def _half(row: Row) -> DatabaseHalf:
-    """Decode an answer of fleet_snapshot(). KeyError if it lacks a part."""
+    """Decode an answer of fleet_observe(). KeyError if it lacks a part."""
     return DatabaseHalf(
         now=moment(row["now"]),
         workers=tuple(worker_of(worker) for worker in row["workers"]),

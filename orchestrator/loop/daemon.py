@@ -39,6 +39,7 @@ TICK_GAP_S = 0.05  # the least pause between two ticks, so that a burst of wake-
 TICK_PAUSE_FACTOR = 3.0  # times the last tick's duration, up to TRANSITION_S: short ticks use at most a quarter
 RETENTION_CHECK_S = 60.0  # between two checks whether retention is due; the database stores when it last ran
 RETENTION_FIRST_S = 10.0  # after the begin of leadership, so that a process that is replaced often runs it too
+MAINTAIN_EVERY_S = 1.0
 COUNT_EVERY_S = 10.0  # how often finished tasks are counted; Prometheus asks every 15 s or more
 CATALOG_EVERY_S = 60.0  # how often it is checked whether prices and volumes must be read again
 PROBE_CHECK_S = 2.0  # how often the need for a probe of the object store is checked
@@ -136,6 +137,7 @@ class Daemon:
         if term is None:
             return None
         await self._catalog.refresh()
+        await self._housekeeping.maintain(term)
         made = await self._tick.run(term)
         await self._executor.settle(self._policy.flush_deadline_s)
         await self._store.resign(self._runtime.holder, term)
@@ -164,6 +166,7 @@ class Daemon:
         if probe := self._hooks.probe_store:
             every_s = PROBE_CHECK_S
             self._scheduler.add_job(probe, "interval", seconds=every_s, next_run_time=now, **once)
+        self._scheduler.add_job(self._maintain, "interval", seconds=MAINTAIN_EVERY_S, **once)
         self._scheduler.add_job(self._count, "interval", seconds=COUNT_EVERY_S, **once)
         self._scheduler.add_job(self._retain, "interval", seconds=RETENTION_CHECK_S, id="retain", **once)
         self._jobs.add()
@@ -280,6 +283,10 @@ class Daemon:
     async def _refresh_catalog(self) -> None:
         if await self._catalog.refresh():
             self.wake()
+
+    async def _maintain(self) -> None:
+        if (term := self._term()) is not None:
+            await self._housekeeping.maintain(term)
 
     async def _count(self) -> None:
         await self._housekeeping.count(None if self._stopping else self._leadership.lease)

@@ -1,4 +1,4 @@
-"""Periodic work of the leader on the database's rows: count finished tasks, and delete old rows."""
+"""Periodic work of the leader on the database's rows: maintain the queue, count finished tasks, delete old rows."""
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime
@@ -12,12 +12,19 @@ log = structlog.get_logger()
 
 
 class Housekeeping:
-    """Counts finished tasks for the metrics, and deletes old rows."""
+    """Maintains the queue, counts finished tasks for the metrics, and deletes old rows."""
 
     def __init__(self, runtime: Runtime, on_retention: Callable[[], Awaitable[None]] | None) -> None:
         """`on_retention` is called after old rows were deleted."""
         self._store, self._metrics, self._on_retention = runtime.store, runtime.metrics, on_retention
         self._counted_to: datetime | None = None  # finished tasks are counted up to this time, in this term
+
+    async def maintain(self, term: int) -> None:
+        """Make due tasks ready, publish what could not be published, and look again at what was locked."""
+        try:
+            await self._store.maintain(term)
+        except PortError as error:
+            log.warning("maintenance_failed", error=f"{type(error).__name__}: {error}")
 
     async def count(self, lease: Lease | None) -> None:
         """Count the tasks that finished since the last count, or since this process leads.

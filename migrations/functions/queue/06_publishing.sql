@@ -9,7 +9,7 @@
 -- our empty one. A setting names the depth of triggers at which we publish: our trigger skips that statement, and not one of
 -- a user's trigger within it, which runs deeper.
 
--- A task as it will be shown: with its end, if that is not published yet.
+-- A task as it will be shown: with its end, if that is not published yet, and with what it does not name itself.
 create or replace function orchestrator.current_task(p_id uuid) returns public.tasks
 language plpgsql stable security definer set search_path = '' as $$
 #variable_conflict use_variable
@@ -18,17 +18,42 @@ declare
     v_end orchestrator.publications;
 begin
     select * into v_task from public.tasks t where t.id = p_id;
+    if not found then
+        return null;
+    end if;
+    select coalesce(v_task.pool, d.pool, 'default'), coalesce(v_task.max_attempts, d.max_attempts, 3),
+           coalesce(v_task.timeout_s, d.timeout_s)
+      into v_task.pool, v_task.max_attempts, v_task.timeout_s
+      from (values (1)) o (one) left join public.task_types d on d.task_type = v_task.task_type;
     select * into v_end from orchestrator.publications p where p.task_id = p_id;
     return case when v_end.task_id is null then v_task
                 else jsonb_populate_record(v_task, orchestrator.as_shown(v_end, v_task)) end;
 end
 $$;
 
+-- The same as JSON, with its state in the queue.
+create or replace function orchestrator.task_json(p_id uuid) returns jsonb
+language sql stable security definer set search_path = '' as $$
+    select to_jsonb(t.*) - 'published' || jsonb_build_object(
+               'state', case when q.state = 'waits_for_time' and q.run_after <= now() then 'ready' else q.state::text end,
+               'progress_at', q.progress_at, 'lease_expires_at', q.lease_expires_at)
+      from (select (orchestrator.current_task(task_json.p_id)).* offset 0) t
+      left join orchestrator.live q on q.task_id = t.id
+     where t.id is not null
+$$;
+
+-- The pool of a task.
+create or replace function orchestrator.pool_of(p_task public.tasks) returns text
+language sql stable security definer set search_path = '' as $$
+    select coalesce(pool_of.p_task.pool,
+                    (select d.pool from public.task_types d where d.task_type = pool_of.p_task.task_type), 'default')
+$$;
+
 -- The columns of `tasks` that an end changes.
 create or replace function orchestrator.as_shown(p_end orchestrator.publications, p_task public.tasks) returns jsonb
 language sql stable security definer set search_path = '' as $$
     select jsonb_build_object(
-               'status', as_shown.p_end.status, 'updated_at', as_shown.p_end.at, 'run_after', as_shown.p_end.run_after,
+               'status', as_shown.p_end.status, 'published', as_shown.p_end.no, 'updated_at', as_shown.p_end.at, 'run_after', as_shown.p_end.run_after,
                'attempts', coalesce(as_shown.p_end.attempts, as_shown.p_task.attempts),
                'worker_id', case when as_shown.p_end.status <> 'Queued'
                                  then coalesce(as_shown.p_end.worker_id, as_shown.p_task.worker_id) end,
@@ -148,8 +173,16 @@ begin
 end
 $$;
 
--- From here to end_publishing(), statements on `tasks` are publications. It has no search path of its own, because one that
--- it set would end with it.
+-- What a user adds to `tasks` runs as in their own statements from here until the search path is '' again. It has no search
+-- path of its own, because one that it set would end with it.
+create or replace function orchestrator.enter_users_path() returns void
+language plpgsql as $$
+begin
+    perform pg_catalog.set_config('search_path', 'pg_catalog, ' || public.internal_users_path() || ', pg_temp', true);
+end
+$$;
+
+-- From here to end_publishing(), statements on `tasks` are publications.
 create or replace function orchestrator.begin_publishing() returns void
 language plpgsql as $$
 begin
@@ -213,5 +246,37 @@ begin
      where p.task_id in (select e.task_id from unnest(v_ends) e)
        and (select t.published < p.no from public.tasks t where t.id = p.task_id) is not true;
     return cardinality(v_ends);
+end
+$$;
+
+-- Writes to tasks as a user would, one at a time: one that a trigger or a lock of the user's refuses stays as it is. p_change:
+-- 'due' (they need not wait any more) or 'back' (they failed, and are queued again with one attempt more).
+create or replace function orchestrator.write_each(p_change text, p_ids uuid[]) returns void
+language plpgsql security definer set search_path = '' set lock_timeout = '100ms' set jit = off as $$
+#variable_conflict use_variable
+declare
+    c_time constant interval := '2 seconds';
+    v_id uuid;
+begin
+    foreach v_id in array p_ids loop
+        exit when clock_timestamp() > statement_timestamp() + c_time;
+        begin
+            perform orchestrator.enter_users_path();
+            if p_change = 'due' then
+                update public.tasks t set run_after = null where t.id = v_id and t.status = 'Queued';
+            else
+                update public.tasks t
+                   set status = 'Queued', run_after = null, worker_id = null, error_message = null, failure_code = null,
+                       failed_at_point = null, progress = null, generation_processed_at = null
+                 where t.id = v_id and t.status = 'Failed';
+            end if;
+            perform set_config('search_path', '', true);
+        exception when others or assert_failure then
+            if public.internal_is_transient(sqlstate) and sqlstate <> '55P03' then
+                raise;
+            end if;
+            raise warning 'task % could not be changed (%): % (%)', v_id, p_change, sqlerrm, sqlstate;
+        end;
+    end loop;
 end
 $$;

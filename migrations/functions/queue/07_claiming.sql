@@ -2,7 +2,20 @@
 --
 -- (task id, attempt number) is the fencing token of a claim and part of the keys of its outputs. It never repeats: a row of
 -- `live` counts on from the attempts of its task, which outlive a deleted task.
---
+
+-- These functions answered jsonb once, and the type of an answer cannot be replaced.
+do $$
+declare
+    v_function regprocedure;
+begin
+    for v_function in select p.oid::regprocedure from pg_catalog.pg_proc p
+                       where p.pronamespace = 'public'::regnamespace and p.prorettype = 'jsonb'::regtype
+                         and p.proname in ('worker_claim', 'worker_complete_many', 'worker_complete_and_claim') loop
+        execute format('drop function %s', v_function);
+    end loop;
+end
+$$;
+
 -- A claim number identifies one claim. A repeated claim returns the same tasks. A number below the highest one takes
 -- nothing new. A number that was answered with no task is spent: the network may deliver a copy of the request late, when
 -- the agent already asks under the next number. It must not take a task of which the agent would never know. Only the

@@ -29,14 +29,14 @@ begin
             continue;
         end if;
         if v_task.nodes > v_nodes then
-            perform orchestrator.end_unclaimable(v_task.task_id, 'SLURM_TOO_LARGE', format(
+            perform orchestrator.end_unclaimable(orchestrator.untaken(v_task.task_id), 'SLURM_TOO_LARGE', format(
                 'It asks for %s nodes, and cluster %s may have %s', v_task.nodes, p_launch.cluster, v_nodes));
             continue;
         end if;
         if v_task.is_heavy then
             v_inputs := orchestrator.inputs_size(v_task.task_id, c_bytes, c_values);
             if v_inputs.code is not null then
-                perform orchestrator.end_unclaimable(v_task.task_id, v_inputs.code, v_inputs.message);
+                perform orchestrator.end_unclaimable(orchestrator.untaken(v_task.task_id), v_inputs.code, v_inputs.message);
                 continue;
             end if;
             v_bytes := v_bytes + v_inputs.bytes;
@@ -61,9 +61,9 @@ begin
 end
 $$;
 
--- Ends a task that was taken and that no worker can get.
-create or replace function orchestrator.end_unclaimable(p_id uuid, p_code text, p_message text) returns void
-language plpgsql security definer set search_path = '' as $$
+-- A taken task as it was before.
+create or replace function orchestrator.untaken(p_id uuid) returns orchestrator.live
+language plpgsql stable security definer set search_path = '' as $$
 #variable_conflict use_variable
 declare
     v_task orchestrator.live;
@@ -71,10 +71,19 @@ begin
     select * into v_task from orchestrator.live q where q.task_id = p_id;
     v_task.attempt := v_task.attempt - 1;
     v_task.shown := 0;
-    perform orchestrator.leave(array[p_id]);
+    return v_task;
+end
+$$;
+
+-- Ends a locked task that no worker can get.
+create or replace function orchestrator.end_unclaimable(p_task orchestrator.live, p_code text, p_message text) returns void
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+begin
+    perform orchestrator.leave(array[p_task.task_id]);
     perform orchestrator.publish_later(
-        array[orchestrator.end_without_run(v_task, 'Failed', p_code, p_message, 'Claiming')], null);
-    perform orchestrator.ended(array[p_id], 'Failed');
+        array[orchestrator.end_without_run(p_task, 'Failed', p_code, p_message, 'Claiming')], null);
+    perform orchestrator.ended(array[p_task.task_id], 'Failed');
 end
 $$;
 

@@ -131,3 +131,27 @@ language sql stable security definer set search_path = '' as $$
     select coalesce(h.rescue_at <= is_lost.p_now - is_lost.p_over_s * interval '1 second', false)
       from orchestrator.holder(is_lost.p_task, is_lost.p_now) h
 $$;
+
+-- Each of these tasks failed on a worker that is sick, or whose machine failed, and gets one attempt back. One that failed for
+-- good because of it is queued again, with the tasks that failed because of that.
+create or replace function orchestrator.give_back(p_ids uuid[]) returns void
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_id uuid;
+    v_task public.tasks;
+    v_attempt orchestrator.attempts;
+begin
+    foreach v_id in array coalesce(p_ids, '{}') loop
+        v_task := orchestrator.current_task(v_id);
+        select * into v_attempt from orchestrator.attempts a where a.task_id = v_id order by a.attempt desc limit 1;
+        if v_task.status = 'Failed' and v_attempt.outcome = 'failed' and v_attempt.permanent is not true
+           and v_attempt.attempt - v_attempt.uncounted >= v_task.max_attempts then
+            perform orchestrator.write_each('back', orchestrator.failed_dependants(v_id));
+        end if;
+    end loop;
+    update orchestrator.live q set uncounted = q.uncounted + 1
+     where q.ctid = any (array(select l.ctid from orchestrator.live l
+                                where l.task_id = any (p_ids) and l.uncounted < l.attempt for update skip locked));
+end
+$$;

@@ -100,11 +100,11 @@ begin
         return;
     end if;
     insert into orchestrator.attempts (task_id, attempt, claim_no, started_at, ended_at, worker_id, nonce, outcome, message,
-                                       log_first)
+                                       log_first, uncounted)
     values (p_live.task_id, p_live.attempt, coalesce(p_live.claim_no, 0), p_live.claimed_at,
             greatest(v_now, p_live.claimed_at), p_live.worker_id, p_live.nonce, p_outcome,
             case when p_what is null then 'The task was deleted' else format('The task was changed by hand: %s', p_what) end,
-            p_live.log_first)
+            p_live.log_first, p_live.uncounted)
     on conflict do nothing;
     perform pg_notify('orchestrator_fleet', p_live.worker_id);
 end
@@ -180,7 +180,7 @@ $$;
 -- What a task asks for, with the values of its type where it names none. It is the one place that derives columns of `live`
 -- from columns of `tasks`.
 create or replace view orchestrator.specified as
-select t.id as task_id, t.status, t.worker_id, t.attempts, t.published, t.cancel_requested_at, t.dedupe_key, t.tenant,
+select t.id as task_id, t.status, t.worker_id, coalesce(t.attempts, 0) as attempts, t.published, t.cancel_requested_at, t.dedupe_key, t.tenant,
        t.concurrency_key, t.task_type,
        coalesce(public.internal_readable_time(t.created_at), now()) as created_at,
        public.internal_readable_time(t.run_after) as run_after,
@@ -238,14 +238,17 @@ begin
             state, turn, worker_id, claimed_at, progress_at)
         select s.task_id, s.created_at, s.run_after, s.place, s.pool, s.max_attempts, s.timeout_s, s.task_type,
                s.concurrency_key, s.tenant, s.dedupe_key, s.has_needs, s.is_heavy, s.type_limited, s.has_webhook,
-               s.cancel_requested_at, s.attempts, n.attempt + (w.state = 'running')::int, least(n.attempt, greatest(n.attempt - greatest(s.attempts, 0), 0)),
+               s.cancel_requested_at, s.attempts, n.attempt + (w.state = 'running')::int,
+               least(n.attempt, greatest(n.uncounted + n.attempt - greatest(s.attempts, 0), 0)),
                w.state, case when w.state = 'ready' and s.tenant is not null
                              then orchestrator.next_turn(s.pool, s.place, s.tenant, false) else c_none end,
                case when w.state = 'running' then s.worker_id end, case when w.state = 'running' then v_now end,
                case when w.state = 'running' then v_now end
           from unnest(p_ids) i (id) join orchestrator.specified s on s.task_id = i.id
-         cross join lateral (select greatest(coalesce(
-                   (select max(a.attempt) from orchestrator.attempts a where a.task_id = i.id), 0), s.published / 2) as attempt offset 0) n
+         cross join lateral (
+               select greatest(max(l.attempt), s.published / 2, 0) as attempt, coalesce(max(l.uncounted), 0) as uncounted
+                 from (select a.attempt, a.uncounted from orchestrator.attempts a where a.task_id = i.id
+                        order by a.attempt desc limit 1) l offset 0) n
          cross join lateral (select case when s.status = 'In Progress' then 'running'
                                          when s.has_needs then 'waits_for_tasks'
                                          when s.run_after > v_now then 'waits_for_time'

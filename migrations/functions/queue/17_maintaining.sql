@@ -1,4 +1,15 @@
--- What the leader does for the queue each second, in short transactions of their own: one call does one kind of work.
+-- What the leader does for the queue each second.
+
+create or replace function public.fleet_maintain(p_fleet text, p_term bigint, p_now timestamptz default null) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_maintain');
+    return orchestrator.maintain(v_now);
+end
+$$;
 
 -- Due tasks, limits and dependencies that were left, pending publications. Returns how much was done, by kind.
 create or replace function orchestrator.maintain(p_now timestamptz) returns jsonb
@@ -20,7 +31,7 @@ begin
         perform orchestrator.let_due(v_pool, c_most);
     end loop;
     return jsonb_build_object('rechecked', orchestrator.look_at_rechecks(c_most),
-                              'published', orchestrator.publish_due(100));
+                              'published', orchestrator.publish_due(100), 'audited', cardinality(orchestrator.audit(null)));
 end
 $$;
 

@@ -1,7 +1,8 @@
 -- Rows that were written while the triggers were off (a restore, a replica role, an apply worker) are found by reading
 -- `tasks`, `live` and `edges` from end to end, a part at a time.
 
--- Reads the next so many pages of each table, and reconciles what differs. Returns the ids.
+-- Reads the next so many pages of each table (null: so many that an hour of calls reads everything twice), and reconciles
+-- what differs. Returns the ids.
 create or replace function orchestrator.audit(p_blocks int) returns uuid[]
 language plpgsql security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
@@ -44,9 +45,12 @@ declare
     v_now timestamptz := public.internal_now();
     v_blocks bigint := pg_relation_size(p_rel::regclass) / current_setting('block_size')::bigint;
     v_audit orchestrator.audits;
+    c_least constant int := 16;
+    c_calls constant int := 1800;
 begin
     insert into orchestrator.audits (rel, next_block, began_at) values (p_rel, 0, v_now) on conflict do nothing;
     select * into v_audit from orchestrator.audits a where a.rel = p_rel for update;
+    p_blocks := coalesce(p_blocks, greatest(c_least, v_blocks / c_calls));
     from_tid := format('(%s,0)', v_audit.next_block)::tid;
     to_tid := format('(%s,0)', v_audit.next_block + p_blocks)::tid;
     if v_audit.next_block + p_blocks >= v_blocks then

@@ -44,9 +44,11 @@ begin
     v_task := orchestrator.current_task(p_id);
     if v_task.status = 'Queued' and not exists (
            select from orchestrator.live q where q.task_id = p_id and q.state = 'running') then
+        perform orchestrator.enter_users_path();
         update public.tasks t set status = 'Cancelled', cancel_requested_at = v_now where t.id = p_id;
         return jsonb_build_object('outcome', 'cancelled', 'status', 'Cancelled');
     elsif v_task.status in ('Queued', 'In Progress') then  -- the next heartbeat's answer tells its agent
+        perform orchestrator.enter_users_path();
         update public.tasks t set cancel_requested_at = v_now where t.id = p_id and t.cancel_requested_at is null;
         return jsonb_build_object('outcome', 'cancelling', 'status', 'In Progress');
     end if;
@@ -75,6 +77,7 @@ begin
     v_ids := array(select t.id from public.tasks t
                     where t.id = any (orchestrator.failed_dependants(p_id)) order by t.id for no key update);
     delete from orchestrator.publications p where p.task_id = any (v_ids);
+    perform orchestrator.enter_users_path();
     update public.tasks t
        set status = 'Queued', attempts = 0, run_after = null, worker_id = null, cancel_requested_at = null,
            error_message = null, failure_code = null, failed_at_point = null, progress = null

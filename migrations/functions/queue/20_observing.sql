@@ -115,6 +115,7 @@ begin
             'now', v_now,
             'workers', coalesce((
                 select jsonb_agg(to_jsonb(w.*) || jsonb_build_object('tasks_running', coalesce(h.n, 0),
+                           'claim_no', (select l.claim_no from orchestrator.launches l where l.worker_id = w.id),
                            'progress_at', case when w.own_program then h.progress_at else h.moved_at end,
                            'slowest_task', h.slowest,
                            'second_opinion', case when w.held_back is not null then public.internal_second_opinion(w.*) end,
@@ -185,4 +186,10 @@ begin
             'queued_total', (select coalesce(sum(q.total), 0) from queued q))
     );
 end
+$$;
+
+-- The name that an orchestrator of an earlier version calls.
+create or replace function public.fleet_snapshot(p_fleet text, p_now timestamptz default null) returns jsonb
+language sql stable security definer set search_path = '' as $$
+    select public.fleet_observe(fleet_snapshot.p_fleet, fleet_snapshot.p_now)
 $$;

@@ -21,7 +21,6 @@ JWT_SECRET = "a-secret-of-the-project-of-forty-characters"
 NUMBERS = itertools.count(1)
 TABLES = (
     "tasks",
-    "task_attempts",
     "workers",
     "worker_events",
     "worker_attempts",
@@ -43,16 +42,12 @@ TABLES = (
     "fleet_settings",
     "releases",
     "task_types",
-    "task_marks",
     "task_results",
-    "tasks_unsettled",
-    "task_refusals",
-    "task_floors",
     "tenants",
     "concurrency_limits",
-    "concurrency_notes",
     "cluster_apps",
 )
+QUEUE = ("attempts", "live", "edges", "publications", "rechecks", "marks", "audits", "launches")
 
 
 @pytest.fixture(scope="session")
@@ -73,6 +68,7 @@ async def migrated(shared: SharedServices) -> AsyncIterator[tuple[str, AsyncConn
 async def database(migrated: tuple[str, AsyncConnection[Any]]) -> str:
     """The URL of a migrated database without rows: deleting a few is much quicker than a copy, or than truncating."""
     deletes = [sql.SQL("delete from {}").format(sql.Identifier(name)) for name in TABLES]
+    deletes += [sql.SQL("delete from orchestrator.{}").format(sql.Identifier(name)) for name in QUEUE]
     url, owner = migrated
     await owner.execute(sql.SQL("; ").join(deletes))
     return url

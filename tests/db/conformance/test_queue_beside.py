@@ -1,24 +1,17 @@
 """The queue beside the users' table: whatever is written and called, its rows follow `tasks`, and nothing is lost."""
 
-from pathlib import Path
-
 import psycopg
 import pytest
 
-from orchestrator.migrate import migrate
 from tests.db.conformance.beside import Beside
 
-FILES = Path(__file__).parents[3] / "migrations" / "queue"
 STEPS = 100
 
 
 @pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 24), marks=pytest.mark.full)])
-async def test_after_each_write_and_call_the_queue_follows_from_the_tasks(empty_database: str, seeds: range) -> None:
+async def test_after_each_write_and_call_the_queue_follows_from_the_tasks(database: str, seeds: range) -> None:
     """Each attempt ends once, numbers rise, nobody waits for what has happened, and nothing stays pending."""
-    await migrate(empty_database)
-    with psycopg.connect(empty_database, autocommit=True) as connection:
-        for file in (FILES / "switch.sql", *sorted(FILES.glob("[0-9]*.sql"))):
-            connection.execute(file.read_text().encode())
+    with psycopg.connect(database, autocommit=True) as connection:
         for seed in seeds:
             walk = Beside.begin(connection, seed)
             for number in range(STEPS):
