@@ -31,7 +31,8 @@ def statement(function: str, names: tuple[str, ...], *, apart: str | None = None
     if apart is None:
         return f"select {call}".encode()
     check_names((apart,))
-    return f"select a - '{apart}', a->'{apart}' from (select {call} as a offset 0) c".encode()  # noqa: S608 checked names
+    others = f"(select json_object_agg(e.key, e.value) from json_each(a) e where e.key <> '{apart}')"
+    return f"select {others}, a->'{apart}' from (select {call} as a offset 0) c".encode()  # noqa: S608 checked names
 
 
 def bind(name: str, value: Any) -> Any:
