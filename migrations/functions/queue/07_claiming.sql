@@ -93,15 +93,14 @@ begin
     if p_claim_no <= p_launch.claim_no then
         v_tasks := orchestrator.tasks_of_claim(p_launch, p_claim_no);
         v_is_spent := v_tasks is null;
-    elsif v_may or orchestrator.may_claim(p_launch, p_now) then
-        v_may := true;
-        if (select s.expires_at > p_now from public.fleet_settings s
-             where s.fleet = p_launch.fleet and s.name = 'store_away') is not true then
+    else
+        v_may := v_may or orchestrator.may_claim(p_launch, p_now);
+        if v_may and not public.internal_is_store_away(p_launch.fleet, p_now) then
             v_tasks := orchestrator.take(p_launch, p_claim_no, p_batch, p_now);
         end if;
         if v_tasks is not null then
             v_status := 'active';
-        elsif v_status = 'active' and not exists (
+        elsif v_status = 'active' and p_launch.wanted = 'run' and (v_may or p_launch.cluster is not null) and not exists (
                 select from orchestrator.live q where q.worker_id = p_launch.worker_id and q.state = 'running') then
             v_status := 'idle';
         end if;
@@ -114,8 +113,6 @@ begin
                 else format('asked for work of pool %s and there was none', p_launch.pool) end);
             update public.workers w set status = v_status where w.id = p_launch.worker_id;
         end if;
-    elsif not p_may_wait then
-        update orchestrator.launches l set claim_no = p_claim_no where l.worker_id = p_launch.worker_id;
     end if;
     return json_build_object('outcome', 'ok', 'wanted', p_launch.wanted, 'pool', p_launch.pool, 'state', v_status,
         'tasks', coalesce(v_tasks, '[]'), 'spent', v_is_spent,

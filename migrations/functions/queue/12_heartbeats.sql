@@ -28,8 +28,9 @@ begin
     ), renewed as (
         update orchestrator.live q
            set lease_expires_at = p_now + p_launch.lease,
-               progress_at = greatest(q.progress_at, least(l.lived_at, case when v_is_away then p_now
-                   else q.claimed_at + 2 * coalesce(q.timeout_s, 3600) * interval '1 second' end))
+               progress_at = greatest(q.progress_at, case when l.lived_at is not null then least(l.lived_at,
+                   case when v_is_away then p_now
+                        else q.claimed_at + 2 * coalesce(q.timeout_s, 3600) * interval '1 second' end) end)
           from locked l where q.task_id = l.task_id returning q.task_id
     )
     select array_agg(r.task_id) into held from renewed r;
