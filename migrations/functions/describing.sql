@@ -19,6 +19,6 @@ begin
             select jsonb_object_agg(p.proname, to_jsonb(coalesce(p.proargnames, '{}'::text[])))
               from pg_catalog.pg_proc p
              where p.pronamespace = 'public'::regnamespace and p.prosecdef
-               and p.proname ~ '^(task|worker|fleet)_' and p.prorettype = 'jsonb'::regtype));
+               and p.proname ~ '^(task|worker|fleet)_' and p.prorettype in ('jsonb'::regtype, 'json'::regtype)));
 end
 $$;

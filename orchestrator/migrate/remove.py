@@ -24,8 +24,12 @@ TAKE_AWAY = """do $do$
 declare
     v_found constant jsonb := (select m.found from public.schema_migrations m where m.version = '0001');
     v_functions constant regprocedure[] := (
-        select array_agg(distinct to_regprocedure(f.signature)) filter (where to_regprocedure(f.signature) is not null)
-          from public.schema_migrations m cross join unnest(m.functions) f (signature));
+        select array_agg(distinct p.oid::regprocedure)
+          from public.schema_migrations m cross join unnest(m.functions) f (signature)
+          join pg_catalog.pg_proc p on p.oid = to_regprocedure(f.signature));
+    v_public constant text := (
+        select string_agg(p.oid::regprocedure::text, ', ') from pg_catalog.pg_proc p
+         where p.oid = any (v_functions::oid[]) and p.pronamespace = 'public'::regnamespace);
     v_columns constant jsonb := (  -- ours, of both tables
         select jsonb_object_agg(c.rel, (select jsonb_agg(split_part(l.item, ' ', 1)) from unnest(c.columns) l (item)))
           from public.internal_columns() c);
@@ -39,6 +43,7 @@ begin
         execute format('drop trigger %I on %s', v_one.tgname, v_one.rel);
     end loop;
     execute 'drop view if exists <views>';
+    drop schema orchestrator cascade;
     for v_one in select c.conname, c.conrelid::regclass as rel from pg_catalog.pg_constraint c
                   where c.conrelid in ('public.tasks'::regclass, 'public.workers'::regclass) and c.contype = 'c'
                     and c.conname = any (<constraints>) loop
@@ -50,7 +55,7 @@ begin
                     and c.relname = any (<indexes>) loop
         execute format('drop index %s', v_one.name);
     end loop;
-    execute 'drop function ' || (select string_agg(f::text, ', ') from unnest(v_functions) f);
+    execute 'drop function ' || v_public;
     execute 'drop table if exists <tables>';
     if v_found is not null and not v_found ? 'workers' then
         drop table public.workers;

@@ -4,19 +4,17 @@ from orchestrator.migrate.ledger import Connection
 
 # Without the lease of a claim, and without a live worker.
 UNHELD = """
-from public.tasks t
- where t.status = 'In Progress'
-   and (t.lease_expires_at is null or t.lease_expires_at = 'infinity'
-        or not exists (select from public.task_attempts a where a.task_id = t.id and a.attempt = t.attempts))
+from orchestrator.live q join public.tasks t on t.id = q.task_id
+ where q.state = 'running' and q.nonce is null
    and not exists (select from public.workers w where w.id = t.worker_id and w.status <> 'terminated')
 """
-STALE = "t.lease_expires_at is not distinct from '-infinity'"
+STALE = "q.lease_expires_at is not distinct from '-infinity'"
 LIST = f"""
-select t.id::text, t.task_type, t.pool, count(*) over (), count(*) filter (where {STALE}) over () {UNHELD}
+select t.id::text, t.task_type, q.pool, count(*) over (), count(*) filter (where {STALE}) over () {UNHELD}
  order by t.updated_at, t.id limit %s"""
 REQUEUE = f"""
-with unheld as (select t.id {UNHELD} for update)
-update public.tasks t set status = 'Queued', worker_id = null, lease_expires_at = null from unheld u where t.id = u.id
+with unheld as (select t.id {UNHELD} for update of t)
+update public.tasks t set status = 'Queued', worker_id = null from unheld u where t.id = u.id
 """  # noqa: S608
 NAMED = 20  # tasks that a note names; the others are counted
 

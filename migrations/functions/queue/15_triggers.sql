@@ -22,7 +22,9 @@ begin
         or a.labels is not null or a.webhook_url is not null or a.tenant is not null or a.concurrency_key is not null
         or a.depends_on <> '{}' or a.timeout_s is not null or length(a.task_type) > 200
         or pg_column_size(a.result_data) > 65536 or pg_column_size(a.progress) > 65536
-        or octet_length(a.output_location) > 65536;
+        or octet_length(a.output_location) > 65536
+        or a.status::text not in ('Queued', 'In Progress', 'Complete', 'Failed', 'Cancelled')
+        or a.pool !~ '^[A-Za-z0-9][A-Za-z0-9_-]*$' or octet_length(a.pool) > 63 or a.max_attempts < 1 or a.attempts < 0;
     if v_problem is not null then
         perform public.internal_refuse('OR007', split_part(v_problem, E'\n', 1), split_part(v_problem, E'\n', 2),
                                        split_part(v_problem, E'\n', 3));
@@ -60,10 +62,12 @@ begin
       from changed c
      where (pg_column_size(c.params) > 2000 or c.labels is not null or c.webhook_url is not null or c.tenant is not null
             or c.concurrency_key is not null or cardinality(c.depends_on) > 0 or c.timeout_s is not null
-            or length(c.task_type) > 200 or pg_column_size(c.result_data) > 65536 or pg_column_size(c.progress) > 65536)
-       and (select (b.params, b.labels, b.webhook_url, b.tenant, b.concurrency_key, b.depends_on, b.timeout_s, b.task_type,
+            or length(c.task_type) > 200 or pg_column_size(c.result_data) > 65536 or pg_column_size(c.progress) > 65536
+            or c.status::text not in ('Queued', 'In Progress', 'Complete', 'Failed', 'Cancelled')
+            or c.pool !~ '^[A-Za-z0-9][A-Za-z0-9_-]*$' or octet_length(c.pool) > 63 or c.max_attempts < 1 or c.attempts < 0)
+       and (select (b.status, b.pool, b.max_attempts, b.attempts, b.params, b.labels, b.webhook_url, b.tenant, b.concurrency_key, b.depends_on, b.timeout_s, b.task_type,
                     b.result_data, b.progress)
-                   is distinct from (c.params, c.labels, c.webhook_url, c.tenant, c.concurrency_key, c.depends_on, c.timeout_s,
+                   is distinct from (c.status, c.pool, c.max_attempts, c.attempts, c.params, c.labels, c.webhook_url, c.tenant, c.concurrency_key, c.depends_on, c.timeout_s,
                                      c.task_type, c.result_data, c.progress)
               from was b where b.id = c.id);
     if v_problem is not null then
@@ -130,6 +134,14 @@ declare
     v_bytes int := octet_length(p_task.params::text);
 begin
     return case
+        when p_task.status::text not in ('Queued', 'In Progress', 'Complete', 'Failed', 'Cancelled') then concat_ws(E'\n',
+            'status is not valid', format('got %L', left(p_task.status::text, 100)),
+            'Queued, In Progress, Complete, Failed or Cancelled')
+        when p_task.pool !~ '^[A-Za-z0-9][A-Za-z0-9_-]*$' or octet_length(p_task.pool) > 63 then concat_ws(E'\n',
+            'pool is not valid', format('got %s', left(to_json(p_task.pool)::text, 100)),
+            'letters, digits, _ and -, at most 63, or NULL for the pool of its type')
+        when p_task.max_attempts < 1 or p_task.attempts < 0 then concat_ws(E'\n', 'max_attempts or attempts is not valid',
+            format('got %s and %s', p_task.max_attempts, p_task.attempts), 'at least 1 and 0')
         when p_task.timeout_s not between 0.001 and 2592000 then concat_ws(E'\n', 'timeout_s is not valid',
             format('got %s', p_task.timeout_s), 'seconds, at most 2592000, or NULL for none')
         when array_position(p_task.depends_on, null) is not null then concat_ws(E'\n', 'depends_on contains NULL', '',

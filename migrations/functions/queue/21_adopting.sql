@@ -19,6 +19,10 @@ begin
     for v_n in 0..cardinality(v_ids) / c_batch loop
         perform orchestrator.insert_live(v_ids[v_n * c_batch + 1:(v_n + 1) * c_batch]);
     end loop;
+    update orchestrator.live q  -- of a program of the project's own
+       set progress_at = coalesce(t.updated_at, q.progress_at),
+           lease_expires_at = nullif((to_jsonb(t)->>'lease_expires_at')::timestamptz, 'infinity')
+      from public.tasks t where t.id = q.task_id and q.state = 'running';
     if exists (select from orchestrator.attempts a where a.ended_at is null) then
         perform orchestrator.adopt_attempts();
     end if;
