@@ -178,13 +178,15 @@ async def test_a_projects_own_column_for_dependencies_still_works(
     (old,) = await (await project.execute(insert.encode(), (first["id"],))).fetchall()
     await migrated(project, empty_database)
     (new,) = await (await project.execute(insert.encode(), (first["id"],))).fetchall()
-    query = "select id, depends_on, blocked from tasks where task_type = 'u' order by created_at"
+    query = """select t.id, t.depends_on, q.state::text from tasks t join orchestrator.live q on q.task_id = t.id
+                where t.task_type = 'u' order by t.created_at"""
     assert await rows(project, query) == [
-        {"id": row["id"], "depends_on": [first["id"]], "blocked": True} for row in (old, new)
+        {"id": row["id"], "depends_on": [first["id"]], "state": "waits_for_tasks"} for row in (old, new)
     ]
     await project.execute("update tasks set dependant_on = null where id = %s", (new["id"],))
-    (freed,) = await rows(project, "select depends_on, blocked from tasks where not blocked and task_type = 'u'")
-    assert freed == {"depends_on": [], "blocked": False}
+    assert [row for row in await rows(project, query) if row["id"] == new["id"]] == [
+        {"id": new["id"], "depends_on": [], "state": "ready"}
+    ]
     fleet.term = (await fleet.lead())["term"]
     await project.execute("update tasks set status = 'Complete' where id = %s", (first["id"],))
     agent = await fleet.agent()
