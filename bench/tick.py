@@ -49,7 +49,7 @@ AT_REST_S = 60.0
 SILENT = "01"  # last digits of their numbers: as many idle ones as busy ones
 # The others send heartbeats during the whole benchmark. No lease expires.
 HEARD = """
-    update tasks set lease_expires_at = now() + interval '1 hour' where status = 'In Progress';
+    update orchestrator.live set lease_expires_at = now() + interval '1 hour' where state = 'running';
     update workers set last_heartbeat = now() + interval '1 hour' where pod_id !~ '[01]$';
     update workers set last_heartbeat = now() - interval '1 minute', waiting_on = 'operator'
      where pod_id ~ '[01]$'

@@ -27,21 +27,17 @@ begin
     alter table public.tasks alter column pool drop not null, alter column max_attempts drop not null;
 end
 $$;
-drop table if exists public.tasks_unsettled, public.concurrency_notes, public.task_refusals, public.task_counts, public.task_marks,
-    public.task_floors;
--- A view of the project's may read such a column: then it stays, and nothing writes it.
-do $$
-declare
-    v_name name;
-begin
-    foreach v_name in array array['blocked', 'queue_gate', 'queue_turn', 'lease_expires_at', 'progress_at', 'pool_by_type',
-                                  'uncounted'] loop
-        begin
-            execute format('alter table public.tasks drop column if exists %I', v_name);
-        exception when dependent_objects_still_exist then
-            execute format('alter table public.tasks alter column %I drop not null', v_name);
-            raise notice 'the column tasks.% is in use by a view, and is no longer written', v_name using errcode = 'OR100';
-        end;
-    end loop;
-end
-$$;
+drop table if exists public.tasks_unsettled;
+drop table if exists public.concurrency_notes;
+drop table if exists public.task_refusals;
+drop table if exists public.task_counts;
+drop table if exists public.task_marks;
+drop table if exists public.task_floors;
+alter table public.tasks
+    drop column if exists blocked,
+    drop column if exists queue_gate,
+    drop column if exists queue_turn,
+    drop column if exists lease_expires_at,
+    drop column if exists progress_at,
+    drop column if exists pool_by_type,
+    drop column if exists uncounted;

@@ -23,8 +23,8 @@ values ({version}, {name}, {checksum}, {release}, null)"""
 RECORD_CURRENT = """insert into public.schema_migrations (version, name, checksum, release, functions)
 select {version}, {name}, {checksum}, {release}, array(
            select p.oid::regprocedure::text from pg_catalog.pg_proc p
-            where p.pronamespace in ('public'::regnamespace, 'orchestrator'::regnamespace) and p.proname = any ({functions})
-              and p.xmin = pg_current_xact_id()::xid order by 1)
+            where p.pronamespace in ('public'::regnamespace, 'orchestrator'::regnamespace)
+              and p.proname = any ({functions}) and p.xmin = pg_current_xact_id()::xid order by 1)
     on conflict (version) do update
        set checksum = excluded.checksum, release = excluded.release, functions = excluded.functions,
            applied_at = now()"""

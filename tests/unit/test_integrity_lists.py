@@ -30,7 +30,8 @@ def documented() -> Iterator[tuple[str, str]]:
 
 def test_every_table_is_listed() -> None:
     """The ledger of the migrations is not on the page."""
-    assert sorted(listed("internal_tables")) == sorted({"schema_migrations"} | {table for table, _ in documented()})
+    public = {table for table, _ in documented() if "." not in table} - {"task_attempts"}  # which is a view
+    assert sorted(listed("internal_tables")) == sorted({"schema_migrations"} | public)
 
 
 def test_every_column_of_the_tables_that_users_change_is_listed() -> None:

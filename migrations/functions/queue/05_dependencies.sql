@@ -169,7 +169,7 @@ begin
         format('Dependency %s (%s) ended as %s', v_task.id, v_task.task_type, v_task.status),
         nullif(v_task.failure_code, 'DEPENDENCY_FAILED'),
         case when v_task.failure_code = 'DEPENDENCY_FAILED'
-             then regexp_replace(v_task.error_message, '^.*(Dependency [0-9a-f-]{36} \([^)]*\) ended as )', '\1')
+             then regexp_replace(v_task.error_message, E'^.*(Dependency [0-9a-f-]{36} \\([^)]*\\) ended as )', E'\\1')
              else v_task.error_message end));
 end
 $$;

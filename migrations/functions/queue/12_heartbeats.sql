@@ -15,7 +15,7 @@ declare
 begin
     with named as (
         select (n.value->>'id')::uuid as id, (n.value->>'attempt')::int as attempt,
-               case when n.value->>'still_s' ~ '^[0-9]{1,7}(\.[0-9]{1,9})?$'
+               case when n.value->>'still_s' ~ '^[0-9]{1,7}([.][0-9]{1,9})?$'
                     then p_now - (n.value->>'still_s')::numeric * interval '1 second'
                     when n.value->'progress' <> 'null' and n.value->'progress' is distinct from (
                          select t.progress from public.tasks t where t.id = (n.value->>'id')::uuid) then p_now end as lived_at

@@ -113,7 +113,7 @@ async def test_no_claim_gets_the_keys_of_an_earlier_one(
     await gateway.move(worker, (State.ACTIVE,), State.TERMINATING, exit_cause="pod_lost")
     await gateway.move(worker, (State.TERMINATING,), State.TERMINATED)
     await owner.execute(b"delete from tasks where id = %s", (task_id,))
-    await owner.execute(b"delete from task_attempts where task_id = %s", (task_id,))
+    await owner.execute(b"delete from orchestrator.attempts where task_id = %s", (task_id,))
     other = await gateway.worker()
     await owner.execute(b"insert into tasks (id, task_type, pool) values (%s, 't', %s)", (task_id, other.pool))
     (task,) = (await other.claim())["tasks"]

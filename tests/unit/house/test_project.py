@@ -152,11 +152,11 @@ def test_the_map_of_the_sql_functions_has_every_file_once() -> None:
     section = (ROOT / "CONTRIBUTING.md").read_text().split("## Find a SQL function")[1].split("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| ")]
     listed = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
-    assert sorted(listed) == sorted(path.stem for path in (ROOT / "migrations" / "functions").glob("*.sql"))
+    assert sorted(listed) == sorted(path.stem for path in (ROOT / "migrations" / "functions").rglob("*.sql"))
 
 
 def test_no_sql_depends_on_how_a_session_reads_backslashes() -> None:
     """With standard_conforming_strings off, they escape: functions run in the sessions of users, too."""
-    files = [*(ROOT / "migrations" / "functions").glob("*.sql"), *(ROOT / "migrations").glob("*.sql")]
+    files = [*(ROOT / "migrations" / "functions").rglob("*.sql"), *(ROOT / "migrations").glob("*.sql")]
     found = [(path.name, one) for path in files for one in SQL_TOKEN.findall(path.read_text())]
     assert [(name, one) for name, one in found if one.startswith("'") and "\\" in one] == []
