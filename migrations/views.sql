@@ -1,5 +1,5 @@
--- Views for dashboards, under the names that operators' dashboards use. They read with the rights of the caller
--- (security_invoker); grants.sql grants them to service_role only. No code of this project reads them: a view cannot
+-- Views for dashboards, under the names that operators' dashboards use. grants.sql grants them to service_role only. Most read
+-- with the rights of the caller (security_invoker); two read the queue's tables, to which only the owner has rights. No code of this project reads them: a view cannot
 -- carry settings as a function can.
 --
 -- A project's own view of the same name is dropped, or renamed if something depends on it. The same applies to an
@@ -66,7 +66,7 @@ select q.task_id, q.attempt, q.worker_id, q.nonce, q.claim_no, q.claimed_at, nul
 
 -- One row: the queue, the workers, the leader, the cost per hour. If workers have no known price (unpriced_workers),
 -- they cost more than usd_per_hour says.
-create view public.orchestrator_status with (security_invoker = true) as
+create view public.orchestrator_status as
 select t.queued_tasks, t.claimable_tasks, t.blocked_tasks, t.in_progress_tasks, t.completed_tasks, t.failed_tasks,
        t.cancelled_tasks, w.spawning_workers, w.active_workers, w.idle_workers, w.terminating_workers, w.total_workers,
        w.stale_workers, t.stuck_tasks, w.usd_per_hour, w.unpriced_workers,
@@ -74,15 +74,14 @@ select t.queued_tasks, t.claimable_tasks, t.blocked_tasks, t.in_progress_tasks, 
          where l.expires_at > now()) as leader,
        now() as snapshot_time
   from (select count(*) filter (where t.status::text = 'Queued') as queued_tasks,
-               count(*) filter (where t.status::text = 'Queued' and not t.blocked
-                                  and coalesce(t.run_after <= now(), true)) as claimable_tasks,
-               count(*) filter (where t.status::text = 'Queued' and t.blocked) as blocked_tasks,
+               count(*) filter (where q.state = 'ready' or q.state = 'waits_for_time' and q.run_after <= now()) as claimable_tasks,
+               count(*) filter (where q.state in ('waits_for_tasks', 'waits_for_key', 'waits_for_type')) as blocked_tasks,
                count(*) filter (where t.status::text = 'In Progress') as in_progress_tasks,
                count(*) filter (where t.status::text = 'Complete') as completed_tasks,
                count(*) filter (where t.status::text = 'Failed') as failed_tasks,
                count(*) filter (where t.status::text = 'Cancelled') as cancelled_tasks,
-               count(*) filter (where t.status::text = 'In Progress' and t.lease_expires_at < now()) as stuck_tasks
-          from public.tasks t) t,
+               count(*) filter (where q.state = 'running' and q.lease_expires_at < now()) as stuck_tasks
+          from public.tasks t left join orchestrator.live q on q.task_id = t.id) t,
        (select count(*) filter (where w.status = 'spawning') as spawning_workers,
                count(*) filter (where w.status = 'active') as active_workers,
                count(*) filter (where w.status = 'idle') as idle_workers,
@@ -152,15 +151,17 @@ select w.id, w.fleet, w.pool, w.gpu_type, w.status, w.created_at, w.terminated_a
  where coalesce(w.terminated_at, now()) > now() - interval '30 days';
 
 -- The queue by type and status, with the reasons that hold queued tasks back.
-create view public.task_queue_analysis with (security_invoker = true) as
-select t.pool, t.task_type, t.status::text as status, count(*) as tasks,
-       count(*) filter (where t.status::text = 'Queued' and t.blocked) as blocked_by_dependencies,
-       count(*) filter (where t.status::text = 'Queued' and not t.blocked and t.run_after > now()) as scheduled,
+create view public.task_queue_analysis as
+select coalesce(q.pool, t.pool, d.pool, 'default') as pool, t.task_type, t.status::text as status, count(*) as tasks,
+       count(*) filter (where q.state = 'waits_for_tasks') as blocked_by_dependencies,
+       count(*) filter (where q.state = 'waits_for_time' and q.run_after > now()) as scheduled,
        extract(epoch from now() - min(t.created_at)) as oldest_seconds,
        round(avg(extract(epoch from t.generation_started_at - t.created_at)), 1) as mean_wait_seconds,
        round(avg(extract(epoch from t.generation_processed_at - t.generation_started_at))
              filter (where t.status::text = 'Complete'), 1) as mean_processing_seconds
-  from public.tasks t group by t.pool, t.task_type, t.status::text;
+  from public.tasks t left join orchestrator.live q on q.task_id = t.id
+  left join public.task_types d on d.task_type = t.task_type
+ group by 1, 2, 3;
 
 -- Failures within a day: bring-ups, workers, attempts at tasks.
 create view public.recent_errors with (security_invoker = true) as

@@ -12,26 +12,27 @@ declare
     v_marks jsonb;
 begin
     with recursive pools(pool) as (  -- goes from pool to pool in the index, however many tasks each has
-        (select t.pool from public.tasks t where t.status = 'Queued' and not t.blocked order by t.pool limit 1)
+        select orchestrator.next_pool('')
         union all
-        select (select t.pool from public.tasks t where t.status = 'Queued' and not t.blocked and t.pool > p.pool
-                 order by t.pool limit 1)
-          from pools p where p.pool is not null
+        select orchestrator.next_pool(p.pool) from pools p where p.pool is not null
     ), heads as (
         select p.pool, h.mark
           from pools p
-         cross join lateral public.internal_claim_start(p.pool, v_now) s  -- not past all postponed tasks each time
+         cross join lateral orchestrator.claim_start(p.pool) s
          cross join lateral (
-             select md5(string_agg(c.id || '/' || c.attempts, ',')) as mark from (
-                 select t.id, t.attempts from public.tasks t
-                  where t.pool = p.pool and t.status = 'Queued' and not t.blocked
-                    and coalesce(t.run_after <= v_now, true)
-                    and (~t.priority, t.queue_turn, t.created_at, t.id) >= (s.place, s.queue_turn, s.created_at, s.id)
-                  order by ~t.priority, t.queue_turn, t.created_at, t.id limit c_head) c) h
+             select md5(string_agg(c.task_id || '/' || c.attempt, ',')) as mark from (
+                 (select q.task_id, q.attempt from orchestrator.live q
+                   where q.pool = p.pool and q.state = 'ready'
+                     and (q.place, q.turn, q.created_at, q.task_id) >= (s.place, s.turn, s.created_at, s.task_id)
+                   order by q.place, q.turn, q.created_at, q.task_id limit c_head)
+                 union all
+                 (select q.task_id, q.attempt from orchestrator.live q
+                   where q.pool = p.pool and q.state = 'waits_for_time' and q.run_after <= v_now
+                   order by q.pool, q.run_after limit c_head)) c) h
          where h.mark is not null
     ), held as (
-        select t.worker_id, string_agg(t.id || '/' || t.attempts, ',' order by t.id) as tasks
-          from public.tasks t where t.status = 'In Progress' and t.worker_id is not null group by t.worker_id
+        select q.worker_id, string_agg(q.task_id || '/' || q.attempt, ',' order by q.task_id) as tasks
+          from orchestrator.live q where q.state = 'running' and q.worker_id is not null group by q.worker_id
     ), fleet as (
         select w.id as key,
                md5(concat_ws('|', w.status, w.stage, w.drain_requested_at, w.stop_requested_at, w.agent->>'nonce',

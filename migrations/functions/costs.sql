@@ -88,12 +88,7 @@ begin
     return query
     with reaching as (
         select a.* from public.task_attempts a
-         where p_task_id is null and (a.started_at > p_since or a.ended_at > p_since)
-        union all
-        select a.* from public.tasks t
-         cross join lateral (select b.* from public.task_attempts b
-                              where b.task_id = t.id and b.attempt = t.attempts limit 1) a  -- by its key: there are few
-         where p_task_id is null and t.status = 'In Progress' and a.started_at <= p_since and a.ended_at is null
+         where p_task_id is null and (a.started_at > p_since or a.ended_at > p_since or a.ended_at is null)
         union all
         select a.* from (select distinct b.worker_id, b.nonce, b.claim_no
                            from public.task_attempts b where b.task_id = p_task_id) c

@@ -16,15 +16,16 @@ begin
         'paused', public.internal_paused(p_fleet, v_now),
         'worker', case when v_worker.id is not null then public.internal_worker_report(v_worker, v_now) end,
         'usual', public.fleet_usual(p_fleet, v_worker.gpu_type, v_now),
-        'queued', (select count(*) from public.tasks t
-                    where t.pool = v_worker.pool and t.status = 'Queued' and not t.blocked
-                      and coalesce(t.run_after <= v_now, true)),
+        'queued', (select count(*) from orchestrator.live q
+                    where q.pool = v_worker.pool
+                      and (q.state = 'ready' or q.state = 'waits_for_time' and q.run_after <= v_now)),
         'running', coalesce((
             select jsonb_agg(jsonb_build_object(
-                       'id', t.id, 'task_type', t.task_type, 'attempt', t.attempts, 'max_attempts', t.max_attempts,
-                       'started_at', t.generation_started_at, 'progress', t.progress, 'progress_at', t.progress_at,
-                       'lease_expires_at', t.lease_expires_at) order by t.generation_started_at, t.id)
-              from public.tasks t where t.worker_id = p_worker_id and t.status = 'In Progress'), '[]'),
+                       'id', q.task_id, 'task_type', q.task_type, 'attempt', q.attempt, 'max_attempts', q.max_attempts,
+                       'started_at', q.claimed_at, 'progress', t.progress, 'progress_at', q.progress_at,
+                       'lease_expires_at', q.lease_expires_at) order by q.claimed_at, q.task_id)
+              from orchestrator.live q join public.tasks t on t.id = q.task_id
+             where q.worker_id = p_worker_id and q.state = 'running'), '[]'),
         'events', coalesce((
             select jsonb_agg(to_jsonb(e.*) order by e.id)
               from (select * from public.worker_events e where e.worker_id = v_worker.id
@@ -58,55 +59,59 @@ language plpgsql security definer set search_path = '' set enable_seqscan = off 
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
-    v_task public.tasks;
+    v_task public.tasks := orchestrator.current_task(p_task_id);
+    v_live orchestrator.live;
     c_workers constant int := 25;  -- the newest of its pool, and …
     c_attempts constant int := 200;  -- … the newest of each: what is usual for its type
     c_needs constant int := 100;  -- of the tasks that it needs, first those that are not Complete
     c_tries constant int := 200;  -- the newest of its attempts
     c_letters constant int := 500;  -- of another task's error
 begin
-    select * into v_task from public.tasks t where t.id = p_task_id;
+    select * into v_live from orchestrator.live q where q.task_id = p_task_id;
     return (with needs as materialized (
-        select n.id, n.place, d.pool, coalesce(d.task_type, r.task_type) as task_type,
-               coalesce(d.status::text, case when r.id is not null then 'Complete' end) as status, d.worker_id,
-               d.run_after, d.failure_code, left(d.error_message, c_letters) as error_message
+        select n.id, n.place, orchestrator.pool_of(d.*) as pool, coalesce(d.task_type, r.task_type) as task_type,
+               coalesce(p.status, d.status::text, case when r.id is not null then 'Complete' end) as status, d.worker_id,
+               d.run_after, coalesce(p.failure_code, d.failure_code) as failure_code,
+               left(coalesce(p.error_message, d.error_message), c_letters) as error_message
           from (select u.id, min(u.place) as place from unnest(v_task.depends_on) with ordinality u (id, place)
                  group by u.id) n
           left join public.tasks d on d.id = n.id
           left join public.task_results r on r.id = n.id
+          left join orchestrator.publications p on p.task_id = n.id
     ) select jsonb_build_object(
         'now', v_now,
         'leader', public.internal_leader(p_fleet, v_now),
         'read_only', public.internal_is_read_only(),
         'paused', public.internal_pauses(p_fleet, v_now),
         'conditions', public.internal_conditions(p_fleet, v_now),
-        'task', case when v_task.id is not null then to_jsonb(v_task) - 'params' - 'result_data' - 'depends_on' end,
+        'task', orchestrator.task_json(p_task_id) - 'params' - 'result_data' - 'depends_on'
+            || jsonb_build_object('uncounted', coalesce(v_live.uncounted, 0)),
         'usual', (
             select jsonb_build_object('task_type', v_task.task_type, 'n', count(*),
                        'p50_s', round(percentile_cont(0.5) within group (order by x.seconds)::numeric, 3),
                        'p95_s', round(percentile_cont(0.95) within group (order by x.seconds)::numeric, 3))
               from (select w.id from public.workers w where w.fleet = p_fleet and w.pool = v_task.pool
                      order by w.created_at desc limit c_workers) w
-              cross join lateral (select * from public.task_attempts b where b.worker_id = w.id
+              cross join lateral (select * from orchestrator.attempts b where b.worker_id = w.id
                                    order by b.started_at desc limit c_attempts) a
               join public.tasks t on t.id = a.task_id
               cross join lateral (select extract(epoch from a.ended_at - greatest(a.started_at, (
-                       select max(b.ended_at) from public.task_attempts b  -- the previous one of the same claim
+                       select max(b.ended_at) from orchestrator.attempts b  -- the previous one of the same claim
                         where b.worker_id = a.worker_id and b.nonce = a.nonce and b.claim_no = a.claim_no
                           and b.ended_at < a.ended_at))) as seconds) x
              where a.outcome = 'complete' and t.task_type = v_task.task_type),
-        'holder', case when v_task.status = 'In Progress' then (
-            select to_jsonb(h.*) from public.internal_holder(v_task, v_now) h) end,
+        'holder', case when v_live.state = 'running' then (
+            select to_jsonb(h.*) from orchestrator.holder(v_live, v_now) h) end,
         'declared', (select to_jsonb(d.*) from public.task_types d where d.task_type = v_task.task_type),
-        'limit', case when v_task.queue_gate in (1, 2) and v_task.run_after is null
-            then public.internal_limit_waits(v_task, v_now) end,
-        'refusal', (select to_jsonb(r.*) - 'task_id' from public.task_refusals r where r.task_id = p_task_id),
+        'limit', case when v_live.state in ('waits_for_key', 'waits_for_type') then public.internal_limit_waits(v_live) end,
+        'publication', (select jsonb_build_object('status', p.status, 'at', p.at, 'reason', p.reason, 'times', p.times,
+                                                  'retry_at', p.retry_at)
+                          from orchestrator.publications p where p.task_id = p_task_id and p.reason is not null),
         'decision', public.internal_pool_decision(p_fleet, v_task.pool),
-        'ahead', (select count(*) from public.tasks t
-                   where t.pool = v_task.pool and t.status = 'Queued' and not t.blocked
-                     and coalesce(t.run_after <= v_now, true)
-                     and (~t.priority, t.queue_turn, t.created_at, t.id)
-                         < (~v_task.priority, v_task.queue_turn, v_task.created_at, v_task.id)),
+        'ahead', (select count(*) from orchestrator.live q
+                   where q.pool = v_live.pool and q.state = 'ready'
+                     and (q.place, q.turn, q.created_at, q.task_id)
+                         < (v_live.place, v_live.turn, v_live.created_at, v_live.task_id)),
         'workers', coalesce((
             select jsonb_object_agg(s.status, s.n)
               from (select w.status, count(*) as n from public.workers w
@@ -123,8 +128,8 @@ begin
             '[]'),
         'dependency_counts', (select jsonb_build_object('all', count(*), 'complete',
                                      count(*) filter (where n.status = 'Complete')) from needs n),
-        'dependants', (select count(*) from public.tasks t
-                        where t.blocked and t.status = 'Queued' and t.depends_on && array[p_task_id]),
+        'dependants', (select count(*) from orchestrator.edges e join orchestrator.live q on q.task_id = e.task_id
+                        where e.needs = p_task_id and q.state = 'waits_for_tasks'),
         'attempts', coalesce((
             select jsonb_agg(to_jsonb(a.*) || jsonb_build_object(
                        'price_usd_per_hour', w.price_usd_per_hour, 'worker_status', w.status,

@@ -41,56 +41,48 @@ begin
     return jsonb_build_object(
         'now', v_now,
         'tasks', coalesce((
-            select jsonb_agg(case when p_full then to_jsonb(t.*) else to_jsonb(t.*) - c_large end
+            select jsonb_agg(orchestrator.task_json(t.id) - case when p_full then '{}' else c_large end
                              || jsonb_build_object('waits', public.internal_task_waits(t.*, v_now))
                              order by t.created_at desc, t.id)
               from (select * from public.tasks t
                      where t.created_at >= v_since and t.created_at <= v_until and t.created_at <= v_at
                        and (t.created_at < v_at or t.id > v_id) and (v_ids is null or t.id = any (v_ids))
-                       and (v_status is null or t.status::text = any (v_status))
-                       and (v_type is null or t.task_type = v_type) and (v_pool is null or t.pool = v_pool)
+                       and (v_status is null or coalesce((select p.status from orchestrator.publications p where p.task_id = t.id),
+                                                         t.status::text) = any (v_status))
+                       and (v_type is null or t.task_type = v_type) and (v_pool is null or orchestrator.pool_of(t.*) = v_pool)
                        and (v_tenant is null or t.tenant = v_tenant) and (v_labels is null or t.labels @> v_labels)
                      order by t.created_at desc, t.id limit least(greatest(coalesce(p_limit, 100), 0), 10000)) t), '[]'),
         'counts', case when v_filter ? 'before' then '{}' else coalesce((
             select jsonb_object_agg(c.status, c.n)
               from (select t.status::text as status, count(*) as n from public.tasks t
                      where t.created_at >= v_since and t.created_at <= v_until and (v_ids is null or t.id = any (v_ids))
-                       and (v_type is null or t.task_type = v_type) and (v_pool is null or t.pool = v_pool)
+                       and (v_type is null or t.task_type = v_type) and (v_pool is null or orchestrator.pool_of(t.*) = v_pool)
                        and (v_tenant is null or t.tenant = v_tenant) and (v_labels is null or t.labels @> v_labels)
                      group by t.status) c), '{}') end);
 end
 $$;
 
--- What a queued task waits for, NULL for any other: {kind, …}. kind: refused (reason, retry_at), dependencies (of, unmet:
--- NULL if they are too many to count), retry (until, code, after: the attempt that failed), scheduled (until), worker.
+-- What a queued task waits for, NULL for any other: {kind, …}. kind: limit, dependencies (of, unmet), retry (until, code,
+-- after: the attempt that failed), scheduled (until), worker.
 create or replace function public.internal_task_waits(p_task public.tasks, p_now timestamptz) returns jsonb
 language plpgsql stable security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
 declare
-    c_counted constant int := 100;
-    v_refusal public.task_refusals;
+    v_live orchestrator.live;
 begin
-    if p_task.status <> 'Queued' then
+    select * into v_live from orchestrator.live q where q.task_id = p_task.id and q.state <> 'running';
+    if not found then
         return null;
-    end if;
-    select * into v_refusal from public.task_refusals r
-     where r.task_id = p_task.id and r.what <> 'complete' and (r.what <> 'let_in' or p_task.queue_gate in (1, 2));
-    if found then
-        return jsonb_build_object('kind', 'refused', 'reason', v_refusal.reason, 'until', v_refusal.retry_at);
-    elsif p_task.queue_gate in (1, 2) and p_task.run_after is null then
-        return public.internal_limit_waits(p_task, p_now);
-    elsif p_task.blocked then
-        return jsonb_build_object('kind', 'dependencies', 'of', cardinality(p_task.depends_on),
-            'unmet', case when cardinality(p_task.depends_on) <= c_counted then (
-                select count(*) from unnest(p_task.depends_on) n (id)
-                 where not exists (select from public.tasks d where d.id = n.id and d.status = 'Complete')
-                   and not exists (select from public.task_results r where r.id = n.id
-                                      and not exists (select from public.tasks d where d.id = n.id))) end);
-    elsif p_task.run_after > p_now and p_task.failure_code is not null then
-        return jsonb_build_object('kind', 'retry', 'until', p_task.run_after, 'code', p_task.failure_code,
-                                  'after', p_task.attempts - p_task.uncounted);
-    elsif p_task.run_after > p_now then
-        return jsonb_build_object('kind', 'scheduled', 'until', p_task.run_after);
+    elsif v_live.state in ('waits_for_key', 'waits_for_type') then
+        return public.internal_limit_waits(v_live);
+    elsif v_live.state = 'waits_for_tasks' then
+        return jsonb_build_object('kind', 'dependencies', 'of', cardinality(p_task.depends_on), 'unmet', (
+            select count(*) from orchestrator.edges e where e.task_id = v_live.task_id and not e.is_met));
+    elsif v_live.run_after > p_now and p_task.failure_code is not null then
+        return jsonb_build_object('kind', 'retry', 'until', v_live.run_after, 'code', p_task.failure_code,
+                                  'after', v_live.attempt - v_live.uncounted);
+    elsif v_live.run_after > p_now then
+        return jsonb_build_object('kind', 'scheduled', 'until', v_live.run_after);
     end if;
     return jsonb_build_object('kind', 'worker');
 end
@@ -192,7 +184,7 @@ language sql stable security definer set search_path = '' set jit = off as $$
     with declared as (
         select s.value from public.fleet_settings s where s.fleet = fleet_names.p_fleet and s.name = 'release'
     ), named as (
-        select t.pool, t.task_type from public.tasks t group by t.pool, t.task_type
+        select orchestrator.pool_of(t.*) as pool, t.task_type from public.tasks t group by 1, 2
         union all select t.pool, t.task_type from public.task_types t where t.fleet = fleet_names.p_fleet
         union all select null, s.task ->> 'task_type' from public.schedules s
         union all select w.pool, null from public.workers w where w.fleet = fleet_names.p_fleet group by w.pool

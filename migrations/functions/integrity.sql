@@ -84,7 +84,7 @@ language sql stable security definer set search_path = '' as $$
         'alerts', 'api_submissions', 'api_tokens', 'audit_log', 'cluster_apps', 'cluster_events', 'cluster_members',
         'cluster_transitions', 'concurrency_limits', 'costs', 'database_identity', 'decisions',
         'fleet_chores', 'fleet_lease', 'fleet_settings', 'hosts', 'log_objects', 'member_operations', 'node_tasks',
-        'offers', 'releases', 'schedule_runs', 'schedules', 'schema_migrations', 'task_attempts', 'task_results', 'task_types', 'tasks',
+        'offers', 'releases', 'schedule_runs', 'schedules', 'schema_migrations', 'task_results', 'task_types', 'tasks',
         'tenants', 'webhook_messages', 'webhooks', 'worker_asks', 'worker_attempts', 'worker_events',
         'worker_transitions', 'workers']) n (name)
 $$;

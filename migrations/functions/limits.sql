@@ -7,10 +7,7 @@ language plpgsql security definer set search_path = '' set enable_seqscan = off 
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
-    c_queued constant int := 10000;  -- tasks of a type that begin to wait at once; claims let the others wait when they meet them
     v_found boolean := true;
-    v_rows tid[];
-    v_passed uuid[];
 begin
     if p_kind is null or p_kind not in ('key', 'type') then
         perform public.internal_refuse('OR007', 'kind is not valid', format('got %L', left(p_kind, 100)), 'key or type');
@@ -28,19 +25,10 @@ begin
         insert into public.concurrency_limits (scope, name, most, set_at) values (p_kind, p_name, p_most, v_now)
         on conflict (scope, name) do update set most = excluded.most, set_at = excluded.set_at;
     end if;
-    if p_kind = 'type' and p_most is not null then
-        v_rows := public.internal_lock_ready(p_name, c_queued);
-        if v_rows <> '{}' then
-            v_passed := public.internal_begin_waiting(v_rows);
-        end if;
-        perform public.internal_change_gates('running', array(
-            select t.ctid from public.tasks t where t.status = 'In Progress' and t.task_type = p_name and t.queue_gate = 0
-               for no key update skip locked));
-    elsif p_kind = 'type' then  -- tasks that a user's trigger did not let wait need not wait any more
-        delete from public.task_refusals r using public.tasks t
-         where r.what = 'let_in' and t.id = r.task_id and t.task_type = p_name and t.queue_gate = 0;
+    if p_kind = 'type' then
+        perform orchestrator.limit_type(p_name);
     end if;
-    perform public.internal_let_in(p_kind, array[p_name], v_now);
+    perform orchestrator.admit(p_kind, array[p_name], null);
     return jsonb_build_object('found', v_found);
 end
 $$;
@@ -50,12 +38,12 @@ $$;
 create or replace function public.task_limits(p_now timestamptz default null) returns jsonb
 language sql stable security definer set search_path = '' set jit = off as $$
     with used as (
-        select s.scope, s.name, count(*) filter (where t.status = 'In Progress') as running,
-               count(*) filter (where t.status = 'Queued' and not t.blocked) as ready,
-               count(*) filter (where t.status = 'Queued' and t.queue_gate = s.gate) as waiting
-          from public.tasks t
-          cross join lateral (values ('key', t.concurrency_key, 1), ('type', t.task_type, 2)) s (scope, name, gate)
-         where t.status in ('Queued', 'In Progress') and s.name is not null group by 1, 2
+        select s.scope, s.name, count(*) filter (where q.state = 'running') as running,
+               count(*) filter (where q.state = 'ready') as ready, count(*) filter (where q.state = s.waits) as waiting
+          from orchestrator.live q
+         cross join lateral (values ('key', q.concurrency_key, 'waits_for_key'::orchestrator.task_state),
+                                    ('type', q.task_type, 'waits_for_type')) s (scope, name, waits)
+         where s.name is not null group by 1, 2
     ), listed as (
         select coalesce(l.scope, u.scope) as scope, coalesce(l.name, u.name) as name, coalesce(l.most, 1) as most,
                l.name is not null as is_set, coalesce(u.running, 0) as running, coalesce(u.ready, 0) as ready,
@@ -68,25 +56,25 @@ language sql stable security definer set search_path = '' set jit = off as $$
       from listed d
 $$;
 
--- Which limit a task at a gate waits for: {kind: limit, scope, name, most, running, next}; next is a task that was let in
--- before it and does not run yet.
-create or replace function public.internal_limit_waits(p_task public.tasks, p_now timestamptz) returns jsonb
+-- Which limit a task waits for: {kind: limit, scope, name, most, running, next}; next is a task that has a place and does not
+-- run yet.
+create or replace function public.internal_limit_waits(p_task orchestrator.live) returns jsonb
 language plpgsql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
-    v_scope text := case p_task.queue_gate when 1 then 'key' else 'type' end;
-    v_name text := case p_task.queue_gate when 1 then p_task.concurrency_key else p_task.task_type end;
+    v_scope text := case p_task.state when 'waits_for_key' then 'key' else 'type' end;
+    v_name text := case p_task.state when 'waits_for_key' then p_task.concurrency_key else p_task.task_type end;
     v_running int;
     v_next uuid;
 begin
     if v_scope = 'key' then
-        select count(*) filter (where t.status = 'In Progress' and coalesce(t.lease_expires_at > p_now, true)),
-               (array_agg(t.id) filter (where t.status = 'Queued'))[1]
-          into v_running, v_next from public.tasks t where t.concurrency_key = v_name and t.queue_gate >= 2;
+        select count(*) filter (where q.state = 'running'), (array_agg(q.task_id) filter (where q.state <> 'running'))[1]
+          into v_running, v_next
+          from orchestrator.live q where q.concurrency_key = v_name and q.state in ('ready', 'waits_for_type', 'running');
     else
-        select count(*) filter (where t.status = 'In Progress' and coalesce(t.lease_expires_at > p_now, true)),
-               (array_agg(t.id) filter (where t.status = 'Queued'))[1]
-          into v_running, v_next from public.tasks t where t.task_type = v_name and t.queue_gate = 3;
+        select count(*) filter (where q.state = 'running'), (array_agg(q.task_id) filter (where q.state <> 'running'))[1]
+          into v_running, v_next
+          from orchestrator.live q where q.task_type = v_name and q.type_limited and q.state in ('ready', 'running');
     end if;
     return jsonb_build_object('kind', 'limit', 'scope', v_scope, 'name', v_name, 'running', v_running, 'next', v_next,
         'most', coalesce((select l.most from public.concurrency_limits l where l.scope = v_scope and l.name = v_name), 1));

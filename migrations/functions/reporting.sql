@@ -18,25 +18,30 @@ begin
              where coalesce(w.terminated_at > v_day, true) and a.outcome = 'complete' and a.to_at > v_day
              group by w.pool
         ),
-        refused as (select r.pool, r.n from public.internal_refused_ready(v_now) r),  -- they wait for no worker
-        queue as (
-            select t.pool,
-                   count(*) filter (where t.status = 'Queued' and not t.blocked
-                                      and coalesce(t.run_after <= v_now, true))
-                       - coalesce((select r.n from refused r where r.pool = t.pool), 0) as claimable,
-                   count(*) filter (where t.status = 'Queued' and t.blocked and t.queue_gate = 0) as dependencies,
-                   count(*) filter (where t.status = 'Queued' and t.queue_gate in (1, 2) and t.run_after is null) as concurrency,
-                   count(*) filter (where t.status = 'Queued' and (not t.blocked or t.queue_gate > 0)
-                       and t.run_after > v_now) as scheduled,
-                   min(t.run_after) filter (where t.status = 'Queued' and (not t.blocked or t.queue_gate > 0)
-                                              and t.run_after > v_now) as next_due_at,
-                   count(*) filter (where t.status = 'In Progress') as running,
+        open as (
+            select q.pool, count(*) filter (where q.state = 'ready' or q.state = 'waits_for_time' and q.run_after <= v_now)
+                       as claimable,
+                   count(*) filter (where q.state = 'waits_for_tasks') as dependencies,
+                   count(*) filter (where q.state in ('waits_for_key', 'waits_for_type')) as concurrency,
+                   count(*) filter (where q.state = 'waits_for_time' and q.run_after > v_now) as scheduled,
+                   min(q.run_after) filter (where q.state = 'waits_for_time' and q.run_after > v_now) as next_due_at,
+                   count(*) filter (where q.state = 'running') as running,
+                   min(q.created_at) filter (where q.state = 'ready' or q.state = 'waits_for_time' and q.run_after <= v_now)
+                       as oldest_claimable_at
+              from orchestrator.live q group by q.pool
+        ),
+        ended as (
+            select coalesce(t.pool, d.pool, 'default') as pool,
                    count(*) filter (where t.status = 'Complete'
-                                      and t.generation_processed_at > v_now - interval '1 hour') as completed_1h,
-                   min(t.created_at) filter (where t.status = 'Queued' and not t.blocked
-                                               and coalesce(t.run_after <= v_now, true)) as oldest_claimable_at,
-                   (select u.mean_s from turns u where u.pool = t.pool) as mean_task_s
-              from public.tasks t group by t.pool
+                                      and t.generation_processed_at > v_now - interval '1 hour') as completed_1h
+              from public.tasks t left join public.task_types d on d.task_type = t.task_type group by 1
+        ),
+        queue as (
+            select pool, coalesce(o.claimable, 0) as claimable, coalesce(o.dependencies, 0) as dependencies,
+                   coalesce(o.concurrency, 0) as concurrency, coalesce(o.scheduled, 0) as scheduled, o.next_due_at,
+                   coalesce(o.running, 0) as running, coalesce(e.completed_1h, 0) as completed_1h, o.oldest_claimable_at,
+                   u.mean_s as mean_task_s
+              from open o full join ended e using (pool) left join turns u using (pool)
         ),
         attempts as (
             select a.*, w.pool from public.worker_attempts a join mine w on w.id = a.worker_id
@@ -63,19 +68,18 @@ begin
                   from (select t.status::text as status, count(*) as n from public.tasks t group by 1) s), '{}'),
             'queue', coalesce((select jsonb_agg(to_jsonb(q.*) order by q.pool) from queue q), '[]'),
             'expired_leases', (
-                select count(*) from public.tasks t
-                 where t.status = 'In Progress'
-                   and (coalesce(t.lease_expires_at, 'infinity') = 'infinity' or t.lease_expires_at <= v_now)
-                   and public.internal_is_lost(t.*, v_now, 0)
-                   and not public.internal_is_unrescuable(t.id, v_now)
-                   and not public.internal_is_of_other_fleet(p_fleet, t.worker_id, v_now)),
+                select count(*) from orchestrator.live q
+                 where q.state = 'running' and (q.lease_expires_at is null or q.lease_expires_at <= v_now)
+                   and orchestrator.is_lost(q.*, v_now, 0)
+                   and not public.internal_is_of_other_fleet(p_fleet, q.worker_id, v_now)),
             'store_away', public.internal_leader_note(p_fleet, 'store_away', v_now),
             'tick_failed', public.internal_leader_note(p_fleet, 'tick_failed', v_now),
             'waiting_types', coalesce((
                 select jsonb_agg(to_jsonb(q.*) order by q.n desc, q.task_type)
-                  from (select t.pool, t.task_type, count(*) as n from public.tasks t
-                         where t.status = 'Queued' and not t.blocked
-                           and (coalesce(t.run_after <= v_now, true) or t.failure_code = 'NO_HANDLER')
+                  from (select l.pool, l.task_type, count(*) as n
+                          from orchestrator.live l join public.tasks t on t.id = l.task_id
+                         where l.state = 'ready' or l.state = 'waits_for_time'
+                                                     and (l.run_after <= v_now or t.failure_code = 'NO_HANDLER')
                          group by 1, 2 order by 3 desc limit c_rows) q), '[]'),
             'refused_tasks', public.internal_refused_tasks(v_now, c_rows),
             'schema_problems', public.fleet_schema_problems()->'problems',
@@ -109,7 +113,7 @@ begin
                           from failed f group by f.task_type, f.failure_code) f), '[]'),
             'error_patterns', jsonb_build_object(
                 'orphaned_tasks_reset', (
-                    select count(*) from public.task_attempts a join mine w on w.id = a.worker_id
+                    select count(*) from orchestrator.attempts a join mine w on w.id = a.worker_id
                      where a.outcome = 'lost' and a.ended_at > v_day),
                 'ssh_errors', (
                     select count(*) from attempts a
@@ -189,7 +193,7 @@ begin
             'tasks_per_hour', round(c.completed * 3600 / v_length_s, 2),
             'run_p50_s', round(c.run_p50_s::numeric, 3),
             'queue_mean', round(q.mean_depth, 2),
-            'queue_now', (select count(*) from public.tasks t where t.status = 'Queued'),
+            'queue_now', (select count(*) from orchestrator.live q where q.state <> 'running'),
             'wait_p50_s', round(q.wait_p50_s::numeric, 3), 'wait_p95_s', round(q.wait_p95_s::numeric, 3),
             'paid_s', v_paid_s,
             'utilisation', round(coalesce((v_cost -> 'kinds' -> 'busy' ->> 'seconds')::numeric, 0)

@@ -8,13 +8,13 @@ language sql stable security definer set search_path = '' set jit = off as $$
                'tenant', a.tenant, 'weight', coalesce(w.weight, 1), 'ready', coalesce(a.ready, 0),
                'waiting', coalesce(a.waiting, 0), 'running', coalesce(a.running, 0)) order by a.tenant nulls last), '[]'))
       from (select l.tenant, sum(l.ready) as ready, sum(l.waiting) as waiting, sum(l.running) as running
-              from (select t.tenant,
-                           count(*) filter (where t.status = 'Queued' and not t.blocked
-                                              and coalesce(t.run_after <= coalesce(task_tenants.p_now, now()), true)) as ready,
-                           count(*) filter (where t.status = 'Queued' and (t.blocked
-                                              or t.run_after > coalesce(task_tenants.p_now, now()))) as waiting,
-                           count(*) filter (where t.status = 'In Progress') as running
-                      from public.tasks t where t.status in ('Queued', 'In Progress') group by t.tenant
+              from (select q.tenant,
+                           count(*) filter (where q.state = 'ready' or q.state = 'waits_for_time' and q.run_after <= v.now) as ready,
+                           count(*) filter (where q.state not in ('ready', 'running', 'waits_for_time')
+                                              or q.state = 'waits_for_time' and q.run_after > v.now) as waiting,
+                           count(*) filter (where q.state = 'running') as running
+                      from orchestrator.live q cross join (values (coalesce(task_tenants.p_now, now()))) v (now)
+                     group by q.tenant
                     union all
                     select n.tenant, 0, 0, 0 from public.tenants n) l
              group by l.tenant) a
@@ -41,7 +41,7 @@ begin
         insert into public.tenants (tenant, weight, set_at) values (p_tenant, p_weight, v_now)
         on conflict (tenant) do update set weight = excluded.weight, set_at = excluded.set_at;
     end if;
-    perform public.internal_level_turns();
+    perform orchestrator.level_turns();
     return jsonb_build_object('tenant', p_tenant, 'weight', p_weight);
 end
 $$;

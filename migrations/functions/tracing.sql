@@ -15,7 +15,7 @@ declare
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_ended_attempts');
     with ended as materialized (
-        select a.* from public.task_attempts a
+        select a.* from orchestrator.attempts a
          where a.ended_at >= v_at and a.ended_at <= v_until
            and (a.ended_at, a.task_id, a.attempt)
                > (v_at, coalesce((p_cursor->>'task')::uuid, '00000000-0000-0000-0000-000000000000'),
@@ -34,7 +34,7 @@ begin
       from ended e
       left join public.tasks t on t.id = e.task_id
       left join public.workers w on w.id = e.worker_id and w.fleet = p_fleet
-      left join lateral (select b.ended_at from public.task_attempts b
+      left join lateral (select b.ended_at from orchestrator.attempts b
                           where b.task_id = e.task_id and b.attempt < e.attempt
                           order by b.attempt desc limit 1) p on true;
     return jsonb_build_object('attempts', v_attempts);

@@ -15,10 +15,10 @@ begin
                        (array_agg(w.exit_cause order by a.ended_at desc))[1] as exit_cause,
                        (array_agg(coalesce(w.failure_code, a.failure_code) order by a.ended_at desc))[1] as code,
                        (array_agg(w.metadata -> 'last_snapshot' order by a.ended_at desc))[1] as look
-                  from (select n.task_id from public.task_attempts n join public.workers w on w.id = n.worker_id
+                  from (select n.task_id from orchestrator.attempts n join public.workers w on w.id = n.worker_id
                          where n.outcome = 'lost' and n.failure_code is not null and n.ended_at > p_since and w.fleet = p_fleet
                          group by n.task_id order by max(n.ended_at) desc limit p_limit) r
-                  join public.task_attempts a on a.task_id = r.task_id and a.outcome = 'lost'
+                  join orchestrator.attempts a on a.task_id = r.task_id and a.outcome = 'lost'
                        and a.failure_code is not null and a.ended_at > p_all
                   join public.workers w on w.id = a.worker_id and w.fleet = p_fleet
                   join public.tasks t on t.id = a.task_id
@@ -26,24 +26,21 @@ begin
 end
 $$;
 
--- Tasks that a trigger or a constraint of a user keeps from being claimed, let in, completed, rescued or settled, by pool
--- and change. It counts 10,000 of them at most.
+-- Ended tasks that a trigger, a constraint or a lock of a user keeps from showing it for more than 10 s, by pool. It counts
+-- 10,000 of them at most.
 create or replace function public.internal_refused_tasks(p_now timestamptz, p_limit int) returns jsonb
 language plpgsql stable security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
 begin
     return coalesce((
-        select jsonb_agg(to_jsonb(f.*) order by f.n desc, f.pool, f.what)
-          from (select t.pool, r.what, count(*) as n, (array_agg(r.task_id order by r.refused_at desc))[1] as task_id,
-                       (array_agg(r.reason order by r.refused_at desc))[1] as reason
-                  from (select * from public.task_refusals f order by f.retry_at limit 10000) r
+        select jsonb_agg(to_jsonb(f.*) order by f.n desc, f.pool)
+          from (select orchestrator.pool_of(t.*) as pool, 'publish' as what, count(*) as n,
+                       (array_agg(r.task_id order by r.at desc))[1] as task_id,
+                       (array_agg(r.reason order by r.at desc))[1] as reason
+                  from (select * from orchestrator.publications f order by f.retry_at limit 10000) r
                   join public.tasks t on t.id = r.task_id
-                 where case
-                       when r.what = 'claim' then t.status = 'Queued' and not t.blocked and coalesce(t.run_after <= p_now, true)
-                       when r.what in ('rescue', 'complete') then t.status = 'In Progress'
-                       when r.what = 'let_in' then t.status = 'Queued' and t.queue_gate in (1, 2)
-                       else t.status = 'Queued' end
-                 group by t.pool, r.what order by 3 desc limit p_limit) f), '[]');
+                 where r.reason is not null and r.at < p_now - interval '10 seconds'
+                 group by 1 order by 3 desc limit p_limit) f), '[]');
 end
 $$;
 
@@ -58,7 +55,7 @@ declare
     c_newest constant int := 1000;  -- failed attempts whose tasks are read
 begin
     if (select coalesce(count(*) filter (where a.outcome = 'failed') <= count(*) filter (where a.outcome = 'complete'), true)
-          from (select b.outcome from public.task_attempts b where b.ended_at > v_since limit c_most) a) then
+          from (select b.outcome from orchestrator.attempts b where b.ended_at > v_since limit c_most) a) then
         return '[]';
     end if;
     return coalesce((
@@ -67,7 +64,7 @@ begin
                        (array_agg(t.id order by t.updated_at desc))[1] as last_task,
                        left((array_agg(t.error_message order by t.updated_at desc))[1], 500) as message,
                        0 as no_segments
-                  from (select a.task_id from public.task_attempts a
+                  from (select a.task_id from orchestrator.attempts a
                          where a.outcome = 'failed' and a.ended_at > v_since
                          order by a.ended_at desc limit c_newest) r
                   join public.tasks t on t.id = r.task_id and t.status = 'Failed'
@@ -124,19 +121,21 @@ declare
 begin
     return (
         with recursive pools(pool) as (  -- from one to the next in the index, however many tasks each has
-            (select t.pool from public.tasks t where t.status = 'Queued' and not t.blocked order by t.pool limit 1)
+            select orchestrator.next_pool('')
             union all
-            select (select t.pool from public.tasks t where t.status = 'Queued' and not t.blocked and t.pool > p.pool
-                     order by t.pool limit 1)
-              from pools p where p.pool is not null
+            select orchestrator.next_pool(p.pool) from pools p where p.pool is not null
         ), waiting as (
             select p.pool, h.task_type, count(*) as n
               from pools p
              cross join lateral (
-                 select t.task_type from public.tasks t
-                  where t.pool = p.pool and t.status = 'Queued' and not t.blocked
-                    and (coalesce(t.run_after <= v_now, true) or t.failure_code = 'NO_HANDLER')
-                  order by ~t.priority, t.queue_turn, t.created_at, t.id limit c_head) h
+                 (select q.task_type from orchestrator.live q where q.pool = p.pool and q.state = 'ready'
+                   order by q.place, q.turn, q.created_at, q.task_id limit c_head)
+                 union all
+                 (select q.task_type
+                    from (select l.task_id, l.task_type, l.run_after from orchestrator.live l
+                           where l.pool = p.pool and l.state = 'waits_for_time' order by l.pool, l.run_after limit c_head) q
+                    join public.tasks t on t.id = q.task_id
+                   where q.run_after <= v_now or t.failure_code = 'NO_HANDLER')) h
              where jsonb_array_length(p_handled) > 0 and not p_handled ? h.task_type
              group by 1, 2 order by 3 desc, 2 limit c_rows
         )

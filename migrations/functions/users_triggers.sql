@@ -46,6 +46,7 @@ begin
               from pg_catalog.pg_trigger g join pg_catalog.pg_proc p on p.oid = g.tgfoid
              where g.tgrelid = to_regclass('public.' || p_table) and not g.tgisinternal and g.tgenabled <> 'D'
                and not (p.pronamespace = 'public'::regnamespace and p.proname like E'internal\\_%')
+               and p.pronamespace is distinct from to_regnamespace('orchestrator')
                and g.tgtype & 3 = 3;  -- before, for each row
             v_problems := v_problems || jsonb_build_object(
                 'what', format('%s writes of the orchestrator to %s', v_triggers, p_table), 'why', v_message,
@@ -57,6 +58,7 @@ begin
           from pg_catalog.pg_trigger g join pg_catalog.pg_proc p on p.oid = g.tgfoid
          where g.tgrelid = to_regclass('public.' || p_table) and not g.tgisinternal
            and not (p.pronamespace = 'public'::regnamespace and p.proname like E'internal\\_%')
+               and p.pronamespace is distinct from to_regnamespace('orchestrator')
            and (strpos(v_context, p.proname || '(') > 0 or strpos(v_context, p.proname || '"(') > 0)
          group by g.tgfoid limit 1;
         if v_function is null then  -- a default, a check or a generated column
@@ -179,9 +181,7 @@ begin
       into v_write
       from jsonb_each_text(p_values) v
       join pg_catalog.pg_attribute a on a.attrelid = p_rel and a.attname = v.key and not a.attisdropped;
-    if p_path is not null then
-        perform set_config('search_path', p_path, true);
-    end if;
+    perform set_config('search_path', public.internal_trial_path(p_path), true);
     execute v_write;
     get diagnostics v_rows = row_count;
     if v_rows = 0 then

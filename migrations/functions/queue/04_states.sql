@@ -190,6 +190,32 @@ begin
 end
 $$;
 
+-- Makes the tasks of a type follow whether it has a limit, at most so many; the leader continues.
+create or replace function orchestrator.limit_type(p_type text) returns void
+language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+declare
+    c_most constant int := 10000;
+    v_is_limited boolean := exists (select from public.concurrency_limits l where l.scope = 'type' and l.name = p_type);
+    v_freed uuid[];
+begin
+    with changed as (
+        update orchestrator.live q set type_limited = v_is_limited
+         where q.ctid = any (array(select l.ctid from orchestrator.live l
+                                    where l.task_type = p_type and l.type_limited <> v_is_limited
+                                    limit c_most for update skip locked))
+        returning q.task_id, q.state
+    )
+    select array_agg(c.task_id) filter (where c.state = 'waits_for_type') into v_freed from changed c;
+    if v_freed is not null then
+        perform orchestrator.advance(v_freed, 'key');
+    end if;
+    insert into orchestrator.rechecks (kind, name)
+    select 'type', p_type
+     where exists (select from orchestrator.live q where q.task_type = p_type and q.type_limited <> v_is_limited);
+end
+$$;
+
 -- Lets as many ready tasks wait again as a limit is exceeded by, the last ones first.
 create or replace function orchestrator.take_back(p_scope text, p_name text, p_over int) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$

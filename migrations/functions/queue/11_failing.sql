@@ -123,13 +123,13 @@ create or replace function public.internal_returns(p_task_id uuid, p_attempt int
 language sql stable security definer set search_path = '' as $$
     select count(*)::int
       from (select l.*, bool_and(not exists (
-                       select from public.task_attempts o
+                       select from orchestrator.attempts o
                         where o.worker_id = l.worker_id and o.nonce = l.nonce and o.claim_no = l.claim_no
                           and o.outcome is distinct from 'released')) over (order by l.attempt desc) as in_vain
-              from (select a.attempt, a.worker_id, a.nonce, a.claim_no, a.failure_code from public.task_attempts a
+              from (select a.attempt, a.worker_id, a.nonce, a.claim_no, a.failure_code from orchestrator.attempts a
                      where a.task_id = internal_returns.p_task_id and a.attempt < internal_returns.p_attempt
                      order by a.attempt desc limit 20) l) r
      where r.in_vain and r.failure_code = 'RELEASED'
-       and exists (select from public.task_attempts n
+       and exists (select from orchestrator.attempts n
                     where n.worker_id = r.worker_id and n.nonce = r.nonce and n.claim_no > r.claim_no)
 $$;

@@ -125,9 +125,9 @@ begin
         select array_agg(e.needs order by e.needs) from orchestrator.edges e where e.task_id = p_task.id)
         is distinct from (select array_agg(distinct n.id order by n.id) from unnest(p_task.depends_on) n (id));
     v_moves := v_has_new_needs or (p_live.pool, p_live.place, p_live.created_at, p_live.run_after, p_live.concurrency_key,
-                                   p_live.task_type, p_live.tenant)
+                                   p_live.task_type, p_live.tenant, p_live.type_limited)
         is distinct from (v_new.pool, v_new.place, v_new.created_at, v_new.run_after, v_new.concurrency_key,
-                          v_new.task_type, v_new.tenant);
+                          v_new.task_type, v_new.tenant, v_new.type_limited);
     update orchestrator.live q
        set pool = v_new.pool, place = v_new.place, created_at = v_new.created_at, run_after = v_new.run_after,
            concurrency_key = v_new.concurrency_key, task_type = v_new.task_type, tenant = v_new.tenant,
@@ -212,10 +212,12 @@ select t.id
     or q.task_id is not null and (
            q.has_needs
            or (q.pool, q.place, q.created_at, q.run_after, q.concurrency_key, q.task_type, q.tenant, q.dedupe_key,
-               q.max_attempts, q.timeout_s, q.has_needs, q.is_heavy, q.has_webhook, q.cancel_requested_at, q.attempts_shown)
+               q.max_attempts, q.timeout_s, q.has_needs, q.is_heavy, q.has_webhook, q.cancel_requested_at, q.attempts_shown,
+               q.type_limited)
               is distinct from (
                select (s.pool, s.place, s.created_at, s.run_after, s.concurrency_key, s.task_type, s.tenant, s.dedupe_key,
-                       s.max_attempts, s.timeout_s, s.has_needs, s.is_heavy, s.has_webhook, s.cancel_requested_at, s.attempts)
+                       s.max_attempts, s.timeout_s, s.has_needs, s.is_heavy, s.has_webhook, s.cancel_requested_at, s.attempts,
+                       s.type_limited)
                  from orchestrator.specified s where s.task_id = t.id));
 
 -- Adds tasks to the queue. Numbers go on from the attempts of a task. A row that is there already is newer.

@@ -64,6 +64,7 @@ begin
         perform orchestrator.admit('key', v_keys, null);
     end if;
     if v_types is not null then
+        perform orchestrator.limit_type(t.name) from unnest(v_types) t (name);
         perform orchestrator.admit('type', v_types, null);
     end if;
     if v_shows is not null then
