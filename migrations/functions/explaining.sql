@@ -84,8 +84,7 @@ begin
         'read_only', public.internal_is_read_only(),
         'paused', public.internal_pauses(p_fleet, v_now),
         'conditions', public.internal_conditions(p_fleet, v_now),
-        'task', orchestrator.task_json(p_task_id) - 'params' - 'result_data' - 'depends_on'
-            || jsonb_build_object('uncounted', coalesce(v_live.uncounted, 0)),
+        'task', orchestrator.task_json(p_task_id) - 'params' - 'result_data' - 'depends_on',
         'usual', (
             select jsonb_build_object('task_type', v_task.task_type, 'n', count(*),
                        'p50_s', round(percentile_cont(0.5) within group (order by x.seconds)::numeric, 3),

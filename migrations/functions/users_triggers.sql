@@ -181,7 +181,9 @@ begin
       into v_write
       from jsonb_each_text(p_values) v
       join pg_catalog.pg_attribute a on a.attrelid = p_rel and a.attname = v.key and not a.attisdropped;
-    perform set_config('search_path', public.internal_trial_path(p_path), true);
+    if p_path is not null or p_rel = 'public.tasks'::regclass then
+        perform set_config('search_path', public.internal_trial_path(p_path), true);
+    end if;
     execute v_write;
     get diagnostics v_rows = row_count;
     if v_rows = 0 then

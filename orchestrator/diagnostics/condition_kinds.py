@@ -159,8 +159,8 @@ class ConditionKind(Explained):
         "add it to WORKER_HANDLERS: type=module:function", Impact.WAIT,
         alert="OrchestratorNoHandler", after_s=120)
     TASKS_REFUSED = "tasks_refused", ConditionRow(
-        "Tasks", "A trigger or constraint on tasks keeps {count:task|tasks} of pool {pool} from being {change}",
-        "change that trigger or constraint; python -m orchestrator explain {task}", Impact.WAIT | Impact.LOSS,
+        "Tasks", "The database keeps {count:ended task|ended tasks} of pool {pool} from showing how they ended",
+        "change the trigger or constraint, or end the lock; python -m orchestrator explain {task}", Impact.WAIT,
         alert="OrchestratorTasksRefused", after_s=120)
     BRINGUPS_FAIL = "bringups_fail", ConditionRow(
         "Workers", "{what} in pool {pool}: the last {count:bring-up|bring-ups} failed ({code}): {means}", "{fix}",

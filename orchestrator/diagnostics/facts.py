@@ -129,7 +129,7 @@ class Facts:
     offers: Mapping[str, OfferState] = field(default_factory=dict)
     handled: Sequence[str] = ()  # types of task with a handler; empty: not known
     waiting_types: Sequence[Row] = ()  # ready tasks by pool and type
-    refused_tasks: Sequence[Row] = ()  # that the database does not let change, by pool and change
+    refused_tasks: Sequence[Row] = ()  # ended tasks that the database does not let show it, by pool
     schema_problems: Sequence[Row] = ()  # what in the database differs from what the functions need: what, why, fix
     webhooks: Row = field(default_factory=dict)  # messages that were not delivered
     schedules: Sequence[Row] = ()  # that submit no task: name, why

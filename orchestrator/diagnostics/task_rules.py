@@ -15,13 +15,6 @@ from orchestrator.diagnostics.facts import Facts, Row
 
 SHOWN_S = 900.0  # for which an attempt that was lost is worth a line
 NAMED = 5  # tasks or workers that a line names
-REFUSED = {  # the change that the database refuses -> in words, and what it does to tasks
-    "claim": ("claimed", Impact.WAIT),
-    "complete": ("completed; each worker keeps its result and tries again", Impact.LOSS | Impact.MONEY),
-    "rescue": ("queued again after the loss of their worker", Impact.LOSS),
-    "let_in": ("let in by their limit of concurrency", Impact.WAIT),
-    "settle": ("released by the tasks that they depend on", Impact.WAIT),
-}
 DONE = frozenset({"Complete", "Failed", "Cancelled"})
 
 
@@ -50,10 +43,8 @@ def _tasks(facts: Facts) -> Iterator[Condition]:
             subject = of_type(row["pool"], row["task_type"])
             yield Condition(kind, subject, detail, evidence, Impact.WAIT, pools=(row["pool"],))
     for row in facts.refused_tasks:
-        change, impact = REFUSED.get(row["what"], (row["what"], Impact.WAIT))
-        detail = {"count": row["n"], "pool": row["pool"], "task": row["task_id"], "change": change}
-        subject, pools = f"{row['pool']} {row['what']}", (row["pool"],) if impact & Impact.WAIT else ()
-        yield Condition(ConditionKind.TASKS_REFUSED, subject, detail, row["reason"], impact, pools=pools)
+        detail = {"count": row["n"], "pool": row["pool"], "task": row["task_id"]}
+        yield Condition(ConditionKind.TASKS_REFUSED, row["pool"], detail, row["reason"], pools=())
     for row in facts.failed_tasks:
         detail = {"count": row["n"], "task_type": row["task_type"], "task": row["last_task"], "code": row["code"]}
         if row["no_segments"]:

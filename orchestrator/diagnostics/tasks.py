@@ -68,7 +68,8 @@ def explained(found: Row, policy: Policy | None = None) -> TaskExplanation:
     task = found["task"]
     attempts = list(map(attempt_of, found["attempts"]))
     known = [attempt.usd for attempt in attempts if attempt.usd is not None]
-    why = {"Queued": _queued, "In Progress": _running, "Complete": _complete}.get(task["status"], _ended)(found, policy)
+    explain = {"Queued": _queued, "In Progress": _running, "Complete": _complete}.get(task["status"], _ended)
+    why = _unpublished(found) or explain(found, policy)
     return TaskExplanation(
         task_id=task["id"],
         task_type=task["task_type"],
@@ -110,7 +111,7 @@ def _queued(found: Row, policy: Policy | None) -> _Why:
     if held := _held(found):
         return held
     unmet = [d for d in found["dependencies"] if d["status"] != "Complete"]
-    if task["blocked"] and unmet:
+    if task["state"] == "waits_for_tasks" and unmet:
         counts = found["dependency_counts"]  # of all; the list has the first ones
         known = [d for d in unmet if d["id"]]  # the ids of the others are hidden from this caller
         parts = [_dependency(d) for d in known[:NAMED]]
@@ -144,9 +145,7 @@ def _queued(found: Row, policy: Policy | None) -> _Why:
 
 
 def _held(found: Row) -> _Why | None:
-    """Explain a task that the database keeps from workers: it refuses to change it, or a limit is reached."""
-    if found.get("refusal") and found["refusal"]["what"] != "complete":
-        return _refused(found["refusal"])
+    """Explain a task that a limit keeps from workers."""
     if limit := found.get("limit"):
         change = f"python -m orchestrator limits set --{limit['scope']} NAME NUMBER"
         if not limit["most"]:
@@ -159,14 +158,16 @@ def _held(found: Row) -> _Why | None:
     return None
 
 
-def _refused(refusal: Row) -> _Why:
-    """Explain a task whose row a user's trigger or constraint keeps unchanged."""
-    what = f"the database, which refused to change its row {counted(refusal['times'], 'time')}: {refusal['reason']}"
-    fix = "change the trigger or constraint on tasks that refuses it; python -m orchestrator tasks cancel <task>"
-    then = "the orchestrator tries again then"
-    if refusal["what"] == "complete":
-        then = "its worker keeps the result and tries again then; after half an hour the task fails as RESULT_REFUSED"
-    return _Why(OPERATOR, what, then, fix, until=refusal["retry_at"])
+def _unpublished(found: Row) -> _Why | None:
+    """Explain an end that its row does not show yet."""
+    publication = found.get("publication")
+    if not publication:
+        return None
+    refused = f"which refused it {counted(publication['times'], 'time')}: {publication['reason']}"
+    what = f"the database, to show that it is {publication['status']}, {refused}"
+    fix = "change the trigger or constraint on tasks that refuses it, or end the transaction that has locked its row"
+    then = "the orchestrator tries again then; no worker waits for it, and nothing is lost"
+    return _Why(OPERATOR, what, then, fix, until=publication["retry_at"])
 
 
 def _claimable(found: Row, policy: Policy | None) -> _Why:
@@ -228,8 +229,6 @@ def _unserved(found: Row) -> _Why:
 
 def _running(found: Row, _: Policy | None) -> _Why:
     task, worker, holder = found["task"], found["worker"] or {}, found.get("holder") or {}
-    if (found.get("refusal") or {}).get("what") in ("rescue", "complete"):
-        return _refused(found["refusal"])
     held_by = holder.get("held_by", "lease")  # a database of the previous version does not return it
     if held_by in ("program", "unknown"):
         return _taken(task, declared=held_by == "program")

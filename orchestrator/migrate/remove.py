@@ -27,9 +27,6 @@ declare
         select array_agg(distinct p.oid::regprocedure)
           from public.schema_migrations m cross join unnest(m.functions) f (signature)
           join pg_catalog.pg_proc p on p.oid = to_regprocedure(f.signature));
-    v_public constant text := (
-        select string_agg(p.oid::regprocedure::text, ', ') from pg_catalog.pg_proc p
-         where p.oid = any (v_functions::oid[]) and p.pronamespace = 'public'::regnamespace);
     v_columns constant jsonb := (  -- ours, of both tables
         select jsonb_object_agg(c.rel, (select jsonb_agg(split_part(l.item, ' ', 1)) from unnest(c.columns) l (item)))
           from public.internal_columns() c);
@@ -55,7 +52,8 @@ begin
                     and c.relname = any (<indexes>) loop
         execute format('drop index %s', v_one.name);
     end loop;
-    execute 'drop function ' || v_public;
+    execute 'drop function ' || (select string_agg(p.oid::regprocedure::text, ', ') from pg_catalog.pg_proc p
+                                  where p.oid = any (v_functions::oid[]));
     execute 'drop table if exists <tables>';
     if v_found is not null and not v_found ? 'workers' then
         drop table public.workers;
@@ -145,7 +143,7 @@ def _take_away(files: SqlFiles) -> str:
     indexes = {name for file in files.tables for name in INDEX.findall(file.sql)}
     constraints = {name for file in files.tables for name in CONSTRAINT.findall(file.sql)}
     return (
-        TAKE_AWAY.replace("<views>", ", ".join(f"public.{name}" for name in VIEWS))
+        TAKE_AWAY.replace("<views>", ", ".join(f"public.{name}" for name in (*VIEWS, "task_attempts")))
         .replace("<tables>", ", ".join(f"public.{name}" for name in tables))
         .replace("<indexes>", array(indexes))
         .replace("<constraints>", array(constraints))

@@ -36,9 +36,12 @@ create or replace function orchestrator.task_json(p_id uuid) returns jsonb
 language sql stable security definer set search_path = '' as $$
     select to_jsonb(t.*) - 'published' || jsonb_build_object(
                'state', case when q.state = 'waits_for_time' and q.run_after <= now() then 'ready' else q.state::text end,
-               'progress_at', q.progress_at, 'lease_expires_at', q.lease_expires_at)
+               'progress_at', q.progress_at, 'lease_expires_at', q.lease_expires_at,
+               'uncounted', greatest(0, t.attempts - coalesce(q.attempt - q.uncounted, e.used, t.attempts)))
       from (select (orchestrator.current_task(task_json.p_id)).* offset 0) t
       left join orchestrator.live q on q.task_id = t.id
+      left join lateral (select a.attempt - a.uncounted as used from orchestrator.attempts a
+                          where q.task_id is null and a.task_id = t.id order by a.attempt desc limit 1) e on true
      where t.id is not null
 $$;
 

@@ -78,10 +78,12 @@ async def test_no_trigger_of_the_users_fires(
     assert await rows(filled, MODES) == modes
     (found,) = await rows(
         filled,
-        """select count(*) filter (where attempts is null or created_at is null) as incomplete,
+        """select count(*) filter (where attempts is null or t.created_at is null) as incomplete,
                   count(*) filter (where depends_on <> array_remove(array[dependant_on], null)) as unfollowed,
-                  count(*) filter (where blocked <> (status = 'Queued' and dependant_on is not null)) as unblocked,
-                  count(*) filter (where status = 'In Progress' and lease_expires_at is null) as unleased from tasks""",
+                  count(*) filter (where (q.state = 'waits_for_tasks') <> (status = 'Queued' and dependant_on is not null))
+                      as unblocked,
+                  count(*) filter (where status = 'In Progress' and lease_expires_at is null) as unleased
+             from tasks t left join orchestrator.live q on q.task_id = t.id""",
     )
     assert found == {"incomplete": 0, "unfollowed": 0, "unblocked": 0, "unleased": 0}
     assert await rows(filled, "select from workers where status <> 'terminated'") == []

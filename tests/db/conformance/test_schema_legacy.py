@@ -114,8 +114,10 @@ async def test_tables_with_the_least_columns_get_all_others(
     await project.execute("insert into tasks values (gen_random_uuid(), 't', '{}', 'In Progress')")
     await project.execute("insert into workers values ('old', null)")
     await migrate(empty_database)
-    (task,) = await rows(project, "select attempts, max_attempts, pool, lease_expires_at > now() as leased from tasks")
-    assert task == {"attempts": 0, "max_attempts": 3, "pool": "default", "leased": True}
+    (task,) = await rows(
+        project, "select attempts_shown, max_attempts, pool, lease_expires_at > now() as leased from orchestrator.live"
+    )
+    assert task == {"attempts_shown": 0, "max_attempts": 3, "pool": "default", "leased": True}
     assert await rows(project, "select status, exit_cause from workers") == [
         {"status": "terminated", "exit_cause": "superseded"}
     ]

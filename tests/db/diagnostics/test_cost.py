@@ -97,12 +97,14 @@ async def test_a_claim_that_began_before_the_window_is_shared_as_ever(fleet: Fle
 
 async def test_attempts_before_the_window_are_not_read(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
     """Of a worker that has done many: one that it still has, and what began or ended since."""
-    await hand.execute("truncate task_attempts")  # the pages that other tests left would be read with the newest
+    await hand.execute(
+        "truncate orchestrator.attempts"
+    )  # the pages that other tests left would be read with the newest
     await fleet.submit(count=2)
     agent = await fleet.agent()
     began, _ = await agent.claim(batch=2)
     past = (
-        "insert into task_attempts (task_id, attempt, worker_id, nonce, claim_no, started_at, ended_at, outcome) "
+        "insert into orchestrator.attempts (task_id, attempt, worker_id, nonce, claim_no, started_at, ended_at, outcome) "
         "select gen_random_uuid(), 1, %s, 'n', -n, s, s + interval '1 s', 'complete' from generate_series(1, 20000) n, "
         "lateral (select %s - interval '2 days' + n * interval '3 s') x (s)"
     )

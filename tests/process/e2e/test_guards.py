@@ -87,8 +87,10 @@ async def test_six_machines_become_sick_in_six_ways_under_load(stack: Stack, unt
     struck = await until("select key from hosts where key like 'machine:m-%%' and avoid_until > now()")
     assert len(struck) == sum(cause is FAULT for _, _, cause in WAYS.values())
     await until(ALL_DONE, timeout_s=180)
-    query = """select count(*) as n from tasks t left join orchestrator.attempts a on a.task_id = t.id and a.attempt = t.attempts
-                where a.attempt - a.uncounted > 1 or t.status <> 'Complete'"""
+    query = """
+        select count(*) as n from tasks t
+          left join orchestrator.attempts a on a.task_id = t.id and a.attempt = t.attempts
+         where a.attempt - a.uncounted > 1 or t.status <> 'Complete'"""
     assert (await until(query))[0]["n"] == 0, "an attempt on a sick machine does not count"
     old = [worker["id"] for worker in workers]
     await until("select 1 from workers where status in ('active', 'idle') and id <> all (%s) offset 5", old)
