@@ -53,7 +53,7 @@ begin
         'code', 'EARLIER_RELEASE',
         'message', format('Worker %s is of an earlier release, %s, which has no handler for %s; %s has one',
                           p_worker.id, p_worker.release, p_task.task_type, p_release)), false, false, p_now,
-        case when not v_is_here then c_wait_s * least(2 ^ least(p_task.uncounted, 4), 10) end);
+        case when not v_is_here then (c_wait_s * least(2 ^ least(p_task.uncounted, 4), 10))::numeric end);
     update public.workers w
        set metadata = w.metadata || jsonb_build_object('lacks', p_task.task_type),
            drain_requested_at = case when v_is_here then coalesce(w.drain_requested_at, p_now) else w.drain_requested_at end
@@ -130,6 +130,6 @@ language sql stable security definer set search_path = '' as $$
                      where a.task_id = internal_returns.p_task_id and a.attempt < internal_returns.p_attempt
                      order by a.attempt desc limit 20) l) r
      where r.in_vain and r.failure_code = 'RELEASED'
-       and exists (select from orchestrator.attempts n
+       and exists (select from public.task_attempts n
                     where n.worker_id = r.worker_id and n.nonce = r.nonce and n.claim_no > r.claim_no)
 $$;

@@ -1,14 +1,17 @@
 -- The launches of agents: what their calls must know, kept by a trigger of `workers`.
-create or replace function orchestrator.workers_changed() returns trigger
+
+create or replace function orchestrator.keep_launch(p_worker public.workers) returns void
 language plpgsql security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
 declare
-    v_wanted text := public.internal_wanted(new);
+    v_wanted text := public.internal_wanted(p_worker);
 begin
     insert into orchestrator.launches as l (worker_id, nonce, jti, fleet, pool, status, wanted, may, cluster, lease, log_bytes)
-    values (new.id, new.nonce, new.token_jti, new.fleet, new.pool, new.status, v_wanted,
-            v_wanted = 'run' and new.status in ('active', 'idle') and new.held_back is null and new.cluster is null,
-            new.cluster, new.lease_s * interval '1 second', (new.log_bytes #>> array[new.nonce, 'handler'])::bigint)
+    values (p_worker.id, p_worker.nonce, p_worker.token_jti, p_worker.fleet, p_worker.pool, p_worker.status, v_wanted,
+            v_wanted = 'run' and p_worker.status in ('active', 'idle') and p_worker.held_back is null
+                and p_worker.cluster is null,
+            p_worker.cluster, p_worker.lease_s * interval '1 second',
+            (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint)
     on conflict (worker_id) do update
        set nonce = excluded.nonce, jti = excluded.jti, fleet = excluded.fleet, pool = excluded.pool, status = excluded.status,
            wanted = excluded.wanted, may = excluded.may, cluster = excluded.cluster, lease = excluded.lease,
@@ -17,6 +20,14 @@ begin
      where (l.nonce, l.jti, l.fleet, l.pool, l.status, l.wanted, l.may, l.cluster, l.lease, l.log_bytes)
            is distinct from (excluded.nonce, excluded.jti, excluded.fleet, excluded.pool, excluded.status, excluded.wanted,
                              excluded.may, excluded.cluster, excluded.lease, excluded.log_bytes);
+end
+$$;
+
+create or replace function orchestrator.workers_changed() returns trigger
+language plpgsql security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+begin
+    perform orchestrator.keep_launch(new);
     return null;
 end
 $$;

@@ -8,9 +8,8 @@ declare
     c_batch constant int := 10000;
     v_ids uuid[];
 begin
-    insert into orchestrator.launches (worker_id, fleet, pool, status, wanted, may, lease)
-    select w.id, w.fleet, w.pool, w.status, 'run', false, '0' from public.workers w
-     where w.status <> 'terminated' and not exists (select from orchestrator.launches l where l.worker_id = w.id);
+    perform orchestrator.keep_launch(w.*) from public.workers w
+      where not exists (select from orchestrator.launches l where l.worker_id = w.id);
     if exists (select from orchestrator.audits) then
         return;
     end if;
@@ -45,6 +44,9 @@ begin
       from orchestrator.attempts a join public.tasks t on t.id = a.task_id
      where q.task_id = a.task_id and a.attempt = t.attempts and a.ended_at is null and t.status = 'In Progress'
        and a.worker_id = t.worker_id;
+    update orchestrator.launches l set claim_no = greatest(w.claim_no - 1, (
+               select max(a.claim_no) from orchestrator.attempts a where a.worker_id = w.id and a.nonce = w.nonce))
+      from public.workers w where w.id = l.worker_id and w.nonce is not null and w.claim_no is not null;
     delete from orchestrator.attempts a where a.ended_at is null;
 end
 $$;

@@ -101,6 +101,11 @@ class Fleet:
         """A fleet_* function that carries the term."""
         return await self.call(f"fleet_{function}", **({"p_fleet": FLEET, "p_term": self.term} | args))
 
+    async def maintain(self, seconds: int = 2) -> None:
+        """Some seconds of the leader's work on the queue, at one moment."""
+        for _ in range(seconds):
+            await self.fleet("maintain")
+
     async def lead(self, holder: str = "us", ttl_s: float = 3600) -> Row:
         """Ask for the lead."""
         answer: Row = await self.call("fleet_lead", p_fleet=FLEET, p_holder=holder, p_ttl_s=ttl_s)

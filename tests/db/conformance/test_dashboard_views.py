@@ -51,6 +51,7 @@ async def past(fleet: Fleet, hand: AsyncConnection[DictRow]) -> Agent:
     await fleet.submit(task_type="travel_stitch", depends_on=[second["id"]])
     await fleet.submit(count=2, task_type="other")
     fleet.wait(600)
+    await fleet.maintain()
     return agent
 
 

@@ -58,19 +58,14 @@ async def test_pages_hold_each_task_once(fleet: Fleet) -> None:
     assert (len(seen), set(seen)) == (7, ids)
 
 
-async def test_a_queued_task_says_what_it_waits_for(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
-    """A worker, tasks before it, its time, a pause after a failure, or the database itself; any other task: nothing."""
+async def test_a_queued_task_says_what_it_waits_for(fleet: Fleet) -> None:
+    """A worker, tasks before it, its time, or a pause after a failure; any other task: nothing."""
     agent = await fleet.agent()
     (failing,) = await fleet.submit({"priority": 9})
     (held,) = await agent.claim()
     await agent.fail(held, code="NO_HANDLER", message="no handler")
-    ready, waiting, timed, refused = await fleet.submit(
-        {}, {"depends_on": ["#0", failing]}, {"run_after": "2100-01-01T00:00:00Z"}, {}
-    )
-    await hand.execute(
-        "insert into task_refusals (task_id, what, reason, refused_at, retry_at)"
-        " values (%s, 'claim', 'no', now(), '2100-01-01')",
-        (refused,),
+    ready, waiting, timed = await fleet.submit(
+        {}, {"depends_on": ["#0", failing]}, {"run_after": "2100-01-01T00:00:00Z"}
     )
     answer = await fleet.call("task_find", p_filter={}, p_limit=9, p_full=False)
     waits = {row["id"]: row["waits"] for row in answer["tasks"]}
@@ -78,7 +73,6 @@ async def test_a_queued_task_says_what_it_waits_for(fleet: Fleet, hand: AsyncCon
     assert waits[waiting] == {"kind": "dependencies", "of": 2, "unmet": 2}
     assert (waits[timed]["kind"], waits[timed]["until"][:4]) == ("scheduled", "2100")
     assert (waits[failing]["kind"], waits[failing]["code"], waits[failing]["after"]) == ("retry", "NO_HANDLER", 1)
-    assert (waits[refused]["kind"], waits[refused]["reason"]) == ("refused", "no")
     await fleet.call("task_cancel", p_id=ready)
     answer = await fleet.call("task_find", p_filter={"ids": [ready]}, p_limit=9, p_full=False)
     assert answer["tasks"][0]["waits"] is None

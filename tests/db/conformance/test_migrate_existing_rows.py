@@ -80,8 +80,8 @@ async def test_no_trigger_of_the_users_fires(
         filled,
         """select count(*) filter (where attempts is null or t.created_at is null) as incomplete,
                   count(*) filter (where depends_on <> array_remove(array[dependant_on], null)) as unfollowed,
-                  count(*) filter (where (q.state = 'waits_for_tasks') <> (status = 'Queued' and dependant_on is not null))
-                      as unblocked,
+                  count(*) filter (where (q.state = 'waits_for_tasks')
+                                         <> (status = 'Queued' and dependant_on is not null)) as unblocked,
                   count(*) filter (where status = 'In Progress' and lease_expires_at is null) as unleased
              from tasks t left join orchestrator.live q on q.task_id = t.id""",
     )

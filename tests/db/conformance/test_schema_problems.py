@@ -100,9 +100,8 @@ async def test_rows_that_policies_hide_are_an_error_and_not_an_empty_queue(
     try:
         await agent.fleet.submit()
         await owner.execute(sql.SQL("alter table {} force row level security").format(sql.Identifier(table)))
-        for call in (agent.fleet.snapshot, agent.claim):
-            with pytest.raises(DatabaseAuth, match=f'row-level security policy for table "{table}"'):
-                await call()
+        with pytest.raises(DatabaseAuth, match=f'row-level security policy for table "{table}"'):
+            await (agent.claim() if table == "tasks" else agent.fleet.snapshot())
         (found,) = await SqlStore(db, FLEET).schema_problems()
         assert found["what"] == f"policies hide rows of the table {table} from the functions"
         await owner.execute(found["fix"].split("; or")[0].encode())

@@ -117,10 +117,10 @@ async def test_attempts_before_the_window_are_not_read(fleet: Fleet, hand: Async
         named = {"p_fleet": FLEET, **args, "p_now": fleet.now}
         call = ", ".join(f"{name} => %({name})s" for name in named)
         async with hand.transaction():
-            before = await rows_read(hand, "task_attempts")
+            before = await rows_read(hand, "attempts")
             await hand.execute(f"select {function}({call})".encode(), named)
             # a scan reads one range of blocks at the least, about 1,100 rows; fleet_report scans three times
-            assert 0 < await rows_read(hand, "task_attempts") - before < 4_000, function
+            assert 0 < await rows_read(hand, "attempts") - before < 4_000, function
 
 
 @pytest.mark.parametrize(
