@@ -246,7 +246,8 @@ begin
                              then orchestrator.next_turn(s.pool, s.place, s.tenant, false) else c_none end,
                case when w.state = 'running' then s.worker_id end, case when w.state = 'running' then v_now end,
                case when w.state = 'running' then v_now end
-          from unnest(p_ids) i (id) join orchestrator.specified s on s.task_id = i.id
+          from unnest(p_ids) i (id)
+         cross join lateral (select * from orchestrator.specified d where d.task_id = i.id offset 0) s  -- by its key, each
          cross join lateral (
                select greatest(max(l.attempt), s.published / 2, 0) as attempt, coalesce(max(l.uncounted), 0) as uncounted
                  from (select a.attempt, a.uncounted from orchestrator.attempts a where a.task_id = i.id

@@ -49,27 +49,30 @@ end
 $$;
 
 create or replace function orchestrator.tasks_updated() returns trigger
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_hashjoin = on set jit = off as $$
 #variable_conflict use_variable
 declare
+    v_before constant text := current_setting('enable_nestloop');
     v_ids uuid[];
     v_problem text;
 begin
     if orchestrator.is_publication() then
         return null;
     end if;
+    -- The plan of the first statement is kept, and a nested loop would compare each row of a large one with all others.
+    perform set_config('enable_nestloop', 'off', true);
     select min(orchestrator.row_problem(c.*)) into v_problem
-      from changed c
+      from changed c left join was b on b.id = c.id
      where (pg_column_size(c.params) > 2000 or c.labels is not null or c.webhook_url is not null or c.tenant is not null
             or c.concurrency_key is not null or cardinality(c.depends_on) > 0 or c.timeout_s is not null
             or length(c.task_type) > 200 or pg_column_size(c.result_data) > 65536 or pg_column_size(c.progress) > 65536
             or c.status::text not in ('Queued', 'In Progress', 'Complete', 'Failed', 'Cancelled')
             or c.pool !~ '^[A-Za-z0-9][A-Za-z0-9_-]*$' or octet_length(c.pool) > 63 or c.max_attempts < 1 or c.attempts < 0)
-       and (select (b.status, b.pool, b.max_attempts, b.attempts, b.params, b.labels, b.webhook_url, b.tenant, b.concurrency_key, b.depends_on, b.timeout_s, b.task_type,
-                    b.result_data, b.progress)
-                   is distinct from (c.status, c.pool, c.max_attempts, c.attempts, c.params, c.labels, c.webhook_url, c.tenant, c.concurrency_key, c.depends_on, c.timeout_s,
-                                     c.task_type, c.result_data, c.progress)
-              from was b where b.id = c.id);
+       and (b.status, b.pool, b.max_attempts, b.attempts, b.params, b.labels, b.webhook_url, b.tenant, b.concurrency_key,
+            b.depends_on, b.timeout_s, b.task_type, b.result_data, b.progress)
+           is distinct from (c.status, c.pool, c.max_attempts, c.attempts, c.params, c.labels, c.webhook_url, c.tenant,
+                             c.concurrency_key, c.depends_on, c.timeout_s, c.task_type, c.result_data, c.progress);
+    perform set_config('enable_nestloop', v_before, true);
     if v_problem is not null then
         perform public.internal_refuse('OR007', split_part(v_problem, E'\n', 1), split_part(v_problem, E'\n', 2),
                                        split_part(v_problem, E'\n', 3));
