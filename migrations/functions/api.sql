@@ -232,13 +232,12 @@ $$;
 create or replace function public.task_states(p_ids jsonb, p_now timestamptz default null) returns jsonb
 language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
     select jsonb_build_object('tasks', coalesce(jsonb_agg(jsonb_build_object(
-               'id', t.id, 'pool', t.pool, 'tenant', t.tenant, 'status', t.status,
-               'progress', public.internal_shown_progress(t.progress, 4096), 'progress_at', q.progress_at, 'attempt', t.attempts,
-               'version', public.internal_task_version(t.task)) order by t.id), '[]'))
-      from (select n.task, (n.task).* from public.tasks o cross join lateral (
-                select orchestrator.current_task(o.id) as task offset 0) n
-             where o.id = any (array(select jsonb_array_elements_text(task_states.p_ids)::uuid limit 2000)) offset 0) t
-      left join orchestrator.live q on q.task_id = t.id and q.state = 'running'
+               'id', (n.t).id, 'pool', (n.t).pool, 'tenant', (n.t).tenant, 'status', (n.t).status,
+               'progress', public.internal_shown_progress((n.t).progress, 4096), 'progress_at', q.progress_at,
+               'attempt', (n.t).attempts, 'version', public.internal_task_version(n.t)) order by (n.t).id), '[]'))
+      from (select orchestrator.current_task(o.id) as t from public.tasks o
+             where o.id = any (array(select jsonb_array_elements_text(task_states.p_ids)::uuid limit 2000)) offset 0) n
+      left join orchestrator.live q on q.task_id = (n.t).id and q.state = 'running'
 $$;
 
 -- A page of tasks, the newest first, without params and results. Unlike task_find, it counts nothing, and its cost is

@@ -54,11 +54,12 @@ begin
                      order by t.created_at desc, t.id limit least(greatest(coalesce(p_limit, 100), 0), 10000)) t), '[]'),
         'counts', case when v_filter ? 'before' then '{}' else coalesce((
             select jsonb_object_agg(c.status, c.n)
-              from (select t.status::text as status, count(*) as n from public.tasks t
+              from (select coalesce(p.status, t.status::text) as status, count(*) as n
+                      from public.tasks t left join orchestrator.publications p on p.task_id = t.id
                      where t.created_at >= v_since and t.created_at <= v_until and (v_ids is null or t.id = any (v_ids))
                        and (v_type is null or t.task_type = v_type) and (v_pool is null or orchestrator.pool_of(t.*) = v_pool)
                        and (v_tenant is null or t.tenant = v_tenant) and (v_labels is null or t.labels @> v_labels)
-                     group by t.status) c), '{}') end);
+                     group by 1) c), '{}') end);
 end
 $$;
 

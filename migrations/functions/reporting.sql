@@ -65,7 +65,8 @@ begin
                   from (select w.status, count(*) as n from mine w group by w.status) s), '{}'),
             'task_counts', coalesce((
                 select jsonb_object_agg(s.status, s.n)
-                  from (select t.status::text as status, count(*) as n from public.tasks t group by 1) s), '{}'),
+                  from (select coalesce(p.status, t.status::text) as status, count(*) as n
+                          from public.tasks t left join orchestrator.publications p on p.task_id = t.id group by 1) s), '{}'),
             'queue', coalesce((select jsonb_agg(to_jsonb(q.*) order by q.pool) from queue q), '[]'),
             'expired_leases', (
                 select count(*) from orchestrator.live q

@@ -103,7 +103,7 @@ begin
                               from public.audit_log l where l.fleet = p_fleet and starts_with(l.action, 'task.')) o
          where o.place > c_audit limit c_bite));
     perform public.internal_cluster_retention(p_fleet, v_now, c_bite);
-    perform orchestrator.level_turns();
+    perform orchestrator.maintain_hourly(v_now);
     return jsonb_build_object('decisions', v_decisions, 'worker_events', v_events, 'worker_attempts', v_attempts);
 end
 $$;

@@ -196,11 +196,13 @@ language sql stable security definer set search_path = '' set jit = off as $$
         'tasks', coalesce((
             select jsonb_agg(orchestrator.task_json(t.id) order by t.created_at desc, t.id) from (
                 select * from public.tasks t
-                 where (task_list.p_status is null or t.status::text = task_list.p_status)
+                 where (task_list.p_status is null or task_list.p_status = coalesce(
+                           (select p.status from orchestrator.publications p where p.task_id = t.id), t.status::text))
                    and (task_list.p_task_type is null or t.task_type = task_list.p_task_type)
                  order by t.created_at desc, t.id limit least(greatest(coalesce(task_list.p_limit, 100), 0), 10000)) t), '[]'),
         'counts', coalesce((
             select jsonb_object_agg(c.status, c.n)
-              from (select t.status, count(*) as n from public.tasks t
-                     where task_list.p_task_type is null or t.task_type = task_list.p_task_type group by t.status) c), '{}'))
+              from (select coalesce(p.status, t.status::text) as status, count(*) as n
+                      from public.tasks t left join orchestrator.publications p on p.task_id = t.id
+                     where task_list.p_task_type is null or t.task_type = task_list.p_task_type group by 1) c), '{}'))
 $$;

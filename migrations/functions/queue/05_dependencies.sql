@@ -29,6 +29,8 @@ $$;
 create or replace function orchestrator.set_edges(p_ids uuid[]) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
+declare
+    v_ended uuid[];
 begin
     delete from orchestrator.edges e
      where e.task_id = any (p_ids)
@@ -38,6 +40,12 @@ begin
       from public.tasks t cross join lateral (select distinct u.id from unnest(t.depends_on) u (id)) n
      where t.id = any (p_ids) and n.id is not null
     on conflict do nothing;
+    v_ended := array(select distinct e.needs from orchestrator.edges e
+                      where e.task_id = any (p_ids) and not e.is_met
+                        and orchestrator.need_status(e.needs) in ('Failed', 'Cancelled'));
+    if v_ended <> '{}' then
+        perform orchestrator.fail_dependants(v_ended, 'DEPENDENCY_FAILED');
+    end if;
     insert into orchestrator.rechecks (kind, name)
     select 'needs', i.id::text from unnest(p_ids) i (id)
      where exists (select from orchestrator.edges e where e.task_id = i.id);

@@ -21,6 +21,9 @@ begin
     if not found then
         return null;
     end if;
+    v_task.created_at := public.internal_readable_time(v_task.created_at);
+    v_task.run_after := public.internal_readable_time(v_task.run_after);
+    v_task.error_message := public.internal_message(v_task.error_message);
     select coalesce(v_task.pool, d.pool, 'default'), coalesce(v_task.max_attempts, d.max_attempts, 3),
            coalesce(v_task.timeout_s, d.timeout_s)
       into v_task.pool, v_task.max_attempts, v_task.timeout_s

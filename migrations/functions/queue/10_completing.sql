@@ -225,6 +225,13 @@ begin
     if cardinality(v_held) = cardinality(v_ids) then
         return array_to_json(array_fill('ok'::text, array[cardinality(v_ids)]));
     end if;
+    if exists (select from unnest(v_ids) n (id) group by n.id having count(*) > 1) then  -- one task, with other numbers too
+        select v_held || orchestrator.finish(p_launch, array_agg(h.id), array_agg(h.attempt), array_agg(h.data), null, null, null,
+                                             p_now) into v_held
+          from (select distinct on (n.id) n.id, n.attempt, n.data
+                  from unnest(v_ids, v_attempts, v_data) n (id, attempt, data)
+                 where orchestrator.state_of(p_launch, n.id, n.attempt, array['complete']) = 'held') h;
+    end if;
     return (select json_agg(case when u.id = any (v_held) and u.state = 'already' then 'ok'
                                  when u.state = 'held' then 'pending' else u.state end order by u.n)
               from (select n.id, n.n, orchestrator.state_of(p_launch, n.id, n.attempt, array['complete']) as state

@@ -89,7 +89,8 @@ $$;
 -- Whether an earlier attempt of a task was lost too.
 create or replace function orchestrator.was_lost(p_task orchestrator.live) returns boolean
 language sql stable security definer set search_path = '' as $$
-    select exists (select from orchestrator.attempts a where a.task_id = was_lost.p_task.task_id and a.outcome = 'lost')
+    select exists (select from orchestrator.attempts a
+                    where a.task_id = was_lost.p_task.task_id and a.attempt > was_lost.p_task.uncounted and a.outcome = 'lost')
 $$;
 
 -- Who holds a running task: 'lease' (a valid one), 'program' (a program of its pool), 'unknown' (no leader has declared the

@@ -189,7 +189,7 @@ select t.id as task_id, t.status, t.worker_id, coalesce(t.attempts, 0) as attemp
        coalesce(t.max_attempts, d.max_attempts, 3) as max_attempts,
        case when coalesce(t.timeout_s, d.timeout_s) between 0.001 and 2592000 then coalesce(t.timeout_s, d.timeout_s) end as timeout_s,
        coalesce(t.depends_on <> '{}', false) as has_needs,
-       case when pg_column_size(t.params) <= 200 then false when pg_column_size(t.params) > 2000 then true
+       case when pg_column_size(t.params) > 2000 then true when pg_column_size(t.params) <= 200 and octet_length(t.params::text) <= 200 then false
             else octet_length(t.params::text) > 2000 or public.internal_is_unreadable(t.params) end as is_heavy,
        exists (select from public.concurrency_limits l where l.scope = 'type' and l.name = t.task_type) as type_limited,
        t.webhook_url is not null as has_webhook

@@ -18,7 +18,7 @@ declare
     v_problem text;
 begin
     select min(orchestrator.row_problem(a.*)) into v_problem from added a
-     where pg_column_size(a.params) > 200  -- none of 65 levels is smaller
+     where pg_column_size(a.params) > 200 or octet_length(a.params::text) > 200  -- what is too deep or long is larger
         or a.labels is not null or a.webhook_url is not null or a.tenant is not null or a.concurrency_key is not null
         or a.depends_on <> '{}' or a.timeout_s is not null or length(a.task_type) > 200
         or pg_column_size(a.result_data) > 65536 or pg_column_size(a.progress) > 65536
@@ -63,15 +63,16 @@ begin
     perform set_config('enable_nestloop', 'off', true);
     select min(orchestrator.row_problem(c.*)) into v_problem
       from changed c left join was b on b.id = c.id
-     where (pg_column_size(c.params) > 2000 or c.labels is not null or c.webhook_url is not null or c.tenant is not null
+     where (pg_column_size(c.params) > 200 or octet_length(c.params::text) > 200 or c.labels is not null or c.webhook_url is not null or c.tenant is not null
             or c.concurrency_key is not null or cardinality(c.depends_on) > 0 or c.timeout_s is not null
             or length(c.task_type) > 200 or pg_column_size(c.result_data) > 65536 or pg_column_size(c.progress) > 65536
+            or octet_length(c.output_location) > 65536
             or c.status::text not in ('Queued', 'In Progress', 'Complete', 'Failed', 'Cancelled')
             or c.pool !~ '^[A-Za-z0-9][A-Za-z0-9_-]*$' or octet_length(c.pool) > 63 or c.max_attempts < 1 or c.attempts < 0)
        and (b.status, b.pool, b.max_attempts, b.attempts, b.params, b.labels, b.webhook_url, b.tenant, b.concurrency_key,
-            b.depends_on, b.timeout_s, b.task_type, b.result_data, b.progress)
+            b.depends_on, b.timeout_s, b.task_type, b.result_data, b.progress, b.output_location)
            is distinct from (c.status, c.pool, c.max_attempts, c.attempts, c.params, c.labels, c.webhook_url, c.tenant,
-                             c.concurrency_key, c.depends_on, c.timeout_s, c.task_type, c.result_data, c.progress);
+                             c.concurrency_key, c.depends_on, c.timeout_s, c.task_type, c.result_data, c.progress, c.output_location);
     perform set_config('enable_nestloop', v_before, true);
     if v_problem is not null then
         perform public.internal_refuse('OR007', split_part(v_problem, E'\n', 1), split_part(v_problem, E'\n', 2),

@@ -103,3 +103,23 @@ begin
     return orchestrator.maintain(v_now);
 end
 $$;
+
+-- What is looked at once an hour: results that nobody needs any more, dependencies that have been absent for an hour, tasks
+-- that wait for each other, and the turns of tenants.
+create or replace function orchestrator.maintain_hourly(p_now timestamptz) returns void
+language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_nestloop = on set jit = off as $$
+#variable_conflict use_variable
+declare
+    c_most constant int := 100000;
+    v_waiting uuid[] := array(select q.task_id from orchestrator.live q where q.state = 'waits_for_tasks' limit c_most);
+begin
+    delete from public.task_results r where not exists (select from orchestrator.edges e where e.needs = r.id);
+    perform orchestrator.look_again(array(
+        select w.id from unnest(v_waiting) w (id)
+         where exists (select from orchestrator.edges e
+                        where e.task_id = w.id and not e.is_met and orchestrator.need_status(e.needs) = 'absent')
+           and (select t.updated_at from public.tasks t where t.id = w.id) < p_now - interval '1 hour'), true);
+    perform orchestrator.end_cycles(v_waiting);
+    perform orchestrator.level_turns();
+end
+$$;

@@ -99,7 +99,7 @@ async def test_dependencies_that_end_at_the_same_moment_free_their_dependant(fle
         await fleet.submit(*({} for _ in range(8)), {"depends_on": [f"#{n}" for n in range(8)]})
         tasks = await agent.claim(batch=8)
         assert await asyncio.gather(*(agent.complete(task) for task in tasks)) == ["ok"] * 8
-        await fleet.snapshot()  # whatever they could not lock in time
+        await fleet.maintain()  # whatever they could not lock in time
         (last,) = await agent.claim(batch=8)
         await agent.complete(last)
 
@@ -112,9 +112,9 @@ async def test_a_dependant_submitted_while_its_dependency_ends_is_never_stuck(fl
         (task,) = await agent.claim()
         end = agent.complete(task) if round_ % 2 else agent.fail(task)
         _, (second,) = await asyncio.gather(end, fleet.submit({"depends_on": [first]}))
-        await fleet.snapshot()  # whatever they could not lock in time
+        await fleet.maintain()  # whatever they could not lock in time
         row = await fleet.task(second)
-        assert (row["status"], row["blocked"]) == (("Queued", False) if round_ % 2 else ("Failed", False))
+        assert row["status"] == ("Queued" if round_ % 2 else "Failed")
         await fleet.call("task_cancel", p_id=second)
 
 
@@ -124,7 +124,7 @@ async def test_an_end_by_hand_counts_like_any_other(fleet: Fleet, hand: AsyncCon
     await hand.execute("update tasks set status = 'Complete' where id = %s", (a,))
     await hand.execute("update tasks set status = 'Failed' where id = %s", (c,))
     assert [(await fleet.task(task_id))["status"] for task_id in (b, d)] == ["Queued", "Failed"]
-    assert not (await fleet.task(b))["blocked"]
+    assert (await fleet.task(b))["state"] != "waits_for_tasks"
 
 
 async def test_rows_inserted_by_hand_wait_for_a_task_that_is_inserted_later(
@@ -254,17 +254,17 @@ async def test_a_task_waits_again_when_a_user_takes_back_the_complete_task_that_
     async with hand.transaction():
         for statement in TAKES_BACK[way]:
             await hand.execute(statement.encode(), {"id": first})
-    assert [(await fleet.task(i))["blocked"] for i in (ready, running)] == [True, False]
+    assert [(await fleet.task(i))["state"] == "waits_for_tasks" for i in (ready, running)] == [True, False]
     if way != "a truncation":
         assert await agent.release(task) == "ok"
-        assert (await fleet.task(running))["blocked"]
+        assert (await fleet.task(running))["state"] == "waits_for_tasks"
     (demand,) = (await fleet.snapshot())["demand"]
     assert demand["claimable"] == (way != "an update to In Progress")
     assert [task["id"] for task in await agent.claim(batch=9)] == [first] * demand["claimable"]
     rules = await broken(hand)
     assert rules == {}
     await hand.execute("update tasks set status = 'Complete' where id = %s", (first,))
-    assert not (await fleet.task(ready))["blocked"]
+    assert (await fleet.task(ready))["state"] != "waits_for_tasks"
 
 
 @pytest.mark.parametrize("status", ["Failed", "Cancelled"])
@@ -295,8 +295,9 @@ async def test_tasks_that_wait_for_each_other_because_a_user_takes_one_back_end_
     await hand.execute(NEEDS, (Jsonb(rows),))
     await hand.execute("update tasks set status = 'Complete' where id = %s", (numbered(1),))
     await hand.execute("update tasks set depends_on = array[%s::uuid] where id = %s", (numbered(2), numbered(1)))
-    assert not (await fleet.task(numbered(2)))["blocked"]
+    assert (await fleet.task(numbered(2)))["state"] != "waits_for_tasks"
     await hand.execute("update tasks set status = 'Queued' where id = %s", (numbered(1),))
+    await fleet.maintain()
     assert [(await fleet.task(numbered(n)))["failure_code"] for n in (1, 2)] == ["DEPENDENCY_CYCLE"] * 2
 
 
@@ -327,6 +328,7 @@ async def test_tasks_that_wait_for_each_other_end_with_that_reason(
         await hand.execute(NEEDS, (Jsonb([row | {"needs": []} for row in rows]),))
         update = "update tasks t set depends_on = n.needs::uuid[] from jsonb_to_recordset(%s) n (id text, needs text[])"
         await hand.execute(f"{update} where t.id = n.id::uuid".encode(), (Jsonb(rows),))
+    await fleet.maintain()
     found = {n: await fleet.task(numbered(n)) for n in range(1, 8)}
     assert [n for n, row in found.items() if row["status"] == "Failed"] == [1, 2, 3, 4, 5]
     assert [found[n]["failure_code"] for n in (1, 2, 3, 5)] == ["DEPENDENCY_CYCLE"] * 4
@@ -363,46 +365,3 @@ async def test_tasks_that_wait_for_each_other_end_also_if_they_need_a_complete_t
     await hand.execute("delete from tasks where id = %s", (first,))
     await fleet.fleet("retention")
     assert [(await fleet.task(numbered(n)))["failure_code"] for n in (1, 2)] == ["DEPENDENCY_CYCLE"] * 2
-
-
-BLOCKED = {
-    "inserted": "insert into tasks (task_type, blocked) values ('t', true)",
-    "updated": "insert into tasks (task_type) values ('t'); update tasks set blocked = true",
-}
-
-
-@pytest.mark.parametrize("how", BLOCKED)
-async def test_a_task_without_dependencies_cannot_be_made_to_wait(
-    fleet: Fleet, hand: AsyncConnection[DictRow], how: str
-) -> None:
-    """`blocked` says what follows from depends_on, whatever a user writes there."""
-    await hand.execute(BLOCKED[how].encode())
-    assert len(await (await fleet.agent()).claim()) == 1
-
-
-async def test_a_task_without_dependencies_that_waits_is_ready_after_the_retention(
-    fleet: Fleet, hand: AsyncConnection[DictRow]
-) -> None:
-    """Its row was written without triggers."""
-    await fleet.submit()
-    await hand.execute("set session_replication_role = replica")
-    await hand.execute("update tasks set blocked = true")
-    await hand.execute("set session_replication_role = origin")
-    await fleet.fleet("retention")
-    assert len(await (await fleet.agent()).claim()) == 1
-    assert await broken(hand) == {}
-
-
-@pytest.mark.parametrize("how", ["update tasks set blocked = false", "update tasks set blocked = not blocked"])
-async def test_a_waiting_task_keeps_waiting_whatever_a_user_writes_to_blocked(
-    fleet: Fleet, hand: AsyncConnection[DictRow], how: str
-) -> None:
-    """It is not claimed before what it needs is complete."""
-    first, second = await fleet.submit({}, {"depends_on": ["#0"]})
-    await hand.execute(how.encode())
-    agent = await fleet.agent()
-    (task,) = await agent.claim(batch=9)
-    assert task["id"] == first
-    await agent.complete(task)
-    assert [one["id"] for one in await agent.claim(batch=9)] == [second]
-    assert await broken(hand) == {}
