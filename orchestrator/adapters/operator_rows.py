@@ -116,7 +116,7 @@ class OperatorRows:
     async def task_troubles(self, handled: Sequence[str]) -> Row:
         """Return tasks without a handler (waiting_types), unpublished_tasks, and what failed of late.
 
-        The latter, within a quarter of an hour: lost_tasks (with their worker), failed_tasks (if most attempts fail) and
+        Within a quarter of an hour: lost_tasks (with their worker), failed_tasks (if most attempts fail) and
         failed_bringups.
         """
         return dict(await self._call("fleet_task_troubles", p_handled=list(handled)))
