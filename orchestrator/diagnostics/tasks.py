@@ -71,7 +71,7 @@ def explained(found: Row, policy: Policy | None = None) -> TaskExplanation:
     known = [attempt.usd for attempt in attempts if attempt.usd is not None]
     why = {"Queued": _queued, "In Progress": _running, "Complete": _complete}.get(task["status"], _ended)(found, policy)
     if found.get("publication"):
-        why = _unpublished(why, found["publication"])
+        why = _unpublished(why, found["publication"], is_over=task["status"] not in {"Queued", "In Progress"})
     return TaskExplanation(
         task_id=task["id"],
         task_type=task["task_type"],
@@ -160,11 +160,14 @@ def _held(found: Row) -> _Why | None:
     return None
 
 
-def _unpublished(why: _Why, publication: Row) -> _Why:
+def _unpublished(why: _Why, publication: Row, *, is_over: bool) -> _Why:
     """Add that the row of the task still shows an earlier status, because something of the user's keeps it."""
     tries = counted(publication["times"], "time")
     what = f"{why.what}; its row still shows {publication['shown']}: writing it failed {tries}: {publication['reason']}"
-    return replace(why, what=what, then=f"{why.then}; its row is written once it can be", fix=f"{PUBLISH}; {why.fix}")
+    if not is_over:
+        return replace(why, what=what, fix=f"{why.fix}; {PUBLISH}")
+    then = "nothing is lost; the orchestrator writes its row again then"
+    return replace(why, who=OPERATOR, what=what, then=then, until=publication["retry_at"], fix=f"{PUBLISH}; {why.fix}")
 
 
 def _claimable(found: Row, policy: Policy | None) -> _Why:

@@ -109,7 +109,7 @@ async def test_attempts_before_the_window_are_not_read(fleet: Fleet, hand: Async
         "lateral (select %s - interval '2 days' + n * interval '3 s') x (s)"
     )
     await hand.execute(past, (agent.id, START))
-    await hand.execute("vacuum analyze task_attempts")
+    await hand.execute("vacuum analyze orchestrator.attempts")
     fleet.wait(3 * 86_400)
     await agent.complete(began)
     window = {"p_since": fleet.now - timedelta(hours=1), "p_until": None}
