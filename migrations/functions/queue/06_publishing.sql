@@ -128,11 +128,12 @@ begin
     foreach v_end in array coalesce(v_left, '{}') loop
         v_why := 'A trigger of the database suppressed it';
         begin
-            if cardinality(p_ends) > 1 or v_end.reason is null then
-                perform from public.tasks t where t.id = v_end.task_id for no key update skip locked;
-                v_why := case when found then v_why else 'Another transaction has locked its row' end;
+            perform from public.tasks t where t.id = v_end.task_id for no key update skip locked;
+            if found or not exists (select from public.tasks t where t.id = v_end.task_id) then
+                continue when orchestrator.write_ends(array[v_end]) is null;
+            else
+                v_why := 'Another transaction has locked its row';
             end if;
-            continue when orchestrator.write_ends(array[v_end]) is null;
         exception when others or assert_failure then
             if public.internal_is_transient(sqlstate) and sqlstate <> '55P03' then
                 raise;

@@ -281,15 +281,18 @@ async def test_a_queued_task_that_an_open_transaction_changes_is_left_to_a_later
     assert (task["id"], task["params"]) == (bad, {"new": 1})
 
 
-async def test_without_a_leader_the_next_call_of_any_agent_publishes(
+async def test_without_a_leader_the_next_heartbeat_of_any_agent_publishes(
     fleet: Fleet, owner: AsyncConnection[DictRow]
 ) -> None:
-    """Once the pause after the last try is over."""
+    """Once the pause after the last try is over. With a leader, that is the leader's work."""
     agent = await fleet.agent()
     await installed(owner, "Complete", *OBSTACLES["raises"])
     bad, tasks = await claimed(fleet, agent, 1)
     await completed(agent, tasks)
     await owner.execute("drop function users_own() cascade")
     fleet.wait(5)
-    await agent.claim()
+    await agent.beat()
+    assert await shown(owner, bad) == "In Progress"
+    fleet.wait(7200)
+    await agent.beat()
     assert await shown(owner, bad) == "Complete"
