@@ -67,13 +67,13 @@ $$;
 -- Tables whose rows the functions cannot read or write: their owner has lost a right, or row level security is forced.
 create or replace function public.internal_right_problems() returns table (what text, why text, fix text)
 language sql stable security definer set search_path = '' as $$
-    select format('the functions may not %s the table %s', r.name, c.oid::regclass),
+    select format('the functions may not %s the table %s', r.name, replace(c.oid::regclass::text, 'public.', '')),
            format('they run as %s, which has lost this right', current_user),
            format('grant all on %s to %I', c.oid::regclass, current_user)
       from pg_catalog.pg_class c cross join unnest(array['select', 'insert', 'update', 'delete']) r (name)
      where c.oid = any (public.internal_tables() || public.internal_queue_tables()) and not has_table_privilege(c.oid, r.name)
     union all
-    select format('policies hide rows of the table %s from the functions', c.oid::regclass),
+    select format('policies hide rows of the table %s from the functions', replace(c.oid::regclass::text, 'public.', '')),
            format('row level security is forced, and they run as %s, which does not bypass it', current_user),
            format('alter table %s no force row level security; or alter role %I bypassrls', c.oid::regclass, current_user)
       from pg_catalog.pg_class c

@@ -23,7 +23,10 @@ OBSTACLES = {
     "raises after": ("after update on tasks for each row", "raise exception 'unpaid'"),
     "raises late": ("after update on tasks deferrable initially deferred for each row", "raise exception 'unpaid'"),
 }
-WHY = {"suppresses": "A trigger of the database suppressed it", "returns old": "A trigger of the database suppressed it"}
+WHY = {
+    "suppresses": "A trigger of the database suppressed it",
+    "returns old": "A trigger of the database suppressed it",
+}
 obstacle = pytest.mark.parametrize("kind", OBSTACLES)
 size = pytest.mark.parametrize("batch", SIZES)
 
@@ -279,6 +282,23 @@ async def test_a_queued_task_that_an_open_transaction_changes_is_left_to_a_later
     await other.commit()
     (task,) = await agent.claim(batch=batch)
     assert (task["id"], task["params"]) == (bad, {"new": 1})
+
+
+async def test_a_write_to_a_row_that_shows_an_earlier_attempt_is_no_wish(
+    fleet: Fleet, owner: AsyncConnection[DictRow], other: AsyncConnection[Any]
+) -> None:
+    """Its status is that of the earlier attempt, and the present one goes on."""
+    first, second = await fleet.agent(), await fleet.agent()
+    bad, (task,) = await claimed(fleet, first, 1)
+    await other.execute("select from tasks where id = %s for update", (bad,))
+    assert await first.release(task) == "ok"
+    (again,) = await second.claim()
+    assert (await shown(owner, bad), again["attempt"]) == ("In Progress", 2)
+    await other.execute('update tasks set labels = \'{"a": "b"}\' where id = %s', (bad,))
+    await other.commit()
+    assert await completed(second, [again]) == ["ok"]
+    await fleet.settle()
+    assert await shown(owner, bad) == "Complete"
 
 
 async def test_without_a_leader_the_next_heartbeat_of_any_agent_publishes(
