@@ -1,4 +1,4 @@
-"""A user's trigger, constraint or lock delays how its own row is shown, and nothing else: spec of the publications."""
+"""A user's trigger, constraint or lock delays how its own row is shown, and nothing else."""
 
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -23,10 +23,7 @@ OBSTACLES = {
     "raises after": ("after update on tasks for each row", "raise exception 'unpaid'"),
     "raises late": ("after update on tasks deferrable initially deferred for each row", "raise exception 'unpaid'"),
 }
-WHY = {
-    "suppresses": "A trigger of the database suppressed it",
-    "returns old": "A trigger of the database suppressed it",
-}
+WHY = dict.fromkeys(("suppresses", "returns old"), "A trigger of the database suppressed it")
 obstacle = pytest.mark.parametrize("kind", OBSTACLES)
 size = pytest.mark.parametrize("batch", SIZES)
 

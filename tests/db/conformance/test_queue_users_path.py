@@ -137,7 +137,8 @@ async def test_only_what_is_the_users_runs_under_the_users_path(
     await project.execute(
         """create function app.path_noted() returns trigger language plpgsql as $$
            begin insert into app.paths values (current_setting('search_path')); return null; end $$;
-           create trigger mine after insert or update on orchestrator.live for each row execute function app.path_noted();
+           create trigger mine after insert or update on orchestrator.live
+               for each row execute function app.path_noted();
            create trigger mine after insert on orchestrator.attempts for each row execute function app.path_noted()"""
     )
     db, fleet = await fleet_on(empty_database)
