@@ -1,6 +1,6 @@
 -- Views for dashboards, under the names that operators' dashboards use. grants.sql grants them to service_role only. Most read
--- with the rights of the caller (security_invoker); two read the queue's tables, to which only the owner has rights. No code of this project reads them: a view cannot
--- carry settings as a function can.
+-- with the rights of the caller (security_invoker); two read the queue's tables, to which only the owner has rights. No code of
+-- this project reads them: a view cannot carry settings as a function can.
 --
 -- A project's own view of the same name is dropped, or renamed if something depends on it. The same applies to an
 -- earlier text of ours.
@@ -121,12 +121,14 @@ select w.id, w.fleet, w.pool, w.instance_type, w.gpu_type, w.status, w.stage, w.
 
 -- Tasks that changed within a day.
 create view public.recent_task_activity with (security_invoker = true) as
-select t.id, t.task_type, t.pool, t.status::text as status, t.worker_id, t.attempts, t.created_at, t.updated_at,
+select t.id, t.task_type, coalesce(t.pool, d.pool, 'default') as pool, t.status::text as status, t.worker_id, t.attempts,
+       t.created_at, t.updated_at,
        t.generation_started_at, t.generation_processed_at,
        extract(epoch from t.generation_started_at - t.created_at) as queue_seconds,
        extract(epoch from coalesce(t.generation_processed_at, now()) - t.generation_started_at) as processing_seconds,
        t.output_location, t.failure_code, t.error_message
-  from public.tasks t where t.updated_at > now() - interval '24 hours';
+  from public.tasks t left join public.task_types d on d.task_type = t.task_type
+ where t.updated_at > now() - interval '24 hours';
 
 -- A row for each worker of the last 30 days: its work and its cost (without intervals that are still open).
 create view public.worker_performance with (security_invoker = true) as

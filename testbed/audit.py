@@ -16,11 +16,11 @@ from orchestrator.ports import Blobs, NotFound
 CONCURRENT_READS = 8
 
 TASKS = """
-    select count(*) filter (where status = 'Complete') as done,
-           count(*) filter (where status = 'Failed') as failed,
-           count(*) filter (where status = 'Cancelled') as cancelled,
-           extract(epoch from (select min(started_at) from task_attempts) - min(created_at))::float as first_claim_s
-      from tasks
+    select count(*) filter (where coalesce(p.status, t.status::text) = 'Complete') as done,
+           count(*) filter (where coalesce(p.status, t.status::text) = 'Failed') as failed,
+           count(*) filter (where coalesce(p.status, t.status::text) = 'Cancelled') as cancelled,
+           extract(epoch from (select min(started_at) from task_attempts) - min(t.created_at))::float as first_claim_s
+      from tasks t left join orchestrator.publications p on p.task_id = t.id and p.no > t.published
 """
 DOUBLED = """
     select count(*) as n from (

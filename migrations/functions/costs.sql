@@ -86,18 +86,29 @@ language plpgsql stable security definer set search_path = '' set plan_cache_mod
 #variable_conflict use_variable
 begin
     return query
-    with reaching as (
-        select a.* from public.task_attempts a
-         where p_task_id is null and (a.started_at > p_since or a.ended_at > p_since or a.ended_at is null)
+    with open as (
+        select q.worker_id, q.nonce, q.claim_no, q.task_id, q.attempt, null::text as outcome, q.claimed_at as started_at,
+               null::timestamptz as ended_at
+          from orchestrator.live q where q.state = 'running' and q.nonce is not null
+    ), reaching as (
+        select a.worker_id, a.nonce, a.claim_no, a.task_id, a.attempt, a.outcome, a.started_at, a.ended_at
+          from orchestrator.attempts a where p_task_id is null and (a.started_at > p_since or a.ended_at > p_since)
+        union all
+        select o.* from open o where p_task_id is null
         union all
         select a.* from (select distinct b.worker_id, b.nonce, b.claim_no
                            from public.task_attempts b where b.task_id = p_task_id) c
-          join public.task_attempts a on a.worker_id = c.worker_id and a.nonce = c.nonce and a.claim_no = c.claim_no
+         cross join lateral (
+               select a.worker_id, a.nonce, a.claim_no, a.task_id, a.attempt, a.outcome, a.started_at, a.ended_at
+                 from orchestrator.attempts a
+                where a.worker_id = c.worker_id and a.nonce = c.nonce and a.claim_no = c.claim_no
+               union all
+               select o.* from open o where o.worker_id = c.worker_id and o.nonce = c.nonce and o.claim_no = c.claim_no) a
     )
     select e.worker_id, e.task_id, e.attempt, e.outcome,
            greatest(e.started_at,
                     case when e.started_at <= p_since then (  -- the end of the previous attempt of the same claim
-                        select max(b.ended_at) from public.task_attempts b
+                        select max(b.ended_at) from orchestrator.attempts b
                          where b.worker_id = e.worker_id and b.nonce = e.nonce and b.claim_no = e.claim_no
                            and b.ended_at <= p_since) end,
                     max(e.to_at) over (partition by e.worker_id, e.nonce, e.claim_no order by e.to_at

@@ -8,6 +8,7 @@ language plpgsql security definer set search_path = '' set jit = off as $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_worker public.workers;
+    c_queued constant int := 10000;  -- tasks of its pool that are counted
 begin
     select * into v_worker from public.workers w where w.id = p_worker_id and w.fleet = p_fleet;
     return (select jsonb_build_object(
@@ -16,9 +17,13 @@ begin
         'paused', public.internal_paused(p_fleet, v_now),
         'worker', case when v_worker.id is not null then public.internal_worker_report(v_worker, v_now) end,
         'usual', public.fleet_usual(p_fleet, v_worker.gpu_type, v_now),
-        'queued', (select count(*) from orchestrator.live q
-                    where q.pool = v_worker.pool
-                      and (q.state = 'ready' or q.state = 'waits_for_time' and q.run_after <= v_now)),
+        'queued', (select count(*) from (
+                       (select from orchestrator.live q where q.pool = v_worker.pool and q.state = 'ready'
+                         order by q.place limit c_queued)
+                       union all
+                       (select from orchestrator.live q
+                         where q.pool = v_worker.pool and q.state = 'waits_for_time' and q.run_after <= v_now
+                         order by q.run_after limit c_queued)) q),
         'running', coalesce((
             select jsonb_agg(jsonb_build_object(
                        'id', q.task_id, 'task_type', q.task_type, 'attempt', q.attempt, 'max_attempts', q.max_attempts,
@@ -66,18 +71,23 @@ declare
     c_needs constant int := 100;  -- of the tasks that it needs, first those that are not Complete
     c_tries constant int := 200;  -- the newest of its attempts
     c_letters constant int := 500;  -- of another task's error
+    c_ahead constant int := 10000;  -- tasks before it that are counted
 begin
     select * into v_live from orchestrator.live q where q.task_id = p_task_id;
     return (with needs as materialized (
-        select n.id, n.place, orchestrator.pool_of(d.*) as pool, coalesce(d.task_type, r.task_type) as task_type,
-               coalesce(p.status, d.status::text, case when r.id is not null then 'Complete' end) as status, d.worker_id,
-               d.run_after, coalesce(p.failure_code, d.failure_code) as failure_code,
-               left(coalesce(p.error_message, d.error_message), c_letters) as error_message
+        select n.id, n.place, coalesce(q.pool, orchestrator.pool_of(d.*)) as pool,
+               coalesce(d.task_type, r.task_type) as task_type,
+               case when q.state = 'running' then 'In Progress'
+                    else coalesce(p.status, d.status::text, case when r.id is not null then 'Complete' end) end as status,
+               coalesce(q.worker_id, d.worker_id) as worker_id, d.run_after,
+               case when p.task_id is null then d.failure_code else p.failure_code end as failure_code,
+               left(case when p.task_id is null then d.error_message else p.error_message end, c_letters) as error_message
           from (select u.id, min(u.place) as place from unnest(v_task.depends_on) with ordinality u (id, place)
                  group by u.id) n
           left join public.tasks d on d.id = n.id
           left join public.task_results r on r.id = n.id
-          left join orchestrator.publications p on p.task_id = n.id
+          left join orchestrator.live q on q.task_id = n.id
+          left join orchestrator.publications p on p.task_id = n.id and p.no > d.published
     ) select jsonb_build_object(
         'now', v_now,
         'leader', public.internal_leader(p_fleet, v_now),
@@ -103,14 +113,17 @@ begin
             select to_jsonb(h.*) from orchestrator.holder(v_live, v_now) h) end,
         'declared', (select to_jsonb(d.*) from public.task_types d where d.task_type = v_task.task_type),
         'limit', case when v_live.state in ('waits_for_key', 'waits_for_type') then public.internal_limit_waits(v_live) end,
-        'publication', (select jsonb_build_object('status', p.status, 'at', p.at, 'reason', p.reason, 'times', p.times,
+        'publication', (select jsonb_build_object('shown', p.shown, 'since', p.at, 'reason', p.reason, 'times', p.times,
                                                   'retry_at', p.retry_at)
-                          from orchestrator.publications p where p.task_id = p_task_id and p.reason is not null),
+                          from orchestrator.publications p join public.tasks t on t.id = p.task_id and p.no > t.published
+                         where p.task_id = p_task_id and p.reason is not null),
         'decision', public.internal_pool_decision(p_fleet, v_task.pool),
-        'ahead', (select count(*) from orchestrator.live q
-                   where q.pool = v_live.pool and q.state = 'ready'
-                     and (q.place, q.turn, q.created_at, q.task_id)
-                         < (v_live.place, v_live.turn, v_live.created_at, v_live.task_id)),
+        'ahead', (select count(*) from (
+                      select from orchestrator.live q
+                       where q.pool = v_live.pool and q.state = 'ready'
+                         and (q.place, q.turn, q.created_at, q.task_id)
+                             < (v_live.place, v_live.turn, v_live.created_at, v_live.task_id)
+                       order by q.place, q.turn, q.created_at, q.task_id limit c_ahead) q),
         'workers', coalesce((
             select jsonb_object_agg(s.status, s.n)
               from (select w.status, count(*) as n from public.workers w

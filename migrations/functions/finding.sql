@@ -42,22 +42,26 @@ begin
         'now', v_now,
         'tasks', coalesce((
             select jsonb_agg(orchestrator.task_json(t.id) - case when p_full then '{}' else c_large end
-                             || jsonb_build_object('waits', public.internal_task_waits(t.*, v_now))
+                             || jsonb_build_object('waits', public.internal_task_waits(orchestrator.current_task(t.id), v_now))
                              order by t.created_at desc, t.id)
-              from (select * from public.tasks t
+              from (select t.id, t.created_at from public.tasks t
+                      left join orchestrator.publications p on p.task_id = t.id and p.no > t.published
+                      left join public.task_types d on d.task_type = t.task_type
                      where t.created_at >= v_since and t.created_at <= v_until and t.created_at <= v_at
                        and (t.created_at < v_at or t.id > v_id) and (v_ids is null or t.id = any (v_ids))
-                       and (v_status is null or coalesce((select p.status from orchestrator.publications p where p.task_id = t.id),
-                                                         t.status::text) = any (v_status))
-                       and (v_type is null or t.task_type = v_type) and (v_pool is null or orchestrator.pool_of(t.*) = v_pool)
+                       and (v_status is null or coalesce(p.status, t.status::text) = any (v_status))
+                       and (v_type is null or t.task_type = v_type)
+                       and (v_pool is null or coalesce(t.pool, d.pool, 'default') = v_pool)
                        and (v_tenant is null or t.tenant = v_tenant) and (v_labels is null or t.labels @> v_labels)
                      order by t.created_at desc, t.id limit least(greatest(coalesce(p_limit, 100), 0), 10000)) t), '[]'),
         'counts', case when v_filter ? 'before' then '{}' else coalesce((
             select jsonb_object_agg(c.status, c.n)
-              from (select coalesce(p.status, t.status::text) as status, count(*) as n
-                      from public.tasks t left join orchestrator.publications p on p.task_id = t.id
+              from (select coalesce(p.status, t.status::text) as status, count(*) as n from public.tasks t
+                      left join orchestrator.publications p on p.task_id = t.id and p.no > t.published
+                      left join public.task_types d on d.task_type = t.task_type
                      where t.created_at >= v_since and t.created_at <= v_until and (v_ids is null or t.id = any (v_ids))
-                       and (v_type is null or t.task_type = v_type) and (v_pool is null or orchestrator.pool_of(t.*) = v_pool)
+                       and (v_type is null or t.task_type = v_type)
+                       and (v_pool is null or coalesce(t.pool, d.pool, 'default') = v_pool)
                        and (v_tenant is null or t.tenant = v_tenant) and (v_labels is null or t.labels @> v_labels)
                      group by 1) c), '{}') end);
 end
@@ -185,7 +189,8 @@ language sql stable security definer set search_path = '' set jit = off as $$
     with declared as (
         select s.value from public.fleet_settings s where s.fleet = fleet_names.p_fleet and s.name = 'release'
     ), named as (
-        select orchestrator.pool_of(t.*) as pool, t.task_type from public.tasks t group by 1, 2
+        select coalesce(t.pool, d.pool, 'default') as pool, t.task_type
+          from public.tasks t left join public.task_types d on d.task_type = t.task_type group by 1, 2
         union all select t.pool, t.task_type from public.task_types t where t.fleet = fleet_names.p_fleet
         union all select null, s.task ->> 'task_type' from public.schedules s
         union all select w.pool, null from public.workers w where w.fleet = fleet_names.p_fleet group by w.pool

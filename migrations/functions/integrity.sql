@@ -20,19 +20,21 @@ begin
 end
 $$;
 
--- The sequences of our tables, each with the table and the primary key that it fills.
+-- The sequences of our tables, each with the table and the primary key that it fills. Those of the queue's tables are among
+-- them: an insert with a duplicate key would fail in users' statements.
 create or replace function public.internal_sequences() returns table (name regclass, rows_of regclass, filled name)
 language sql stable security definer set search_path = '' as $$
     select d.objid::regclass, a.attrelid::regclass, a.attname
       from pg_catalog.pg_attribute a
+      join pg_catalog.pg_class c on c.oid = a.attrelid
       join pg_catalog.pg_depend d on d.refobjid = a.attrelid and d.refobjsubid = a.attnum and d.deptype = 'i'
                                  and d.classid = 'pg_catalog.pg_class'::regclass
      where a.attidentity <> '' and not a.attisdropped
-       and a.attrelid = any (array(
+       and (c.relnamespace = to_regnamespace('orchestrator')
+            or a.attrelid = any (array(
                select to_regclass('public.' || n.name) from unnest(array[
-                   'audit_log', 'cluster_events', 'costs', 'decisions', 'member_operations',
-                   'node_tasks',
-                   'worker_asks', 'worker_attempts', 'worker_events']) n (name)))
+                   'audit_log', 'cluster_events', 'costs', 'decisions', 'member_operations', 'node_tasks', 'worker_asks',
+                   'worker_attempts', 'worker_events']) n (name))))
 $$;
 
 -- What in the database differs from what the functions need: [{what, why, fix}], the worst first. It runs with the rights
@@ -65,17 +67,17 @@ $$;
 -- Tables whose rows the functions cannot read or write: their owner has lost a right, or row level security is forced.
 create or replace function public.internal_right_problems() returns table (what text, why text, fix text)
 language sql stable security definer set search_path = '' as $$
-    select format('the functions may not %s the table %s', r.name, c.relname),
+    select format('the functions may not %s the table %s', r.name, replace(c.oid::regclass::text, 'public.', '')),
            format('they run as %s, which has lost this right', current_user),
-           format('grant all on public.%I to %I', c.relname, current_user)
+           format('grant all on %s to %I', c.oid::regclass, current_user)
       from pg_catalog.pg_class c cross join unnest(array['select', 'insert', 'update', 'delete']) r (name)
-     where c.oid = any (public.internal_tables()) and not has_table_privilege(c.oid, r.name)
+     where c.oid = any (public.internal_tables() || public.internal_queue_tables()) and not has_table_privilege(c.oid, r.name)
     union all
-    select format('policies hide rows of the table %s from the functions', c.relname),
+    select format('policies hide rows of the table %s from the functions', replace(c.oid::regclass::text, 'public.', '')),
            format('row level security is forced, and they run as %s, which does not bypass it', current_user),
-           format('alter table public.%I no force row level security; or alter role %I bypassrls', c.relname, current_user)
+           format('alter table %s no force row level security; or alter role %I bypassrls', c.oid::regclass, current_user)
       from pg_catalog.pg_class c
-     where c.oid = any (public.internal_tables()) and c.relforcerowsecurity and row_security_active(c.oid)
+     where c.oid = any (public.internal_tables() || public.internal_queue_tables()) and c.relforcerowsecurity and row_security_active(c.oid)
 $$;
 
 create or replace function public.internal_tables() returns oid[]
@@ -87,6 +89,13 @@ language sql stable security definer set search_path = '' as $$
         'offers', 'releases', 'schedule_runs', 'schedules', 'schema_migrations', 'task_results', 'task_types', 'tasks',
         'tenants', 'webhook_messages', 'webhooks', 'worker_asks', 'worker_attempts', 'worker_events',
         'worker_transitions', 'workers']) n (name)
+$$;
+
+-- The tables of the queue.
+create or replace function public.internal_queue_tables() returns oid[]
+language sql stable security definer set search_path = '' as $$
+    select array_agg(c.oid) from pg_catalog.pg_class c
+     where c.relnamespace = to_regnamespace('orchestrator') and c.relkind = 'r'
 $$;
 
 -- Columns of the tables that users change too (columns.sql has the list): those that are gone, or those of a type that
@@ -124,7 +133,7 @@ create or replace function public.internal_trigger_problems() returns table (wha
 language sql stable security definer set search_path = '' as $$
     select format('triggers of %s are %s: %s', t.rel, case when t.gone then 'missing' else 'disabled' end,
                   string_agg(t.name, ', ' order by t.name)),
-           'without them tasks are not counted, routed or settled, or changes of workers are not recorded',
+           'without them the queue does not follow changes of tasks, or changes of workers are not recorded',
            case when t.gone
                 then 'delete from public.schema_migrations where version = ''triggers.sql''; then python -m orchestrator migrate'
                 else string_agg(format('alter table public.%I enable trigger %I', t.rel, t.name), '; ' order by t.name) end

@@ -27,6 +27,8 @@ begin
     end if;
     if p_kind = 'type' then
         perform orchestrator.limit_type(p_name);
+        -- Transactions that have not committed may insert tasks of the type as if nothing had changed.
+        insert into orchestrator.rechecks (kind, name) values ('limit', p_name);
     end if;
     perform orchestrator.admit(p_kind, array[p_name], null);
     return jsonb_build_object('found', v_found);

@@ -2,7 +2,7 @@
 
 -- Attempts that began and ended after p_since (null: from now on), up to `until`, which the caller passes as p_since of
 -- its next call. `until` is a little in the past: the rows of a transaction become visible some time after it read the
--- clock.
+-- clock. `unpublished`: tasks of all fleets whose row could not be written.
 create or replace function public.fleet_metrics(p_fleet text, p_since timestamptz, p_now timestamptz default null)
 returns jsonb
 language plpgsql stable security definer set search_path = '' set enable_nestloop = off set jit = off as $$
@@ -17,10 +17,13 @@ begin
         'claimed', (
             select count(*) from public.task_attempts a join public.workers w on w.id = a.worker_id
              where w.fleet = p_fleet and a.started_at > v_since and a.started_at <= v_until),
+        'unpublished', (
+            select jsonb_build_object('n', count(*), 'oldest_s', coalesce(greatest(extract(epoch from v_now - min(p.at)), 0), 0))
+              from orchestrator.publications p where p.reason is not null),
         'ended', coalesce((
             select jsonb_agg(jsonb_build_object('outcome', e.outcome, 'code', e.failure_code, 'n', e.n))
               from (select a.outcome, a.failure_code, count(*) as n
-                      from public.task_attempts a join public.workers w on w.id = a.worker_id
+                      from orchestrator.attempts a join public.workers w on w.id = a.worker_id
                      where w.fleet = p_fleet and a.ended_at > v_since and a.ended_at <= v_until
                      group by a.outcome, a.failure_code) e), '[]'),
         'log_bytes_pending', (

@@ -50,6 +50,10 @@ begin
         failed as (
             select t.task_type, t.failure_code, t.error_message, t.id, t.updated_at from public.tasks t
              where t.status = 'Failed' and t.updated_at > v_day
+            union all
+            select t.task_type, p.failure_code, p.error_message, t.id, p.at
+              from orchestrator.publications p join public.tasks t on t.id = p.task_id and p.no > t.published
+             where p.status = 'Failed' and p.at > v_day
         ),
         spent as (
             select date_trunc('day', c.from_at at time zone 'UTC') as day, sum(c.usd) as usd from public.costs c
@@ -65,8 +69,9 @@ begin
                   from (select w.status, count(*) as n from mine w group by w.status) s), '{}'),
             'task_counts', coalesce((
                 select jsonb_object_agg(s.status, s.n)
-                  from (select coalesce(p.status, t.status::text) as status, count(*) as n
-                          from public.tasks t left join orchestrator.publications p on p.task_id = t.id group by 1) s), '{}'),
+                  from (select coalesce(p.status, t.status::text) as status, count(*) as n from public.tasks t
+                          left join orchestrator.publications p on p.task_id = t.id and p.no > t.published
+                         group by 1) s), '{}'),
             'queue', coalesce((select jsonb_agg(to_jsonb(q.*) order by q.pool) from queue q), '[]'),
             'expired_leases', (
                 select count(*) from orchestrator.live q
@@ -82,7 +87,7 @@ begin
                          where l.state = 'ready' or l.state = 'waits_for_time'
                                                      and (l.run_after <= v_now or t.failure_code = 'NO_HANDLER')
                          group by 1, 2 order by 3 desc limit c_rows) q), '[]'),
-            'refused_tasks', public.internal_refused_tasks(v_now, c_rows),
+            'unpublished_tasks', public.internal_unpublished_tasks(v_now, c_rows),
             'schema_problems', public.fleet_schema_problems()->'problems',
             'webhooks', public.internal_webhook_troubles(v_now),
             'schedules', public.internal_schedule_troubles(v_now, c_rows),

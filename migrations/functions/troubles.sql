@@ -9,7 +9,7 @@ language plpgsql stable security definer set search_path = '' set jit = off as $
 begin
     return coalesce((  -- without a failure code, a user has taken the task back, and its worker was not lost
         select jsonb_agg(to_jsonb(l.*) order by l.last_at desc, l.task_id)
-          from (select a.task_id, t.task_type, t.status::text as status, count(distinct a.worker_id) as workers,
+          from (select a.task_id, t.task_type, coalesce(p.status, t.status::text) as status, count(distinct a.worker_id) as workers,
                        max(a.ended_at) as last_at,
                        (array_agg(a.worker_id order by a.ended_at desc))[1] as worker_id,
                        (array_agg(w.exit_cause order by a.ended_at desc))[1] as exit_cause,
@@ -22,25 +22,25 @@ begin
                        and a.failure_code is not null and a.ended_at > p_all
                   join public.workers w on w.id = a.worker_id and w.fleet = p_fleet
                   join public.tasks t on t.id = a.task_id
-                 group by a.task_id, t.task_type, t.status) l), '[]');
+                  left join orchestrator.publications p on p.task_id = t.id and p.no > t.published
+                 group by a.task_id, t.task_type, 3) l), '[]');
 end
 $$;
 
--- Ended tasks that a trigger, a constraint or a lock of a user keeps from showing it for more than 10 s, by pool. It counts
--- 10,000 of them at most.
-create or replace function public.internal_refused_tasks(p_now timestamptz, p_limit int) returns jsonb
+-- Tasks whose row does not show for more than 10 s how they ended, or that they are queued again, because a trigger, a
+-- constraint or a lock of a user keeps it from that, by pool and error. It counts 10,000 of them at most.
+create or replace function public.internal_unpublished_tasks(p_now timestamptz, p_limit int) returns jsonb
 language plpgsql stable security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
 begin
     return coalesce((
-        select jsonb_agg(to_jsonb(f.*) order by f.n desc, f.pool)
-          from (select orchestrator.pool_of(t.*) as pool, 'publish' as what, count(*) as n,
-                       (array_agg(r.task_id order by r.at desc))[1] as task_id,
-                       (array_agg(r.reason order by r.at desc))[1] as reason
+        select jsonb_agg(to_jsonb(f.*) order by f.n desc, f.pool, f.reason)
+          from (select orchestrator.pool_of(t.*) as pool, left(r.reason, 500) as reason, count(*) as n,
+                       (array_agg(r.task_id order by r.at, r.task_id))[1] as task_id, min(r.at) as since
                   from (select * from orchestrator.publications f order by f.retry_at limit 10000) r
-                  join public.tasks t on t.id = r.task_id
+                  join public.tasks t on t.id = r.task_id and r.no > t.published
                  where r.reason is not null and r.at < p_now - interval '10 seconds'
-                 group by 1 order by 3 desc limit p_limit) f), '[]');
+                 group by 1, 2 order by 3 desc, 1, 2 limit p_limit) f), '[]');
 end
 $$;
 
@@ -67,8 +67,8 @@ begin
                   from (select a.task_id from orchestrator.attempts a
                          where a.outcome = 'failed' and a.ended_at > v_since
                          order by a.ended_at desc limit c_newest) r
-                  join public.tasks t on t.id = r.task_id and t.status = 'Failed'
-                 group by t.task_type, t.failure_code order by 3 desc limit p_limit) f), '[]');
+                 cross join lateral (select (orchestrator.current_task(r.task_id)).* offset 0) t
+                 where t.status = 'Failed' group by t.task_type, t.failure_code order by 3 desc limit p_limit) f), '[]');
 end
 $$;
 
@@ -107,7 +107,7 @@ end
 $$;
 
 -- What the leader asks once a minute: tasks without a handler among the first of each pool, those that wait for another
--- attempt included, refused tasks, and what was lost or failed within a quarter of an hour. p_handled: a list of the types
+-- attempt included, tasks that cannot show how they ended, and what was lost or failed within a quarter of an hour. p_handled: a list of the types
 -- that have a handler; empty if that is not known. Bounded, however long the queue is.
 create or replace function public.fleet_task_troubles(p_fleet text, p_handled jsonb, p_now timestamptz default null)
 returns jsonb
@@ -141,7 +141,7 @@ begin
         )
         select jsonb_build_object(
             'waiting_types', coalesce((select jsonb_agg(to_jsonb(w.*) order by w.n desc, w.task_type) from waiting w), '[]'),
-            'refused_tasks', public.internal_refused_tasks(v_now, c_rows),
+            'unpublished_tasks', public.internal_unpublished_tasks(v_now, c_rows),
             'schema_problems', public.fleet_schema_problems()->'problems',
             'webhooks', public.internal_webhook_troubles(v_now),
             'schedules', public.internal_schedule_troubles(v_now, c_rows),

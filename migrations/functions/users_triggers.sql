@@ -10,7 +10,7 @@ begin
 end
 $$;
 
--- p_path: the search path of the trial, in a database without the triggers that set it.
+-- p_path: the search path of the trial, in a database without our functions.
 create or replace function public.internal_try_triggers(p_path text) returns jsonb
 language plpgsql security definer set search_path = '' set lock_timeout = '1s' set jit = off as $$
 #variable_conflict use_variable
@@ -58,7 +58,7 @@ begin
           from pg_catalog.pg_trigger g join pg_catalog.pg_proc p on p.oid = g.tgfoid
          where g.tgrelid = to_regclass('public.' || p_table) and not g.tgisinternal
            and not (p.pronamespace = 'public'::regnamespace and p.proname like E'internal\\_%')
-               and p.pronamespace is distinct from to_regnamespace('orchestrator')
+           and p.pronamespace is distinct from to_regnamespace('orchestrator')
            and (strpos(v_context, p.proname || '(') > 0 or strpos(v_context, p.proname || '"(') > 0)
          group by g.tgfoid limit 1;
         if v_function is null then  -- a default, a check or a generated column
@@ -109,7 +109,8 @@ begin
 end
 $$;
 
--- Writes a row of the table as the orchestrator does, in the columns that there are.
+-- Writes a row of the table as the orchestrator does, in the columns that there are. Changes of a task are publications: they
+-- run with the search path of the database's users, and the triggers of the queue skip them.
 create or replace function public.internal_write_trial(p_table text, p_path text) returns void
 language plpgsql security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
@@ -119,7 +120,7 @@ declare
     v_is_claimable boolean := true;
     v_write jsonb;
     c_tasks constant jsonb := '[
-        {"status": "In Progress", "attempts": 1, "updated_at": "now", "generation_started_at": "now"},
+        {"status": "In Progress", "attempts": 1, "worker_id": "trial", "updated_at": "now", "generation_started_at": "now"},
         {"status": "Complete", "result_data": "{}", "output_location": "s3://trial/trial", "updated_at": "now"},
         {"status": "Failed", "error_message": "a trial", "updated_at": "now"}]';
     c_workers constant jsonb := '[
@@ -170,28 +171,34 @@ returns void
 language plpgsql security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
 declare
+    v_is_task constant boolean := p_rel = to_regclass('public.tasks');
     v_write text;
-    v_rows bigint;
+    v_before jsonb;
+    v_after jsonb;
 begin
     select case when p_id is null
-                then format('insert into %s (%s) values (%s)', p_rel, string_agg(quote_ident(v.key), ', '),
-                            string_agg(quote_nullable(v.value), ', '))
-                else format('update %s set %s where id = %L', p_rel,
+                then format('insert into %s as r (%s) values (%s) returning to_jsonb(r)', p_rel,
+                            string_agg(quote_ident(v.key), ', '), string_agg(quote_nullable(v.value), ', '))
+                else format('update %s r set %s where id = %L returning to_jsonb(r)', p_rel,
                             string_agg(format('%I = %L', v.key, v.value), ', '), p_id) end
       into v_write
       from jsonb_each_text(p_values) v
       join pg_catalog.pg_attribute a on a.attrelid = p_rel and a.attname = v.key and not a.attisdropped;
-    if p_path is not null or p_rel = 'public.tasks'::regclass then
+    execute format('select to_jsonb(r) from %s r where id = %L', p_rel, p_id) into v_before;
+    if v_is_task and p_id is not null then
+        perform set_config('orchestrator.publishing', pg_trigger_depth()::text, true);
+    end if;
+    if v_is_task or p_path is not null then
         perform set_config('search_path', public.internal_trial_path(p_path), true);
     end if;
-    execute v_write;
-    get diagnostics v_rows = row_count;
-    if v_rows = 0 then
-        raise exception 'a trigger returned null: nothing was written' using errcode = 'OR010';
+    execute v_write into v_after;
+    if v_after is null or v_is_task and v_after = v_before then
+        raise exception 'a trigger returned null or old: nothing was written' using errcode = 'OR010';
     end if;
-    -- What is deferred fires when the transaction ends, then with the path of the session.
+    -- What is deferred of a task fires then, too; of a worker when the transaction ends, with the path of the session.
     perform set_config('search_path', public.internal_trial_path(p_path), true);
     set constraints all immediate;
     set constraints all deferred;
+    perform set_config('orchestrator.publishing', '', true);
 end
 $$;

@@ -113,7 +113,8 @@ create table orchestrator.publications (
 );
 create index publications_due on orchestrator.publications (retry_at);
 
--- What another transaction kept from being looked at; the leader looks again. kind: needs (of a task), key or type.
+-- What another transaction kept from being looked at; the leader looks again. kind: needs or show (of a task), key,
+-- type, or limit (of a type that was set or removed).
 create table orchestrator.rechecks (
     no bigint generated always as identity primary key,
     kind text not null,

@@ -114,9 +114,10 @@ class OperatorRows:
         return dict(await self._call("fleet_report"))
 
     async def task_troubles(self, handled: Sequence[str]) -> Row:
-        """Return tasks without a handler (waiting_types), refused_tasks, and what failed within a quarter of an hour.
+        """Return tasks without a handler (waiting_types), unpublished_tasks, and what failed of late.
 
-        That is lost_tasks (with their worker), failed_tasks (if most attempts fail) and failed_bringups.
+        Within a quarter of an hour: lost_tasks (with their worker), failed_tasks (if most attempts fail) and
+        failed_bringups.
         """
         return dict(await self._call("fleet_task_troubles", p_handled=list(handled)))
 

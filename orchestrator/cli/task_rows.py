@@ -88,8 +88,6 @@ def waits(row: Row, now: datetime) -> str:
     reason = row.get("waits") or {"kind": "worker"}
     until = relative(reason.get("until"), now)
     match reason["kind"]:
-        case "refused":
-            return f"a trigger or constraint of the database refuses to change it: {reason['reason']}; next try {until}"
         case "dependencies":
             unmet = "some" if reason["unmet"] is None else reason["unmet"]
             return f"waits for {unmet} of {reason['of']} {'task' if reason['of'] == 1 else 'tasks'}"

@@ -158,10 +158,11 @@ class ConditionKind(Explained):
         "Tasks", "{count:task|tasks} of type {task_type} cannot run: WORKER_HANDLERS has no handler for it",
         "add it to WORKER_HANDLERS: type=module:function", Impact.WAIT,
         alert="OrchestratorNoHandler", after_s=120)
-    TASKS_REFUSED = "tasks_refused", ConditionRow(
-        "Tasks", "The database keeps {count:ended task|ended tasks} of pool {pool} from showing how they ended",
-        "change the trigger or constraint, or end the lock; python -m orchestrator explain {task}", Impact.WAIT,
-        alert="OrchestratorTasksRefused", after_s=120)
+    TASKS_UNPUBLISHED = "tasks_unpublished", ConditionRow(
+        "Tasks", "The table tasks shows an earlier status of {count:task|tasks} of pool {pool}: "
+        "a trigger, constraint or lock of yours keeps it",
+        "change that trigger or constraint, or end the transaction that locks the row; "
+        "python -m orchestrator explain {task}", alert="OrchestratorTasksUnpublished", after_s=120)
     BRINGUPS_FAIL = "bringups_fail", ConditionRow(
         "Workers", "{what} in pool {pool}: the last {count:bring-up|bring-ups} failed ({code}): {means}", "{fix}",
         Impact.WAIT, alert="OrchestratorBringUpsFail", after_s=300)

@@ -129,7 +129,7 @@ class Facts:
     offers: Mapping[str, OfferState] = field(default_factory=dict)
     handled: Sequence[str] = ()  # types of task with a handler; empty: not known
     waiting_types: Sequence[Row] = ()  # ready tasks by pool and type
-    refused_tasks: Sequence[Row] = ()  # ended tasks that the database does not let show it, by pool
+    unpublished_tasks: Sequence[Row] = ()  # whose row shows an earlier status for more than 10 s, by pool and error
     schema_problems: Sequence[Row] = ()  # what in the database differs from what the functions need: what, why, fix
     webhooks: Row = field(default_factory=dict)  # messages that were not delivered
     schedules: Sequence[Row] = ()  # that submit no task: name, why
@@ -180,7 +180,7 @@ class Asked:
     bucket_place: str | None = None
     handled: Sequence[str] = ()
     waiting_types: Sequence[Row] = ()
-    refused_tasks: Sequence[Row] = ()
+    unpublished_tasks: Sequence[Row] = ()
     schema_problems: Sequence[Row] = ()
     webhooks: Row = field(default_factory=dict)
     schedules: Sequence[Row] = ()

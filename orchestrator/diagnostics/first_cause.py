@@ -14,8 +14,6 @@ from orchestrator.diagnostics.condition_kinds import HIGH, ConditionKind, Impact
 from orchestrator.diagnostics.conditions import Condition, of_type
 
 Row = Mapping[str, Any]
-# Conditions about some tasks of a pool. Other tasks of the pool do not wait because of them.
-OF_SOME_TASKS = frozenset({ConditionKind.NO_HANDLER, ConditionKind.TASKS_REFUSED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +79,8 @@ def _holds(row: Row, pool: str) -> bool:
 
 
 def _is_about(row: Row, pool: str, task_type: str) -> bool:
-    """Whether it may be about a task of this pool and type. A task that the database refuses says so itself."""
-    subject = of_type(pool, task_type)
-    return row["kind"] not in OF_SOME_TASKS or (row["kind"] == ConditionKind.NO_HANDLER and row["subject"] == subject)
+    """Whether it may be about a task of this pool and type. Other tasks of a pool do not wait for a missing handler."""
+    return row["kind"] != ConditionKind.NO_HANDLER or row["subject"] == of_type(pool, task_type)
 
 
 def _made(row: Row) -> FirstCause:

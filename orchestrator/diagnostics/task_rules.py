@@ -21,7 +21,7 @@ DONE = frozenset({"Complete", "Failed", "Cancelled"})
 def _tasks(facts: Facts) -> Iterator[Condition]:
     """Find tasks that no worker takes although an orchestrator leads, and tasks that failed."""
     blocked = facts.queued and not any(pool.ready_tasks or pool.demand.running for pool in facts.pools)
-    if facts.is_led and blocked and not facts.refused_tasks:
+    if facts.is_led and blocked:
         held = [pool.demand.blocked for pool in facts.pools]
         counts = {why: sum(one.get(why, 0) for one in held) for why in ("dependencies", "concurrency", "scheduled")}
         due = min((pool.next_due_at for pool in facts.pools if pool.next_due_at), default=None)
@@ -42,9 +42,10 @@ def _tasks(facts: Facts) -> Iterator[Condition]:
             kind, evidence = ConditionKind.NO_HANDLER, f"pool {row['pool']}"
             subject = of_type(row["pool"], row["task_type"])
             yield Condition(kind, subject, detail, evidence, Impact.WAIT, pools=(row["pool"],))
-    for row in facts.refused_tasks:
+    for row in facts.unpublished_tasks:
         detail = {"count": row["n"], "pool": row["pool"], "task": row["task_id"]}
-        yield Condition(ConditionKind.TASKS_REFUSED, row["pool"], detail, row["reason"], pools=())
+        subject, since = f"{row['pool']} {row['task_id']}", datetime.fromisoformat(row["since"])
+        yield Condition(ConditionKind.TASKS_UNPUBLISHED, subject, detail, row["reason"], since=since)
     for row in facts.failed_tasks:
         detail = {"count": row["n"], "task_type": row["task_type"], "task": row["last_task"], "code": row["code"]}
         if row["no_segments"]:

@@ -21,6 +21,7 @@ from orchestrator.diagnostics.task_attempts import TaskAttempt, attempt_of
 from orchestrator.diagnostics.task_limits import limits
 
 Row = Mapping[str, Any]
+PUBLISH = "change the trigger or constraint on tasks that refuses it, or end the transaction that locks its row"
 REQUEUE = "python -m orchestrator migrate --requeue-held, to queue it again now if no program works on it"
 FEW = 3  # attempts that are enough to call a duration usual
 NAMED = 3  # dependencies that are named; the others are counted
@@ -68,8 +69,9 @@ def explained(found: Row, policy: Policy | None = None) -> TaskExplanation:
     task = found["task"]
     attempts = list(map(attempt_of, found["attempts"]))
     known = [attempt.usd for attempt in attempts if attempt.usd is not None]
-    explain = {"Queued": _queued, "In Progress": _running, "Complete": _complete}.get(task["status"], _ended)
-    why = _unpublished(found) or explain(found, policy)
+    why = {"Queued": _queued, "In Progress": _running, "Complete": _complete}.get(task["status"], _ended)(found, policy)
+    if found.get("publication"):
+        why = _unpublished(why, found["publication"], is_over=task["status"] not in {"Queued", "In Progress"})
     return TaskExplanation(
         task_id=task["id"],
         task_type=task["task_type"],
@@ -145,7 +147,7 @@ def _queued(found: Row, policy: Policy | None) -> _Why:
 
 
 def _held(found: Row) -> _Why | None:
-    """Explain a task that a limit keeps from workers."""
+    """Explain a task that waits because a limit is reached."""
     if limit := found.get("limit"):
         change = f"python -m orchestrator limits set --{limit['scope']} NAME NUMBER"
         if not limit["most"]:
@@ -158,16 +160,14 @@ def _held(found: Row) -> _Why | None:
     return None
 
 
-def _unpublished(found: Row) -> _Why | None:
-    """Explain an end that its row does not show yet."""
-    publication = found.get("publication")
-    if not publication:
-        return None
-    refused = f"which refused it {counted(publication['times'], 'time')}: {publication['reason']}"
-    what = f"the database, to show that it is {publication['status']}, {refused}"
-    fix = "change the trigger or constraint on tasks that refuses it, or end the transaction that has locked its row"
-    then = "the orchestrator tries again then; no worker waits for it, and nothing is lost"
-    return _Why(OPERATOR, what, then, fix, until=publication["retry_at"])
+def _unpublished(why: _Why, publication: Row, *, is_over: bool) -> _Why:
+    """Add that the row of the task still shows an earlier status, because something of the user's keeps it."""
+    tries = counted(publication["times"], "time")
+    what = f"{why.what}; its row still shows {publication['shown']}: writing it failed {tries}: {publication['reason']}"
+    if not is_over:
+        return replace(why, what=what, fix=f"{why.fix}; {PUBLISH}")
+    then = "nothing is lost; the orchestrator writes its row again then"
+    return replace(why, who=OPERATOR, what=what, then=then, until=publication["retry_at"], fix=f"{PUBLISH}; {why.fix}")
 
 
 def _claimable(found: Row, policy: Policy | None) -> _Why:

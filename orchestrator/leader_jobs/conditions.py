@@ -2,7 +2,7 @@
 
 The gauge is `orchestrator_condition`. Commands and the API show the record. Most conditions follow from a tick. The
 leader queries once a minute what no tick reads: the account's balance, how fast S3 answers, tasks that were lost,
-failed, were refused by the database or have no handler, and why bring-ups failed. Without a new answer, the last one
+failed, cannot show how they ended or have no handler, and why bring-ups failed. Without a new answer, the last one
 counts for KEPT_S, so that an outage does not end a condition.
 """
 
@@ -39,7 +39,7 @@ RECORDED = 100  # conditions at most
 TEXT_CHARS = 1_000  # of one text
 TROUBLES = (
     "waiting_types",
-    "refused_tasks",
+    "unpublished_tasks",
     "lost_tasks",
     "webhooks",
     "schedules",

@@ -71,6 +71,8 @@ class Metrics:
         self.usd_today = gauge("dollars_spent_today", "dollars spent since midnight UTC")
         self.usd_budget = gauge("dollars_budget", "the budget in dollars; absent without one", "per")
         self.log_pending = gauge("log_bytes_pending", "bytes of worker logs in heartbeats, not in S3 yet")
+        self.unpublished = gauge("unpublished_tasks", "tasks whose row shows an earlier status, after a failed write")
+        self.unpublished_s = gauge("unpublished_oldest_seconds", "age of the oldest of these statuses")
         self.tick_s = histogram("tick_seconds", "duration of one tick", TICK_S)
         self.ticks = counter("ticks", "ticks", "outcome")
         self.last_tick = gauge("last_tick_timestamp_seconds", "when the last tick began, as leader or standby")
@@ -109,7 +111,9 @@ class Metrics:
                 self.findings,
             ):
                 table.clear()
-            for number in (self.usd_per_hour, self.usd_today, self.log_pending):
+            for number in (
+                self.usd_per_hour, self.usd_today, self.log_pending, self.unpublished, self.unpublished_s,
+            ):  # fmt: skip
                 number.set(0)
 
     def note_tick(self, snapshot: Snapshot, made: Plan, policy: Policy, took_s: float) -> None:
@@ -173,7 +177,7 @@ class Metrics:
                 self.breaker.labels(pool.name, name).set(kind is (limit.reason.kind if limit else None))
 
     def counted(self, row: Mapping[str, Any]) -> None:
-        """Record the counts of `fleet_metrics`: finished tasks since the last call, and unshipped log bytes."""
+        """Record the counts of `fleet_metrics`: finished tasks since the last call, and what is pending."""
         self.claims.inc(row["claimed"])
         for end in row["ended"]:
             if end["outcome"] == "complete":
@@ -181,6 +185,8 @@ class Metrics:
             elif end["outcome"] in {"failed", "lost"}:
                 self.failures.labels(code_of(end["code"])).inc(end["n"])
         self.log_pending.set(row["log_bytes_pending"])
+        self.unpublished.set(row["unpublished"]["n"])
+        self.unpublished_s.set(row["unpublished"]["oldest_s"])
 
     def called(self, operation: str, status: str) -> None:
         """Record a request to the provider."""

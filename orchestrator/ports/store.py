@@ -181,7 +181,10 @@ class Store(Protocol):
         ...
 
     async def metrics(self, since: datetime | None) -> Mapping[str, Any]:
-        """{"claimed", "ended": [{"outcome", "code", "n"}], "log_bytes_pending", "until"}: of tasks since a moment."""
+        """{"claimed", "ended": [{"outcome", "code", "n"}], "until"} of tasks since a moment, and what is pending now.
+
+        That is "log_bytes_pending", and "unpublished": {"n", "oldest_s"}.
+        """
         ...
 
     async def retention(self, term: int) -> Mapping[str, int] | None: ...

@@ -211,7 +211,7 @@ begin
         perform orchestrator.advance(v_freed, 'key');
     end if;
     insert into orchestrator.rechecks (kind, name)
-    select 'type', p_type
+    select 'limit', p_type
      where exists (select from orchestrator.live q where q.task_type = p_type and q.type_limited <> v_is_limited);
 end
 $$;

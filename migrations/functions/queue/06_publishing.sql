@@ -9,13 +9,15 @@
 -- our empty one. A setting names the depth of triggers at which we publish: our trigger skips that statement, and not one of
 -- a user's trigger within it, which runs deeper.
 
--- A task as it will be shown: with its end, if that is not published yet, and with what it does not name itself.
+-- A task as it will be shown: with its end or its present attempt, if that is not published yet, and with what it does not
+-- name itself. An end that is older than what `tasks` shows waits only for its removal.
 create or replace function orchestrator.current_task(p_id uuid) returns public.tasks
 language plpgsql stable security definer set search_path = '' as $$
 #variable_conflict use_variable
 declare
     v_task public.tasks;
     v_end orchestrator.publications;
+    v_run record;
 begin
     select * into v_task from public.tasks t where t.id = p_id;
     if not found then
@@ -28,23 +30,38 @@ begin
            coalesce(v_task.timeout_s, d.timeout_s)
       into v_task.pool, v_task.max_attempts, v_task.timeout_s
       from (values (1)) o (one) left join public.task_types d on d.task_type = v_task.task_type;
-    select * into v_end from orchestrator.publications p where p.task_id = p_id;
-    return case when v_end.task_id is null then v_task
-                else jsonb_populate_record(v_task, orchestrator.as_shown(v_end, v_task)) end;
+    select * into v_end from orchestrator.publications p where p.task_id = p_id and p.no > v_task.published;
+    if found then
+        v_task := jsonb_populate_record(v_task, orchestrator.as_shown(v_end, v_task));
+    end if;
+    if v_task.status = 'Queued' then
+        select q.attempt, q.worker_id, q.claimed_at into v_run from orchestrator.live q
+         where q.task_id = p_id and q.state = 'running' and 2 * q.attempt > v_task.published and q.nonce is not null;
+        if found then
+            v_task.status := 'In Progress';
+            v_task.worker_id := v_run.worker_id;
+            v_task.attempts := v_run.attempt;
+            v_task.generation_started_at := v_run.claimed_at;
+            v_task.run_after := null;
+        end if;
+    end if;
+    return v_task;
 end
 $$;
 
--- The same as JSON, with its state in the queue.
+-- The same as JSON, with its state in the queue. uncounted: the attempts that do not count against max_attempts.
 create or replace function orchestrator.task_json(p_id uuid) returns jsonb
 language sql stable security definer set search_path = '' as $$
     select to_jsonb(t.*) - 'published' || jsonb_build_object(
+               'pool', coalesce(q.pool, t.pool), 'max_attempts', coalesce(q.max_attempts, t.max_attempts),
                'state', case when q.state = 'waits_for_time' and q.run_after <= now() then 'ready' else q.state::text end,
-               'progress_at', q.progress_at, 'lease_expires_at', q.lease_expires_at,
-               'uncounted', greatest(0, t.attempts - coalesce(q.attempt - q.uncounted, e.used, t.attempts)))
+               'blocked', coalesce(q.state in ('waits_for_tasks', 'waits_for_key', 'waits_for_type'), false),
+               'uncounted', greatest(0, t.attempts - coalesce(q.attempt - q.uncounted, a.counted, t.attempts)),
+               'progress_at', q.progress_at, 'lease_expires_at', q.lease_expires_at)
       from (select (orchestrator.current_task(task_json.p_id)).* offset 0) t
       left join orchestrator.live q on q.task_id = t.id
-      left join lateral (select a.attempt - a.uncounted as used from orchestrator.attempts a
-                          where q.task_id is null and a.task_id = t.id order by a.attempt desc limit 1) e on true
+      left join lateral (select l.attempt - l.uncounted as counted from orchestrator.attempts l where l.task_id = t.id
+                          order by l.attempt desc limit 1) a on q.task_id is null
      where t.id is not null
 $$;
 
@@ -114,11 +131,12 @@ begin
     foreach v_end in array coalesce(v_left, '{}') loop
         v_why := 'A trigger of the database suppressed it';
         begin
-            if cardinality(p_ends) > 1 or v_end.reason is null then
-                perform from public.tasks t where t.id = v_end.task_id for no key update skip locked;
-                v_why := case when found then v_why else 'Another transaction has locked its row' end;
+            perform from public.tasks t where t.id = v_end.task_id for no key update skip locked;
+            if found or not exists (select from public.tasks t where t.id = v_end.task_id) then
+                continue when orchestrator.write_ends(array[v_end]) is null;
+            else
+                v_why := 'Another transaction has locked its row';
             end if;
-            continue when orchestrator.write_ends(array[v_end]) is null;
         exception when others or assert_failure then
             if public.internal_is_transient(sqlstate) and sqlstate <> '55P03' then
                 raise;

@@ -340,8 +340,9 @@ begin
         end;
         if v_one is null then
             select * into v_task from public.tasks t where t.id = p_ids[v_n];
-            if v_task.id is null or v_task.status in ('Complete', 'Failed', 'Cancelled') and v_task.published < 2 * p_attempts[v_n] then
-                perform orchestrator.reconcile(p_ids[v_n:v_n]);  -- it was written while the triggers were off
+            if v_task.id is null or v_task.status in ('Complete', 'Failed', 'Cancelled') then
+                -- It was written while the triggers were off, or a user's trigger has ended it now.
+                perform orchestrator.reconcile(p_ids[v_n:v_n]);
                 continue;
             end if;
             update orchestrator.live q

@@ -54,7 +54,7 @@ begin
         end if;
     end if;
     if v_state = 'held' and orchestrator.finish(v_launch, array[p_task_id], array[p_attempt], array[p_result_data],
-            p_output_location, nullif(v_object, 'false'), p_output->'upload', v_now) is not null then
+            p_output_location, nullif(v_object, 'false') - 'upload', p_output->'upload', v_now) is not null then
         return jsonb_build_object('outcome', 'ok');
     elsif v_state = 'held' then  -- a user's open transaction has changed the task
         perform set_config('response.status', '202', true);  -- PostgREST's status; for older agents it means "ask again"

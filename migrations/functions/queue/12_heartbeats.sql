@@ -83,6 +83,8 @@ declare
     v_renewed record;
     v_cancel jsonb;
     v_stuck jsonb;
+    v_is_led boolean;
+    c_due constant int := 10;  -- publications that a heartbeat tries if no orchestrator leads
 begin
     if v_worker.nonce is distinct from p_nonce then
         return jsonb_build_object('outcome', 'fenced', 'wanted', 'stop', 'cancel', '[]'::jsonb, 'fenced', '[]'::jsonb);
@@ -113,10 +115,14 @@ begin
                 where s.fleet = v_worker.fleet and s.name = 'programs'))
       into v_cancel, v_stuck
       from orchestrator.live q where q.task_id = any (v_renewed.held);
+    v_is_led := exists (select from public.fleet_lease l where l.fleet = v_worker.fleet and l.expires_at > v_now);
+    if not v_is_led then
+        perform orchestrator.publish_due(c_due);
+    end if;
     return jsonb_build_object(
                'outcome', 'ok', 'wanted', v_launch.wanted, 'cancel', coalesce(v_cancel, '[]'), 'stuck', coalesce(v_stuck, '[]'),
                'fenced', to_jsonb(v_renewed.fenced), 'heartbeat_s', v_worker.heartbeat_s, 'lease_s', v_worker.lease_s,
-               'led', exists (select from public.fleet_lease l where l.fleet = v_worker.fleet and l.expires_at > v_now))
+               'led', v_is_led)
         || case when v_worker.cluster is null then '{}' else public.internal_node_tasks(v_worker, v_now) end;
 end
 $$;

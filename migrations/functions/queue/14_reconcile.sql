@@ -46,8 +46,10 @@ create or replace function orchestrator.enter(p_task public.tasks) returns void
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
 begin
-    if p_task.status in ('Queued', 'In Progress') then
+    if p_task.status in ('Queued', 'In Progress') or p_task.failure_code is distinct from 'DEPENDENCY_FAILED' then
         delete from orchestrator.edges e where e.task_id = p_task.id;  -- kept from its failure; what it needs has changed since
+    end if;
+    if p_task.status in ('Queued', 'In Progress') then
         perform orchestrator.insert_live(array[p_task.id]);
         perform orchestrator.unmeet(array[p_task.id]);
     elsif p_task.status = 'Complete' then
@@ -64,13 +66,18 @@ language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
 declare
     v_is_running boolean := p_live.state = 'running';
-    v_is_shown boolean := v_is_running and p_live.shown = 2 * p_live.attempt or p_live.nonce is null and v_is_running;
+    -- A row that does not show this attempt yet has the status of an earlier one, which is no wish: another statement of the
+    -- user's may change it meanwhile, also one of a trigger within our publication of other rows.
+    v_is_shown boolean := v_is_running and (p_live.nonce is null
+                                            or p_live.shown = 2 * p_live.attempt and p_task.published >= 2 * p_live.attempt);
+    v_is_earlier boolean := v_is_running and not v_is_shown and p_task.worker_id is not distinct from (
+        select a.worker_id from orchestrator.attempts a where a.task_id = p_task.id and a.attempt = p_task.published / 2);
 begin
     if p_task.status in ('Complete', 'Failed', 'Cancelled') then
         perform orchestrator.end_by_hand(p_live, lower(p_task.status::text), p_task.status::text);
         perform orchestrator.leave(array[p_task.id]);
         perform orchestrator.ended(array[p_task.id], p_task.status::text);
-    elsif p_task.status = 'In Progress' and not (
+    elsif p_task.status = 'In Progress' and not v_is_earlier and not (
               v_is_running and p_task.worker_id is not distinct from p_live.worker_id) then
         perform orchestrator.end_by_hand(p_live, 'lost', 'In Progress');
         perform orchestrator.leave(array[p_task.id]);

@@ -79,6 +79,8 @@ begin
                                        split_part(v_problem, E'\n', 3));
     end if;
     v_ids := array(select c.id from changed c);
+    -- Until the user's transaction ends, no claim takes a task that it has changed.
+    perform from orchestrator.live q where q.task_id = any (v_ids) and q.state <> 'running' order by q.task_id for update;
     v_ids := array(select d.id from orchestrator.differences d where d.id = any (v_ids));
     if v_ids <> '{}' then
         perform orchestrator.reconcile(v_ids);

@@ -42,6 +42,7 @@ language plpgsql security definer set search_path = '' set enable_seqscan = off 
 declare
     v_keys text[];
     v_types text[];
+    v_limited text[];
     v_needs uuid[];
     v_shows uuid[];
     v_count int;
@@ -52,9 +53,10 @@ begin
         returning r.kind, r.name
     )
     select array_agg(distinct t.name) filter (where t.kind = 'key'), array_agg(distinct t.name) filter (where t.kind = 'type'),
+           array_agg(distinct t.name) filter (where t.kind = 'limit'),
            array_agg(distinct t.name::uuid) filter (where t.kind = 'needs'),
            array_agg(distinct t.name::uuid) filter (where t.kind = 'show'), count(*)
-      into v_keys, v_types, v_needs, v_shows, v_count from taken t;
+      into v_keys, v_types, v_limited, v_needs, v_shows, v_count from taken t;
     if v_needs is not null then
         insert into orchestrator.rechecks (kind, name)
         select 'needs', n.id::text from unnest(orchestrator.look_again(v_needs, false)) n (id);
@@ -63,8 +65,11 @@ begin
     if v_keys is not null then
         perform orchestrator.admit('key', v_keys, null);
     end if;
+    if v_limited is not null then
+        perform orchestrator.limit_type(t.name) from unnest(v_limited) t (name);
+        perform orchestrator.admit('type', v_limited, null);
+    end if;
     if v_types is not null then
-        perform orchestrator.limit_type(t.name) from unnest(v_types) t (name);
         perform orchestrator.admit('type', v_types, null);
     end if;
     if v_shows is not null then

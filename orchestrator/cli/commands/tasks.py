@@ -21,7 +21,6 @@ from orchestrator.errors import NO_TASK, Failure
 from orchestrator.observability.redaction import plain
 
 OURS = ("uncounted", "blocked")  # shown only if they are set
-INTERNAL = ("queue_gate", "queue_turn")  # the order of the queue, which is of no use to a person
 
 
 @click.group()
@@ -52,7 +51,7 @@ for command in (submit, list_tasks, watch_tasks, show_outputs, import_tasks, can
 
 def _show(output: Output, task: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]], now: datetime) -> None:
     first = ("id", "status", "task_type", "pool", "priority", "attempts", "max_attempts", "worker_id", "params")
-    rest = [name for name in task if name not in (*first, *INTERNAL)]
+    rest = [name for name in task if name not in first]
     named = {name: task.get(name) for name in (*first, *rest) if task.get(name) not in (None, [], {})}
     named = {name: value for name, value in named.items() if value or name not in OURS}
     output.show(facts({name: _value(name, value, now) for name, value in named.items()}))

@@ -17,6 +17,7 @@ from testbed.tasks import ended
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 FLEET = "default"
+LONGEST_PAUSE_S = 600  # between two tries to write a row of tasks
 SOON_S = 30.0  # for what should take a moment
 Row = Mapping[str, Any]
 
@@ -169,14 +170,15 @@ class Fleet:
         return await self.move(worker_id, state, State.TERMINATING, stage=Stage.DRAINING, exit_cause=cause)
 
     async def snapshot(self) -> Row:
-        """The database's half of an observation."""
-        row: Row = await self.call("fleet_snapshot", p_fleet=FLEET)
+        """The database's half of an observation, after the leader's work of a second."""
+        await self.maintain(1)
+        row: Row = await self.call("fleet_observe", p_fleet=FLEET)
         return row
 
-    async def snapshots(self) -> None:
-        """Several: a slow machine does not finish its bounded work in one."""
-        for _ in range(10):
-            await self.snapshot()
+    async def settle(self) -> None:
+        """The leader's work until nothing is left: also what waits for its next try."""
+        self.wait(LONGEST_PAUSE_S)
+        await self.maintain(6)
 
     async def status(self, worker_id: str) -> str:
         """A worker's state."""

@@ -26,7 +26,8 @@ select array(select c.rel || '.' || a.attname || ' ' || a.atttypid::regtype from
        array(select c.oid from pg_class c where c.relnamespace = 'public'::regnamespace and c.relkind = 'r' order by 1)
        = array(select t from unnest(internal_tables()) t order by 1) as tables,
        (select count(*) from pg_attribute a join pg_class c on c.oid = a.attrelid
-         where a.attidentity <> '' and c.relkind = 'r' and c.relnamespace = 'public'::regnamespace)
+         where a.attidentity <> '' and c.relkind = 'r'
+           and c.relnamespace in ('public'::regnamespace, 'orchestrator'::regnamespace))
        = (select count(*) from internal_sequences()) as sequences"""
 # A change -> words of the problem. Its fix repairs it, except where a user must choose.
 CHANGES = {

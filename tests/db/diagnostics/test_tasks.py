@@ -215,7 +215,8 @@ async def test_a_result_that_a_users_trigger_refuses_names_the_refusal(
     finally:
         await hand.execute("drop function users_own() cascade")
     assert (said.status, said.who, said.until is not None) == ("Complete", "operator", True)
-    assert "to show that it is Complete, which refused it 1 time: unpaid (P0001)" in said.what
+    assert said.what.endswith("; its row still shows In Progress: writing it failed 1 time: unpaid (P0001)")
+    assert said.fix.startswith("change the trigger or constraint on tasks that refuses it")
     assert "nothing is lost" in said.then
     fleet.wait(2)
     await fleet.maintain()

@@ -152,13 +152,15 @@ def test_what_tasks_went_through_is_counted_on() -> None:
         {"outcome": "failed", "code": "my very own code 17", "n": 1},
         {"outcome": "released", "code": None, "n": 1},
     ]
-    row: Mapping[str, Any] = {"claimed": 9, "ended": ended, "log_bytes_pending": 1_000}
+    unpublished = {"n": 2, "oldest_s": 30.5}
+    row: Mapping[str, Any] = {"claimed": 9, "ended": ended, "log_bytes_pending": 1_000, "unpublished": unpublished}
     metrics.counted(row)
     metrics.counted(row)
     assert (value(metrics, "task_claims_total"), value(metrics, "task_completions_total")) == (18, 8)
     assert value(metrics, "task_failures_total", code="HANDLER_ERROR") == 4
     assert value(metrics, "task_failures_total", code="other") == 2
     assert value(metrics, "log_bytes_pending") == 1_000
+    assert (value(metrics, "unpublished_tasks"), value(metrics, "unpublished_oldest_seconds")) == (2, 30.5)
 
 
 def test_codes_are_few() -> None:

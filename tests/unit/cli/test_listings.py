@@ -112,10 +112,7 @@ def test_shortened_ids_stay_different() -> None:
         ({"kind": "scheduled", "until": NOW + timedelta(hours=2)}, "starts in 2h00m"),
         ({"kind": "dependencies", "of": 3, "unmet": 2}, "waits for 2 of 3 tasks"),
         ({"kind": "dependencies", "of": 300, "unmet": None}, "waits for some of 300 tasks"),
-        (
-            {"kind": "refused", "reason": "no\x1b[31m", "until": NOW + timedelta(seconds=5)},
-            "a trigger or constraint of the database refuses to change it: no·[31m; next try in 5s",
-        ),
+        ({"kind": "retry", "until": NOW + timedelta(seconds=5), "code": "no\x1b[31m"}, "retry in 5s: no·[31m"),
     ],
 )
 def test_a_queued_task_says_what_it_waits_for(waits: dict[str, Any], text: str) -> None:

@@ -137,9 +137,7 @@ ENDS: dict[Kind, list[tuple[str, Change]]] = {
         ("a node that is down", clustered(MENDED, WHOLE[0].worker_id)),
     ],
     Kind.NO_HANDLER: [("no handler", setting("database_state.waiting_types", []))],
-    Kind.TASKS_REFUSED: [
-        ("tasks that a trigger keeps from being claimed", setting("database_state.refused_tasks", []))
-    ],
+    Kind.TASKS_UNPUBLISHED: [("tasks whose status a trigger hides", setting("database_state.unpublished_tasks", []))],
     Kind.BRINGUPS_FAIL: [
         ("bring-ups that fail", came_up("GPU_TYPE", "GPU_TYPE")),
         ("bring-ups that fail", seen(failed_bringup("GPU_TYPE", RECENT_S + 1))),

@@ -127,10 +127,7 @@ def lost(**changes: Any) -> Callable[[Facts], None]:
     return setting("database_state.lost_tasks", [base | {"look": look} | changes])
 
 
-def refused(what: str) -> Callable[[Facts], None]:
-    """Tasks that the database does not let change."""
-    row = {"pool": "default", "what": what, "n": 3, "task_id": "t-1", "reason": "The database refused: boom (P0001)"}
-    return setting("database_state.refused_tasks", [row])
+UNPUBLISHED = {"pool": "default", "n": 3, "task_id": "t-1", "reason": "boom (P0001)", "since": when(70)}
 
 
 def held(kind: str, *, claimable: int = 4, **reason: Any) -> Callable[[Facts], None]:
@@ -330,10 +327,7 @@ CASES: dict[str, tuple[Callable[[Facts], None], str, str, str, str, str]] = {
     "webhooks that were given up": (setting("database_state.webhooks", {"undeliverable": 3, "late": 0, "host": "hooks.example.com", "failure": "it answered 500"}), "MEDIUM", "Tasks", "3 webhook messages were given up within a day, the last one to hooks.example.com", "webhooks list", "it answered 500"),
     "webhooks that nobody sends": (setting("database_state.webhooks", {"undeliverable": 0, "late": 7, "host": None, "failure": None}), "MEDIUM", "Tasks", "7 webhook messages have been due for more than 5 minutes", "WEBHOOK_SECRET", ""),
     "a schedule that is never due": (setting("database_state.schedules", [{"name": "nightly", "why": "no time zone 'Mars'"}]), "MEDIUM", "Tasks", "Schedule nightly submits no task", "schedules list", "no time zone 'Mars'"),
-    "tasks that a trigger keeps from being claimed": (refused("claim"), "HIGH", "Tasks", "A trigger or constraint on tasks keeps 3 tasks of pool default from being claimed", "explain t-1", "boom (P0001)"),
-    "tasks that a trigger keeps with a lost worker": (refused("rescue"), "HIGH", "Tasks", "from being queued again after the loss of their worker", "explain t-1", "boom (P0001)"),
-    "tasks that a trigger keeps blocked": (refused("settle"), "HIGH", "Tasks", "from being released by the tasks that they depend on", "explain t-1", "boom (P0001)"),
-    "tasks that a trigger does not let in": (refused("let_in"), "HIGH", "Tasks", "from being let in by their limit of concurrency", "explain t-1", "boom (P0001)"),
+    "tasks whose status a trigger hides": (setting("database_state.unpublished_tasks", [UNPUBLISHED]), "MEDIUM", "Tasks", "The table tasks shows an earlier status of 3 tasks of pool default", "change that trigger or constraint, or end the transaction that locks the row; python -m orchestrator explain t-1", "boom (P0001)"),
     "a schema that was changed": (setting("database_state.schema_problems", [{"what": "the column tasks.progress is missing", "why": "needed", "fix": "add it"}]), "HIGH", "Database", "The database was changed: the column tasks.progress is missing", "add it", "needed"),
     "rows that policies hide": (setting("database_state", {"error": 'DatabaseAuth: fleet_report: query would be affected by row-level security policy for table "tasks"'}), "HIGH", "Database", "hides rows from the functions", "doctor database", "tasks"),
     "bring-ups that fail": (seen(failed_bringup("GPU_TYPE", 90), failed_bringup("GPU_TYPE")), "MEDIUM", "Workers", "Bring-ups fail in pool default: the last 2 bring-ups failed (GPU_TYPE): The pod's GPU is of another type", "timeline gpu-9", "gpu-9"),

@@ -85,7 +85,7 @@ class Database:
         self.paused = report["database_state"]["paused"]
         row = {"id": TASK_ID, "status": "Queued", "task_type": "stitch", "pool": "default", "attempts": 0}
         row |= {"uncounted": 0, "max_attempts": 3, "worker_id": None, "created_at": NOW.isoformat()}
-        row |= {"waits": {"kind": "worker"}, "progress": None, "cancel_requested_at": None, "blocked": False}
+        row |= {"waits": {"kind": "worker"}, "progress": None, "cancel_requested_at": None, "state": "ready"}
         row |= {"run_after": None, "failure_code": None, "error_message": None, "updated_at": NOW.isoformat()}
         self.task = row | {"timeout_s": None, "depends_on": []}
 

@@ -14,13 +14,13 @@ from orchestrator.diagnostics.condition_kinds import ConditionKind as Kind
 from orchestrator.diagnostics.conditions import Condition
 from tests.unit.core.build import NOW, ago
 from tests.unit.diagnostics.test_conditions import (
+    UNPUBLISHED,
     Facts,
     facts,
     failed,
     failed_bringup,
     found_in,
     queue,
-    refused,
     seen,
     setting,
 )
@@ -43,14 +43,12 @@ def rows(path: str, row: Facts) -> Change:
     return lambda pools: setting(path, [row | {"pool": name} for name in pools])
 
 
-REFUSED = facts()
-refused("claim")(REFUSED)
 TROUBLES: dict[Kind, Change] = {
     Kind.BRINGUPS_FAIL: ended("GPU_TYPE"),
     Kind.HALTED: ended(str(FailureCode.BAD_SPEC)),
     Kind.WORKERS_FAILED: ended("DISK_FULL", **SICK),
     Kind.NO_HANDLER: rows("database_state.waiting_types", {"task_type": "stitch", "n": 3}),
-    Kind.TASKS_REFUSED: rows("database_state.refused_tasks", REFUSED["database_state"]["refused_tasks"][0]),
+    Kind.TASKS_UNPUBLISHED: rows("database_state.unpublished_tasks", UNPUBLISHED),
 }
 
 

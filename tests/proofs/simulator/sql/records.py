@@ -162,6 +162,7 @@ class Records(Database):
             "claimed": sum(since < a["started_at"] <= until for a in ours),
             "ended": [{"outcome": outcome, "code": code, "n": n} for (outcome, code), n in ended.items()],
             "log_bytes_pending": 0,  # a figure for people: nothing is decided by it
+            "unpublished": {"n": 0, "oldest_s": 0},
         }
 
     def fleet_retain(self, p_fleet: str, p_term: int, p_every_s: float) -> Json:

@@ -1,0 +1,315 @@
+"""A user's trigger, constraint or lock delays how its own row is shown, and nothing else."""
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+from orchestrator.adapters.postgres import PostgresDb
+from tests.db.conformance.builders import FLEET, Agent, Fleet, Row, result
+
+ANSWER_S = 1.0
+SIZES = (1, 50)  # tasks of one claim
+BAD = "new.task_type = 'bad' and new.status::text ="
+# What keeps the row of a task of the type `bad` from showing a status.
+OBSTACLES = {
+    "raises": ("before update on tasks for each row", "raise exception 'unpaid'"),
+    "suppresses": ("before update on tasks for each row", "return null"),
+    "returns old": ("before update on tasks for each row", "return old"),
+    "raises after": ("after update on tasks for each row", "raise exception 'unpaid'"),
+    "raises late": ("after update on tasks deferrable initially deferred for each row", "raise exception 'unpaid'"),
+}
+WHY = dict.fromkeys(("suppresses", "returns old"), "A trigger of the database suppressed it")
+obstacle = pytest.mark.parametrize("kind", OBSTACLES)
+size = pytest.mark.parametrize("batch", SIZES)
+
+
+@pytest.fixture
+async def fleet(direct: PostgresDb) -> Fleet:
+    """A fleet that we lead; over one transport, since this is about what the database does."""
+    fleet = Fleet(direct)
+    fleet.term = (await fleet.lead())["term"]
+    return fleet
+
+
+@pytest.fixture
+async def owner(hand: AsyncConnection[DictRow]) -> AsyncIterator[AsyncConnection[DictRow]]:
+    """A user who may make triggers, which go with the test."""
+    yield hand
+    await hand.execute("drop function if exists users_own() cascade")
+
+
+@pytest.fixture
+async def other(database: str, owner: AsyncConnection[DictRow]) -> AsyncIterator[AsyncConnection[Any]]:
+    """A transaction of a user's that stays open."""
+    async with await psycopg.AsyncConnection.connect(database) as connection:
+        yield connection
+        await connection.rollback()
+
+
+async def installed(owner: AsyncConnection[DictRow], status: str, moment: str, act: str) -> None:
+    """Make the user's trigger, which acts when the row of a bad task shows this status."""
+    body = f"begin if {BAD} '{status}' then {act}; end if; return new; end"
+    await owner.execute(f"create function users_own() returns trigger language plpgsql as $$ {body} $$".encode())
+    kind = "constraint trigger" if "deferrable" in moment else "trigger"
+    await owner.execute(f"create {kind} a_users {moment} execute function users_own()".encode())
+
+
+async def claimed(fleet: Fleet, agent: Agent, batch: int) -> tuple[str, Sequence[Row]]:
+    """The id of a bad task, and what one claim hands over: it and others."""
+    (bad, *_) = await fleet.submit({"task_type": "bad"}, *({} for _ in range(batch - 1)))
+    began = time.monotonic()
+    tasks = await agent.claim(batch=batch)
+    assert time.monotonic() - began < ANSWER_S
+    return bad, tasks
+
+
+async def completed(agent: Agent, tasks: Sequence[Row]) -> list[str]:
+    """What becomes of completions, which are answered at once."""
+    began = time.monotonic()
+    outcomes = await agent.complete_many(*(result(task, n=1) for task in tasks))
+    assert time.monotonic() - began < ANSWER_S
+    return outcomes
+
+
+async def shown(owner: AsyncConnection[DictRow], task_id: str) -> str:
+    """The status that the row has."""
+    (row,) = await (await owner.execute("select status from tasks where id = %s", (task_id,))).fetchall()
+    return str(row["status"])
+
+
+async def others(owner: AsyncConnection[DictRow], bad: str) -> set[str]:
+    """The statuses of the rows of all other tasks."""
+    query = "select distinct status from tasks where id <> %s"
+    return {str(row["status"]) for row in await (await owner.execute(query, (bad,))).fetchall()}
+
+
+async def troubles(fleet: Fleet) -> list[Row]:
+    """What health and the leader say about rows that show an earlier status; the same."""
+    report = await fleet.call("fleet_report", p_fleet=FLEET)
+    asked = await fleet.call("fleet_task_troubles", p_fleet=FLEET, p_handled=[])
+    assert asked["unpublished_tasks"] == report["unpublished_tasks"]
+    return list(report["unpublished_tasks"])
+
+
+async def ended(fleet: Fleet, owner: AsyncConnection[DictRow], bad: str, status: str, why: str) -> None:
+    """Health and explain name the row and the error; it is written once the cause is gone."""
+    assert (await fleet.task(bad))["status"] == status
+    explained = await fleet.call("fleet_task_explain", p_fleet=FLEET, p_task_id=bad)
+    assert (explained["task"]["status"], explained["publication"]["times"]) == (status, 1)
+    assert why in explained["publication"]["reason"]
+    assert await troubles(fleet) == []  # it lasts not long enough yet
+    fleet.wait(11)
+    await fleet.maintain()
+    (row,) = await troubles(fleet)
+    assert (row["pool"], row["n"], row["task_id"]) == ("default", 1, bad)
+    assert why in row["reason"]
+    assert (await fleet.call("fleet_metrics", p_fleet=FLEET, p_since=None))["unpublished"] == {"n": 1, "oldest_s": 11}
+    (found,) = await (await owner.execute("select times from orchestrator.publications")).fetchall()
+    assert found["times"] == 2
+
+
+async def recovered(fleet: Fleet, owner: AsyncConnection[DictRow], bad: str, status: str) -> None:
+    """The leader writes the row, and nothing is left."""
+    fleet.wait(600)
+    await fleet.maintain()
+    assert await shown(owner, bad) == status
+    assert await (await owner.execute("select from orchestrator.publications")).fetchall() == []
+    assert await troubles(fleet) == []
+    explained = await fleet.call("fleet_task_explain", p_fleet=FLEET, p_task_id=bad)
+    assert explained["publication"] is None
+
+
+@size
+@obstacle
+async def test_a_completion_that_cannot_be_shown_is_kept_and_shown_later(
+    fleet: Fleet, owner: AsyncConnection[DictRow], kind: str, batch: int
+) -> None:
+    """It is answered at once, the others are shown, and a task that needs it has its result."""
+    agent = await fleet.agent()
+    await installed(owner, "Complete", *OBSTACLES[kind])
+    bad, tasks = await claimed(fleet, agent, batch)
+    (behind,) = await fleet.submit(depends_on=[bad])
+    assert await completed(agent, tasks) == ["ok"] * batch
+    assert await shown(owner, bad) == "In Progress"
+    assert await others(owner, bad) <= {"Complete", "Queued"}
+    (next_task,) = await agent.claim()
+    assert (next_task["id"], next_task["dependencies"][0]["result_data"]) == (behind, {"n": 1})
+    await ended(fleet, owner, bad, "Complete", WHY.get(kind, "unpaid (P0001)"))
+    assert await agent.complete_many(result(tasks[0], n=1)) == ["already"]
+    await owner.execute("drop function users_own() cascade")
+    await recovered(fleet, owner, bad, "Complete")
+
+
+@size
+@obstacle
+async def test_a_claim_that_cannot_be_shown_hands_out_the_task(
+    fleet: Fleet, owner: AsyncConnection[DictRow], kind: str, batch: int
+) -> None:
+    """Readers see that it runs; its row shows it once the cause is gone, or how it ended."""
+    agent = await fleet.agent()
+    await installed(owner, "In Progress", *OBSTACLES[kind])
+    bad, tasks = await claimed(fleet, agent, batch)
+    assert (len(tasks), bad in [task["id"] for task in tasks]) == (batch, True)
+    assert (await shown(owner, bad), await others(owner, bad)) == ("Queued", {"In Progress"} if batch > 1 else set())
+    row = await fleet.task(bad)
+    assert (row["status"], row["worker_id"], row["attempts"]) == ("In Progress", agent.id, 1)
+    held = {"id": bad, "attempt": 1}
+    assert (await agent.beat(held, *tasks[1:]))["fenced"] == []
+    await owner.execute("drop function users_own() cascade")
+    await fleet.maintain()
+    assert await shown(owner, bad) == "In Progress"
+    assert await completed(agent, tasks) == ["ok"] * batch
+    assert (await shown(owner, bad), await others(owner, bad)) == ("Complete", {"Complete"} if batch > 1 else set())
+
+
+@size
+@obstacle
+async def test_a_failure_that_cannot_be_shown_queues_the_task_again(
+    fleet: Fleet, owner: AsyncConnection[DictRow], kind: str, batch: int
+) -> None:
+    """Its next attempt can be claimed, and an end of an attempt before does not hide it."""
+    agent = await fleet.agent()
+    bad, tasks = await claimed(fleet, agent, batch)
+    await installed(owner, "Queued", *OBSTACLES[kind])
+    for task in tasks:
+        assert await agent.release(task) == "ok"
+    assert (await shown(owner, bad), await others(owner, bad)) == ("In Progress", {"Queued"} if batch > 1 else set())
+    row = await fleet.task(bad)
+    assert (row["status"], row["state"], row["worker_id"]) == ("Queued", "ready", None)
+    again = await agent.claim(batch=batch)
+    assert sorted(task["attempt"] for task in again) == [2] * batch
+    row = await fleet.task(bad)
+    assert (row["status"], row["attempts"], row["worker_id"]) == ("In Progress", 2, agent.id)
+    assert await completed(agent, again) == ["ok"] * batch
+    await owner.execute("drop function users_own() cascade")
+    await recovered(fleet, owner, bad, "Complete")
+
+
+@size
+async def test_another_status_of_a_users_trigger_is_a_wish(
+    fleet: Fleet, owner: AsyncConnection[DictRow], batch: int
+) -> None:
+    """The task is what the trigger made of it, and the attempt is what it was."""
+    agent = await fleet.agent()
+    await installed(owner, "Complete", "before update on tasks for each row", "new.status := 'Cancelled'")
+    bad, tasks = await claimed(fleet, agent, batch)
+    assert await completed(agent, tasks) == ["ok"] * batch
+    assert (await shown(owner, bad), await others(owner, bad)) == ("Cancelled", {"Complete"} if batch > 1 else set())
+    assert (await fleet.call("task_get", p_id=bad))["attempts"][0]["outcome"] == "complete"
+    assert await (await owner.execute("select from orchestrator.live")).fetchall() == []
+
+
+@size
+async def test_a_task_that_a_users_trigger_cancels_at_its_claim_is_not_handed_out(
+    fleet: Fleet, owner: AsyncConnection[DictRow], batch: int
+) -> None:
+    """Its agent would do work that nobody wants."""
+    agent = await fleet.agent()
+    await installed(owner, "In Progress", "before update on tasks for each row", "new.status := 'Cancelled'")
+    bad, tasks = await claimed(fleet, agent, batch)
+    assert (len(tasks), bad in [task["id"] for task in tasks]) == (batch - 1, False)
+    assert await shown(owner, bad) == "Cancelled"
+    query = "select task_id::text from orchestrator.live where task_id = %s"
+    assert await (await owner.execute(query, (bad,))).fetchall() == []
+
+
+@size
+async def test_a_trigger_that_takes_its_time_delays_the_answer_by_that(
+    fleet: Fleet, owner: AsyncConnection[DictRow], batch: int
+) -> None:
+    """It runs once for each status that its row shows."""
+    agent = await fleet.agent()
+    await installed(owner, "Complete", "before update on tasks for each row", "perform pg_sleep(0.2)")
+    bad, tasks = await claimed(fleet, agent, batch)
+    assert await completed(agent, tasks) == ["ok"] * batch
+    assert (await shown(owner, bad), await others(owner, bad)) == ("Complete", {"Complete"} if batch > 1 else set())
+
+
+@size
+async def test_a_row_that_an_open_transaction_has_locked_is_shown_later(
+    fleet: Fleet, owner: AsyncConnection[DictRow], other: AsyncConnection[Any], batch: int
+) -> None:
+    """Claims, heartbeats and completions of its task do not wait for the lock."""
+    agent = await fleet.agent()
+    (bad, *_) = await fleet.submit({"task_type": "bad"}, *({} for _ in range(batch - 1)))
+    await other.execute("select from tasks where id = %s for update", (bad,))
+    began = time.monotonic()
+    tasks = await agent.claim(batch=batch)
+    assert time.monotonic() - began < ANSWER_S
+    assert (len(tasks), await shown(owner, bad)) == (batch, "Queued")
+    assert (await agent.beat(*tasks))["fenced"] == []
+    assert await completed(agent, tasks) == ["ok"] * batch
+    assert (await shown(owner, bad), await others(owner, bad)) == ("Queued", {"Complete"} if batch > 1 else set())
+    await ended(fleet, owner, bad, "Complete", "Another transaction has locked its row")
+    await other.rollback()
+    await recovered(fleet, owner, bad, "Complete")
+
+
+@size
+async def test_a_running_task_that_an_open_transaction_changes_is_pending(
+    fleet: Fleet, owner: AsyncConnection[DictRow], other: AsyncConnection[Any], batch: int
+) -> None:
+    """For its own completion only: the transaction may end it."""
+    agent = await fleet.agent()
+    bad, tasks = await claimed(fleet, agent, batch)
+    await other.execute("update tasks set priority = 5 where id = %s", (bad,))
+    expected = ["pending" if task["id"] == bad else "ok" for task in tasks]
+    assert await completed(agent, tasks) == expected
+    assert await others(owner, bad) == ({"Complete"} if batch > 1 else set())
+    await other.commit()
+    assert await completed(agent, tasks) == ["ok" if task["id"] == bad else "already" for task in tasks]
+    assert await shown(owner, bad) == "Complete"
+
+
+@size
+async def test_a_queued_task_that_an_open_transaction_changes_is_left_to_a_later_claim(
+    fleet: Fleet, owner: AsyncConnection[DictRow], other: AsyncConnection[Any], batch: int
+) -> None:
+    """So a user can keep agents from it while they change it."""
+    agent = await fleet.agent()
+    (bad, *_) = await fleet.submit({"task_type": "bad"}, *({} for _ in range(batch - 1)))
+    await other.execute("update tasks set params = '{\"new\": 1}' where id = %s", (bad,))
+    tasks = await agent.claim(batch=batch)
+    assert (len(tasks), bad in [task["id"] for task in tasks]) == (batch - 1, False)
+    await other.commit()
+    (task,) = await agent.claim(batch=batch)
+    assert (task["id"], task["params"]) == (bad, {"new": 1})
+
+
+async def test_a_write_to_a_row_that_shows_an_earlier_attempt_is_no_wish(
+    fleet: Fleet, owner: AsyncConnection[DictRow], other: AsyncConnection[Any]
+) -> None:
+    """Its status is that of the earlier attempt, and the present one goes on."""
+    first, second = await fleet.agent(), await fleet.agent()
+    bad, (task,) = await claimed(fleet, first, 1)
+    await other.execute("select from tasks where id = %s for update", (bad,))
+    assert await first.release(task) == "ok"
+    (again,) = await second.claim()
+    assert (await shown(owner, bad), again["attempt"]) == ("In Progress", 2)
+    await other.execute('update tasks set labels = \'{"a": "b"}\' where id = %s', (bad,))
+    await other.commit()
+    assert await completed(second, [again]) == ["ok"]
+    await fleet.settle()
+    assert await shown(owner, bad) == "Complete"
+
+
+async def test_without_a_leader_the_next_heartbeat_of_any_agent_publishes(
+    fleet: Fleet, owner: AsyncConnection[DictRow]
+) -> None:
+    """Once the pause after the last try is over. With a leader, that is the leader's work."""
+    agent = await fleet.agent()
+    await installed(owner, "Complete", *OBSTACLES["raises"])
+    bad, tasks = await claimed(fleet, agent, 1)
+    await completed(agent, tasks)
+    await owner.execute("drop function users_own() cascade")
+    fleet.wait(5)
+    await agent.beat()
+    assert await shown(owner, bad) == "In Progress"
+    fleet.wait(7200)
+    await agent.beat()
+    assert await shown(owner, bad) == "Complete"
