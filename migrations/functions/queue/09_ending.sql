@@ -64,6 +64,8 @@ begin
     else
         perform orchestrator.leave(array[p_task.task_id]);
     end if;
+    perform pg_notify('orchestrator_fleet', l.worker_id)
+       from orchestrator.launches l where l.worker_id = p_task.worker_id and l.wanted <> 'run';
     perform orchestrator.publish(array[v_end]);
     if v_outcome <> 'requeued' then
         perform orchestrator.ended(array[p_task.task_id], v_end.status);

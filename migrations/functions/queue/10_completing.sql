@@ -132,6 +132,9 @@ begin
     if v_ids is null then
         return null;
     end if;
+    if p_launch.wanted <> 'run' then  -- it may have been its last task
+        perform pg_notify('orchestrator_fleet', p_launch.worker_id);
+    end if;
     if v_needs then
         delete from orchestrator.edges e where e.task_id = any (v_ids);
     end if;

@@ -20,10 +20,6 @@ WRITES = {
     "the attempts of what runs start again": (RESET,),
     "its row is deleted and inserted again": ("delete from tasks", AGAIN),
     "the tasks are truncated": ("truncate tasks", AGAIN),
-    "the tasks and their attempts are truncated": ("truncate tasks, task_attempts", AGAIN),
-    "the attempts are deleted, and they start again": ("delete from task_attempts", RESET),
-    "the attempts get other numbers, and they start again": ("update task_attempts set attempt = attempt + 5", RESET),
-    "the attempts are deleted after the tasks": ("delete from tasks", "delete from task_attempts", AGAIN),
 }
 
 
@@ -94,85 +90,8 @@ async def test_a_reset_of_a_task_that_was_retried_is_no_error(fleet: Fleet, hand
     (task,) = await agent.claim()
     await agent.release(task)
     await hand.execute("update tasks set attempts = 0")
-    assert (await fleet.task(task_id))["uncounted"] == 0
-
-
-@pytest.mark.parametrize(
-    "after", ["update task_attempts set attempt = 1", "delete from task_attempts", "truncate task_attempts"]
-)
-async def test_a_number_that_no_claim_can_follow_costs_its_own_task_alone(
-    fleet: Fleet, hand: AsyncConnection[DictRow], after: str
-) -> None:
-    """It was written over the number of one claim, by a role that may write to task_attempts."""
-    agent = await fleet.agent()
-    bad, *others = await fleet.submit(count=5)
-    (task,) = await agent.claim()
-    assert task["id"] == bad
-    await hand.execute("update task_attempts set attempt = 2147483647")
-    await hand.execute(after.encode())
-    assert await agent.release(task) == "ok"
-    assert {one["id"] for one in await agent.claim(batch=9)} == set(others)
-    assert (await fleet.task(bad))["failure_code"] == "TASK_UNCLAIMABLE"
-
-
-async def test_the_guard_of_a_number_is_removed_when_no_worker_can_use_it(
-    fleet: Fleet, hand: AsyncConnection[DictRow]
-) -> None:
-    """With the hourly retention, and not before."""
-    agent = await fleet.agent()
-    await fleet.submit()
-    await agent.claim()
-    await hand.execute("update workers set created_at = '2020-01-01'")
-    await hand.execute("delete from task_attempts")
-    kept = "select count(*) as n from task_floors"
-    await fleet.fleet("retention")
-    assert await (await hand.execute(kept)).fetchone() == {"n": 1}
-    await fleet.end(agent.id, State.ACTIVE)
-    await fleet.move(agent.id, State.TERMINATING, State.TERMINATED)
-    await fleet.fleet("retention")
-    assert await (await hand.execute(kept)).fetchone() == {"n": 0}
-
-
-async def test_a_task_that_the_database_refuses_to_hand_over_fails_alone(
-    fleet: Fleet, hand: AsyncConnection[DictRow]
-) -> None:
-    """It has no next number; the others of its batch are claimed."""
-    agent = await fleet.agent()
-    bad, good, other = await fleet.submit(count=3)
-    await hand.execute("update tasks set attempts = 2147483647 where id = %s", (bad,))
-    assert {task["id"] for task in await agent.claim(batch=3)} == {good, other}
-    row = await fleet.task(bad)
-    assert (row["status"], row["failure_code"], row["failed_at_point"]) == ("Failed", "TASK_UNCLAIMABLE", "Claiming")
-    assert "out of range" in row["error_message"]
-
-
-REFUSING = """
-    create or replace function pg_temp.refuse() returns trigger language plpgsql as
-        $$ begin
-            if new.status = any (tg_argv[0]::text[]) then raise exception 'not this one'; end if;
-            return new;
-        end $$;
-    create trigger refusing before update on tasks for each row when (old.task_type = 'bad')
-        execute function pg_temp.refuse({});
-"""
-
-
-@pytest.mark.parametrize(("statuses", "ends"), [("{In Progress}", "Failed"), ("{In Progress,Failed}", "Queued")])
-async def test_a_trigger_of_a_user_that_refuses_a_task_stops_no_other(
-    fleet: Fleet, hand: AsyncConnection[DictRow], statuses: str, ends: str
-) -> None:
-    """The task fails with the trigger's words; if that is refused too it stays, and others are claimed past it."""
-    await hand.execute(sql.SQL(REFUSING).format(sql.Literal(statuses)))
-    try:
-        agent = await fleet.agent()
-        (bad,) = await fleet.submit(task_type="bad")
-        good = await fleet.submit(count=2)
-        assert [(await agent.claim())[0]["id"] for _ in good] == good
-        row = await fleet.task(bad)
-        assert row["status"] == ends
-        assert ends == "Queued" or "not this one" in row["error_message"]
-    finally:
-        await hand.execute("drop trigger refusing on tasks")
+    task = await fleet.task(task_id)
+    assert task["attempts"] - task["uncounted"] == 0
 
 
 async def test_resets_and_claims_at_the_same_moment_lose_no_task(

@@ -13,8 +13,7 @@ from tests.db.conformance.builders import FLEET, Ear, Fleet
 
 STUCK_S = 1200
 TAKEN = """
-    insert into tasks (task_type, status, worker_id, updated_at, created_at, generation_started_at, lease_expires_at)
-    values ('t', 'In Progress', %s, %s, %s, %s, %s) returning id::text
+    insert into tasks (task_type, status, worker_id) values ('t', 'In Progress', %s) returning id::text
 """
 
 
@@ -32,12 +31,17 @@ async def declare(fleet: Fleet, *pools: str) -> None:
     await fleet.fleet("declare_programs", p_pools=list(pools), p_stuck_s=STUCK_S)
 
 
-async def taken(fleet: Fleet, hand: AsyncConnection[DictRow], worker: str | None = None, lease: Any = None) -> str:
+async def taken(fleet: Fleet, hand: AsyncConnection[DictRow], worker: str | None = None) -> str:
     """A task that somebody set In Progress with a plain statement, now."""
-    now = fleet.now
-    row = await (await hand.execute(TAKEN, (worker, now, now, now, lease))).fetchone()
+    row = await (await hand.execute(TAKEN, (worker,))).fetchone()
     assert row is not None
+    await moved(fleet, hand)
     return str(row["id"])
+
+
+async def moved(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+    """A plain statement has the time of the wall clock, and this fleet its own."""
+    await hand.execute("update orchestrator.live set progress_at = %s where nonce is null", (fleet.now,))
 
 
 async def state(fleet: Fleet) -> tuple[int, int]:
@@ -52,17 +56,17 @@ async def rescued(fleet: Fleet) -> list[str]:
 
 
 @pytest.mark.parametrize("worker", [None, "somebody", "ours"])
-@pytest.mark.parametrize("lease", [None, "infinity"])
 async def test_a_stuck_task_without_a_holder_is_queued_again(
-    fleet: Fleet, hand: AsyncConnection[DictRow], worker: str | None, lease: str | None
+    fleet: Fleet, hand: AsyncConnection[DictRow], worker: str | None
 ) -> None:
     """It never counts as running; a change within the time begins it again."""
     agent = await fleet.agent()
-    task_id = await taken(fleet, hand, agent.id if worker == "ours" else worker, lease)
+    task_id = await taken(fleet, hand, agent.id if worker == "ours" else worker)
     assert await state(fleet) == (0, 0)
     fleet.wait(STUCK_S - 1)
     assert await rescued(fleet) == []
-    await hand.execute("update tasks set progress = '{}', updated_at = %s", (fleet.now,))
+    await hand.execute("update tasks set progress = '{}'")
+    await moved(fleet, hand)
     fleet.wait(STUCK_S - 1)
     assert (await state(fleet), await rescued(fleet)) == ((0, 0), [])
     fleet.wait(2)
@@ -73,10 +77,10 @@ async def test_a_stuck_task_without_a_holder_is_queued_again(
 
 
 async def test_programs_that_take_tasks_themselves_keep_them(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
-    """In a pool with WORKER_START_COMMAND such a row runs, for as long as it takes, whatever lease it was given."""
+    """In a pool with WORKER_START_COMMAND such a row runs, for as long as it takes, whoever runs it."""
     await declare(fleet, "default")
     await taken(fleet, hand, "their-name")
-    await taken(fleet, hand, None, fleet.now)  # as one of an older schema
+    await taken(fleet, hand, None)
     fleet.wait(100 * STUCK_S)
     assert (await state(fleet), await rescued(fleet)) == ((2, 0), [])
 
@@ -137,7 +141,6 @@ async def test_a_declaration_of_programs_needs_the_lead_and_a_shape(fleet: Fleet
         "update tasks set status = 'Cancelled'",
         "update tasks set status = 'Queued', worker_id = null",
         "update tasks set worker_id = 'another'",
-        "update tasks set attempts = attempts + 1",
         "delete from tasks",
     ],
 )
