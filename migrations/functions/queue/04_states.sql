@@ -58,7 +58,7 @@ begin
            array_agg(distinct m.pool) filter (where m.state = 'ready')
       into v_keys, v_types, v_pools from moved m;
     if v_pools is not null then
-        perform orchestrator.announce(v_pools);
+        perform orchestrator.announce(v_pools, p_passed <> '');
     end if;
     if v_keys is not null then
         perform orchestrator.admit('key', v_keys, null);
@@ -69,14 +69,15 @@ begin
 end
 $$;
 
--- Wakes claims that wait for a task of these pools. A notification makes the commits of all workers wait for each other:
--- busy workers claim soon by themselves.
-create or replace function orchestrator.announce(p_pools text[]) returns void
+-- Wakes claims that wait for a task of these pools. p_if_idle: only if a worker is idle or none is active. A task that passes
+-- a limit mostly follows another one, which a busy worker has ended, and a notification makes the commits of all wait for
+-- each other.
+create or replace function orchestrator.announce(p_pools text[], p_if_idle boolean) returns void
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
 begin
     perform pg_notify('orchestrator_tasks', p.pool) from unnest(p_pools) p (pool)
-      where exists (select from public.workers w where w.pool = p.pool and w.status = 'idle')
+      where not p_if_idle or exists (select from public.workers w where w.pool = p.pool and w.status = 'idle')
          or not exists (select from public.workers w where w.pool = p.pool and w.status = 'active');
 end
 $$;

@@ -289,10 +289,11 @@ begin
             if p_change = 'due' then
                 update public.tasks t set run_after = null where t.id = v_id and t.status = 'Queued';
             else
+                delete from orchestrator.publications p where p.task_id = v_id;  -- of its failure
                 update public.tasks t
                    set status = 'Queued', run_after = null, worker_id = null, error_message = null, failure_code = null,
                        failed_at_point = null, progress = null, generation_processed_at = null
-                 where t.id = v_id and t.status = 'Failed';
+                 where t.id = v_id;
             end if;
             perform set_config('search_path', '', true);
         exception when others or assert_failure then

@@ -280,7 +280,7 @@ begin
            array_agg(distinct m.pool) filter (where m.state = 'ready')
       into v_needing, v_keys, v_types, v_pools from made m;
     if v_pools is not null then
-        perform orchestrator.announce(v_pools);
+        perform orchestrator.announce(v_pools, false);
     end if;
     if v_needing is not null then
         perform orchestrator.set_edges(v_needing);

@@ -185,17 +185,6 @@ async def test_a_projects_own_insert_needs_nothing_but_a_type(fleet: Fleet, hand
     assert task["params"] == {"a": 1}
 
 
-async def test_an_update_moves_updated_at(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
-    """The submitter does not matter."""
-    (task_id,) = await fleet.submit()
-    assert (await fleet.task(task_id))["updated_at"] == fleet.now.isoformat()
-    await hand.execute("update tasks set priority = 1 where id = %s", (task_id,))
-    (row,) = await (
-        await hand.execute("select now() - updated_at < interval '1 minute' as moved from tasks")
-    ).fetchall()
-    assert row["moved"]
-
-
 @pytest.mark.parametrize(("labels", "why"), BAD_LABELS)
 async def test_labels_that_are_not_valid_are_refused_in_a_plain_write(
     hand: AsyncConnection[DictRow], labels: Any, why: str
@@ -218,9 +207,9 @@ async def test_tasks_with_labels_of_another_shape_from_before_can_still_be_chang
 ) -> None:
     """A project had these columns already: a write of another column is not refused."""
     async with hand.transaction():
-        await hand.execute("alter table tasks disable trigger tasks_bounded")
+        await hand.execute("alter table tasks disable trigger tasks_inserted")
         await hand.execute("insert into tasks (task_type, tenant, labels) values ('t', '', '[1]')")
-        await hand.execute("alter table tasks enable trigger tasks_bounded")
+        await hand.execute("alter table tasks enable trigger tasks_inserted")
     await hand.execute("update tasks set params = '{}'")
 
 
@@ -243,17 +232,9 @@ async def test_no_pool_means_the_pool_of_the_type(fleet: Fleet, hand: AsyncConne
     await hand.execute("insert into tasks (task_type) values ('film')")
     await hand.execute("insert into tasks (task_type, pool, max_attempts, timeout_s) values ('film', null, null, null)")
     await hand.execute("insert into tasks (task_type, pool, max_attempts) values ('film', 'small', 2)")
-    query = "select pool, max_attempts, pool_by_type from tasks order by created_at"
+    query = "select pool, max_attempts from orchestrator.live order by created_at"
     kept = await (await hand.execute(query)).fetchall()
-    assert [tuple(row.values()) for row in kept] == [("big", 7, True), ("big", 7, True), ("small", 2, False)]
+    assert [tuple(row.values()) for row in kept] == [("big", 7), ("big", 7), ("small", 2)]
     await hand.execute("update tasks set pool = null, max_attempts = null")
     kept = await (await hand.execute(query)).fetchall()
-    assert [tuple(row.values()) for row in kept] == [("big", 7, True)] * 3
-
-
-async def test_no_row_is_without_a_pool_whatever_the_triggers(hand: AsyncConnection[DictRow]) -> None:
-    """A constraint holds where a trigger is off, or where a user's own takes the value away."""
-    async with hand.transaction(force_rollback=True):
-        await hand.execute("alter table tasks disable trigger tasks_routed")
-        with pytest.raises(psycopg.errors.CheckViolation):
-            await hand.execute("insert into tasks (task_type, max_attempts) values ('t', 3)")
+    assert [tuple(row.values()) for row in kept] == [("big", 7)] * 3

@@ -105,7 +105,8 @@ async def test_attempts_before_the_window_are_not_read(fleet: Fleet, hand: Async
     began, _ = await agent.claim(batch=2)
     past = (
         "insert into orchestrator.attempts (task_id, attempt, worker_id, nonce, claim_no, started_at, ended_at, "
-        "outcome) select gen_random_uuid(), 1, %s, 'n', -n, s, s + interval '1 s', 'complete' from generate_series(1, 20000) n, "
+        "outcome) select gen_random_uuid(), 1, %s, 'n', -n, s, s + interval '1 s', 'complete' "
+        "from generate_series(1, 20000) n, "
         "lateral (select %s - interval '2 days' + n * interval '3 s') x (s)"
     )
     await hand.execute(past, (agent.id, START))
