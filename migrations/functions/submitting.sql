@@ -48,6 +48,7 @@ begin
             for v_ref in select value from jsonb_array_elements_text(coalesce(nullif(v_task->'depends_on', 'null'), '[]')) loop
                 v_depends := v_depends || public.internal_reference(v_ref, v_ids, v_index);
             end loop;
+            v_depends := array(select u.id from unnest(v_depends) with ordinality u (id, n) group by u.id order by min(u.n));
             v_rows := v_rows || (jsonb_strip_nulls(v_task - 'params') || jsonb_build_object(
                 'id', v_id, 'depends_on', v_depends, 'params', coalesce(nullif(v_task->'params', 'null'), '{}'),
                 'at', p_now + v_index * interval '1 microsecond'));  -- tasks are claimed in the order of the batch

@@ -58,10 +58,11 @@ class Run:
         ends = [end for one in ready if (end := fitness.end(one, seen, rules))]
         self.ended += ends
         for end in ends if replaced else ():
-            await self._end(end)
+            await self._end(end)  # its tasks get an attempt back, and some are queued again
         suspects = [one for one in ready if not one.is_fit]
         if replaced and len(self.agents) < self.most and len(suspects) == len(ready):
             self.agents.append(await on_machine(self.fleet, f"m{len(self.ended)}-{len(self.agents)}-{self.fleet.now}"))
+        half = await SqlStore(self.fleet.db, FLEET).snapshot()
         return not any(one.queued + one.running for one in half.demand)
 
     async def _end(self, end: Terminate) -> None:
