@@ -51,7 +51,7 @@ async def _queue(stack: AsyncExitStack, postgres: EmbeddedPostgres, depth: int) 
         await ours.work(1, BATCH, BATCH)
 
     await claim()
-    observe = _statement(sql, "select fleet_snapshot('default')")
+    observe = _statement(sql, "select fleet_observe('default')")
     return {"observe": observe, "count": _statement(sql, COUNTING), "claim_10_and_complete": claim}
 
 

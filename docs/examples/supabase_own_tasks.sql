@@ -7,7 +7,7 @@ begin;
 
 -- What a user sees: own rows, these columns. `select=*` is refused; name the columns.
 revoke all on public.tasks from anon, authenticated;
-grant select (id, task_type, params, status, labels, created_at, attempts, progress, progress_at, generation_started_at,
+grant select (id, task_type, params, status, labels, created_at, attempts, progress, generation_started_at,
               generation_processed_at, result_data, failure_code, error_message, output_location, tenant)
     on public.tasks to authenticated;
 alter table public.tasks enable row level security;
@@ -56,14 +56,16 @@ begin
     elsif (select count(*) from public.tasks t
             where t.tenant = v_user and t.status in ('Queued', 'In Progress')) >= c_open
           and not exists (select from public.tasks t
-                           where t.dedupe_key = v_key and t.status in ('Queued', 'In Progress')) then
+                           where t.tenant = v_user and t.dedupe_key = v_key
+                             and t.status in ('Queued', 'In Progress')) then
         raise exception 'too many open tasks'
             using errcode = 'PT429', hint = format('wait until one of your %s tasks ends', c_open);
     elsif (select count(*) from (select from public.tasks t
                                   where t.tenant = v_user and t.created_at > now() - interval '24 hours'
                                   limit c_day) recent) >= c_day
           and not exists (select from public.tasks t
-                           where t.dedupe_key = v_key and t.status in ('Queued', 'In Progress')) then
+                           where t.tenant = v_user and t.dedupe_key = v_key
+                             and t.status in ('Queued', 'In Progress')) then
         raise exception 'too many tasks in 24 hours'
             using errcode = 'PT429', hint = format('you may create %s', c_day);
     end if;

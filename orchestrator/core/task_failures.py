@@ -57,9 +57,9 @@ class TaskFailure(Explained):
         "The handler's process could not be started.",
         OPERATOR, AGAIN, "see WORKER_PYTHON and WORKER_SETUP_COMMAND; " + LOGS)
     RESULT_REFUSED = "RESULT_REFUSED", Meaning(
-        "The handler's result was refused: too large, not JSON, or refused by a trigger on tasks for half an hour.",
+        "The handler's result was refused: it is too large, or not JSON.",
         OPERATOR, "nothing: another attempt would end the same way",
-        "upload it and return its location, or change that trigger; then " + RETRY)
+        "upload it and return its location; then " + RETRY)
     OUTPUT_REFUSED = "OUTPUT_REFUSED", Meaning(
         "It made a file that cannot be stored: its name, its kind, its size, or a link that leaves the task's folder.",
         OPERATOR, "nothing: another attempt would make the same file",

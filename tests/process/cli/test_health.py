@@ -231,9 +231,9 @@ async def test_the_calls_to_the_database_do_not_grow_with_the_fleet(
 async def test_a_database_before_its_migration_is_reported_and_breaks_nothing(patient: Patient) -> None:
     """Its snapshot lacks what this version reads: `health` says so, and `explain scaling` is an error with its fix."""
     async with await AsyncConnection.connect(patient.settings["DATABASE_URL"], autocommit=True) as db:
-        await db.execute("alter function fleet_snapshot(text, timestamptz) rename to later_snapshot")
+        await db.execute("alter function fleet_observe(text, timestamptz) rename to later_snapshot")
         await db.execute(
-            "create function fleet_snapshot(p_fleet text, p_now timestamptz default null) returns jsonb language sql "
+            "create function fleet_observe(p_fleet text, p_now timestamptz default null) returns jsonb language sql "
             "as $$ select later_snapshot(p_fleet, p_now) - 'promoted_releases' $$"
         )
     health, scaling = await asyncio.gather(*(Cli(patient.settings)(*line) for line in (
@@ -243,6 +243,6 @@ async def test_a_database_before_its_migration_is_reported_and_breaks_nothing(pa
     assert scaling.code == 4
     assert scaling.err.splitlines() == [
         "error[E011]: the database's schema is not this version's",
-        "why: fleet_snapshot() of this database answers without 'promoted_releases'",
+        "why: fleet_observe() of this database answers without 'promoted_releases'",
         "fix: python -m orchestrator migrate",
     ]

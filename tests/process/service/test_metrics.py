@@ -135,7 +135,7 @@ async def test_a_refusal_is_an_answer(error: Exception, there: str) -> None:
     metrics, db = Metrics(), ScriptedDb()
     metered = MeteredDb(db, metrics)
     assert metrics.dependencies() == dict.fromkeys(("database", "provider", "s3"), "not asked yet")
-    await metered.call("fleet_snapshot")
+    await metered.call("fleet_observe")
     db.answer = error
     with pytest.raises(type(error)):
         await metered.call("fleet_move")

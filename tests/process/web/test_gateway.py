@@ -154,7 +154,7 @@ async def test_without_a_token_of_ours_nothing_opens(
 @pytest.mark.parametrize(
     "function",
     [
-        *("fleet_lead", "fleet_snapshot", "fleet_spawn", "fleet_move", "fleet_rescue", "fleet_workers", "fleet_pause"),
+        *("fleet_lead", "fleet_observe", "fleet_spawn", "fleet_move", "fleet_rescue", "fleet_workers", "fleet_pause"),
         *("fleet_request_termination", "fleet_retention", "task_submit", "task_cancel", "task_get", "task_list"),
         *("internal_caller", "internal_take", "worker_", "WORKER_CLAIM", "worker_claim;select 1", "pg_sleep", "%00"),
         *("worker_claim%27--", "..%2fworker_claim", "public.worker_claim", "\N{SNOWMAN}", "x" * 2_000),
