@@ -181,8 +181,9 @@ begin
           into v_shown, v_wishes from written w;
         perform orchestrator.end_publishing();
         if v_status = 'Queued' then
-            update orchestrator.live q set shown = 0
-             where q.task_id = any (v_shown) and (q.state <> 'running' or q.shown < 2 * q.attempt);
+            update orchestrator.live q set shown = 0, attempts_shown = coalesce(e.attempts, q.attempts_shown)
+              from unnest(p_ends) e
+             where q.task_id = e.task_id and q.task_id = any (v_shown) and (q.state <> 'running' or q.shown < 2 * q.attempt);
         end if;
     end loop;
     if cardinality(v_shown) < cardinality(p_ends) or v_shown is null then

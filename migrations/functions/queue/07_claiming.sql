@@ -346,7 +346,8 @@ begin
                 continue;
             end if;
             update orchestrator.live q
-               set shown = case when v_task.status = 'In Progress' then v_task.published else 0 end
+               set shown = case when v_task.status = 'In Progress' then v_task.published else 0 end,
+                   attempts_shown = coalesce(v_task.attempts, 0)
              where q.task_id = p_ids[v_n] and v_task.published < 2 * q.attempt;
             insert into orchestrator.rechecks (kind, name) select 'show', p_ids[v_n]::text
              where v_task.published < 2 * p_attempts[v_n];

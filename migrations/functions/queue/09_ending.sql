@@ -107,3 +107,16 @@ begin
         case when p_task.type_limited then array[p_task.task_type] end);
 end
 $$;
+
+-- Waits a moment for rows that another call has locked: a claim also locks, until it commits, a row that it wanted and that
+-- another claim has taken. A user's open transaction is not waited for.
+create or replace function orchestrator.wait_for_rows(p_ids uuid[]) returns boolean
+language plpgsql security definer set search_path = '' set lock_timeout = '50ms' set enable_seqscan = off as $$
+#variable_conflict use_variable
+begin
+    perform from orchestrator.live q where q.task_id = any (p_ids) order by q.task_id for update;
+    return true;
+exception when lock_not_available or deadlock_detected then
+    return false;
+end
+$$;

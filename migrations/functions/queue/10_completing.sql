@@ -53,10 +53,15 @@ begin
             return jsonb_build_object('outcome', case v_state when 'held' then 'look' else v_state end);
         end if;
     end if;
-    if v_state = 'held' and orchestrator.finish(v_launch, array[p_task_id], array[p_attempt], array[p_result_data],
-            p_output_location, nullif(v_object, 'false') - 'upload', p_output->'upload', v_now) is not null then
-        return jsonb_build_object('outcome', 'ok');
-    elsif v_state = 'held' then  -- a user's open transaction has changed the task
+    for v_try in 1..2 loop
+        exit when v_state <> 'held' or v_try = 2 and not orchestrator.wait_for_rows(array[p_task_id]);
+        if orchestrator.finish(v_launch, array[p_task_id], array[p_attempt], array[p_result_data], p_output_location,
+                               nullif(v_object, 'false') - 'upload', p_output->'upload', v_now) is not null then
+            return jsonb_build_object('outcome', 'ok');
+        end if;
+    end loop;
+    v_state := orchestrator.state_of(v_launch, p_task_id, p_attempt, array['complete']);
+    if v_state = 'held' then  -- a user's open transaction has changed the task
         perform set_config('response.status', '202', true);  -- PostgREST's status; for older agents it means "ask again"
         return jsonb_build_object('outcome', 'pending', 'why', 'Another transaction is changing the task');
     end if;
@@ -228,7 +233,8 @@ begin
     if cardinality(v_held) = cardinality(v_ids) then
         return array_to_json(array_fill('ok'::text, array[cardinality(v_ids)]));
     end if;
-    if exists (select from unnest(v_ids) n (id) group by n.id having count(*) > 1) then  -- one task, with other numbers too
+    -- Locked by another call, or one task with other numbers too.
+    if orchestrator.wait_for_rows(v_ids) then
         select v_held || orchestrator.finish(p_launch, array_agg(h.id), array_agg(h.attempt), array_agg(h.data), null, null, null,
                                              p_now) into v_held
           from (select distinct on (n.id) n.id, n.attempt, n.data

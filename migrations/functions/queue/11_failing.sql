@@ -108,7 +108,13 @@ begin
     select * into task from orchestrator.live q
      where q.task_id = p_task_id and q.attempt = p_attempt and q.state = 'running' and q.worker_id = p_launch.worker_id
        and q.nonce = p_launch.nonce for update skip locked;
-    outcome := case when found then 'held' else orchestrator.state_of(p_launch, p_task_id, p_attempt, p_outcomes) end;
+    if not found and orchestrator.wait_for_rows(array[p_task_id]) then
+        select * into task from orchestrator.live q
+         where q.task_id = p_task_id and q.attempt = p_attempt and q.state = 'running' and q.worker_id = p_launch.worker_id
+           and q.nonce = p_launch.nonce;
+    end if;
+    outcome := case when task.task_id is not null then 'held'
+                    else orchestrator.state_of(p_launch, p_task_id, p_attempt, p_outcomes) end;
     if outcome = 'held' and task.task_id is null then
         outcome := 'pending';
         perform set_config('response.status', '202', true);

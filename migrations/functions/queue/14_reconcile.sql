@@ -141,7 +141,6 @@ begin
            type_limited = v_new.type_limited, dedupe_key = v_new.dedupe_key, max_attempts = v_new.max_attempts,
            timeout_s = v_new.timeout_s, has_needs = v_new.has_needs, is_heavy = v_new.is_heavy,
            has_webhook = v_new.has_webhook, cancel_requested_at = p_task.cancel_requested_at,
-           progress_at = case when q.state = 'running' and q.nonce is null then public.internal_now() else q.progress_at end,
            uncounted = greatest(0, least(q.attempt, q.uncounted + q.attempts_shown - p_task.attempts)),
            attempts_shown = p_task.attempts
      where q.task_id = p_task.id;
@@ -213,7 +212,7 @@ select t.id
        when q.task_id is null then t.status in ('Queued', 'In Progress') or exists (
            select from orchestrator.edges e where e.needs = t.id and e.is_met <> (t.status = 'Complete'))
        when p.task_id is not null then true  -- its queued row is edited, or the user's write takes the place of the end
-       when q.state = 'running' then t.status <> 'In Progress' or q.shown <> 2 * q.attempt or q.nonce is null
+       when q.state = 'running' then t.status <> 'In Progress' or q.shown <> 2 * q.attempt and q.nonce is not null
                                      or t.worker_id is distinct from q.worker_id
        else t.status <> 'Queued' end
     or q.task_id is not null and (

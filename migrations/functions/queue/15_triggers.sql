@@ -81,6 +81,9 @@ begin
     v_ids := array(select c.id from changed c);
     -- Until the user's transaction ends, no claim takes a task that it has changed.
     perform from orchestrator.live q where q.task_id = any (v_ids) and q.state <> 'running' order by q.task_id for update;
+    -- A program of the user's shows that it lives.
+    update orchestrator.live q set progress_at = public.internal_now()
+     where q.task_id = any (v_ids) and q.state = 'running' and q.nonce is null;
     v_ids := array(select d.id from orchestrator.differences d where d.id = any (v_ids));
     if v_ids <> '{}' then
         perform orchestrator.reconcile(v_ids);

@@ -92,7 +92,7 @@ begin
                    order by q.task_id for update skip locked loop
         v_launch.worker_id := v_task.worker_id;
         v_launch.nonce := v_task.nonce;
-        update orchestrator.live q set shown = 2 * q.attempt where q.task_id = v_task.task_id;
+        update orchestrator.live q set shown = 2 * q.attempt, attempts_shown = q.attempt where q.task_id = v_task.task_id;
         perform orchestrator.hand_out_singly(v_launch, array[v_task.task_id], array[v_task.attempt], v_task.claimed_at);
     end loop;
 end

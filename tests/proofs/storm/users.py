@@ -22,6 +22,8 @@ WRITES: Sequence[str] = (
     "insert into tasks (task_type, priority) select 't', g % 3 from generate_series(1, {n}) g",
     "insert into tasks (task_type, depends_on) select 'child', {some} from generate_series(1, {n})",
     "insert into tasks (task_type, run_after) values ('t', now() + interval '1 second')",
+    "insert into tasks (task_type, concurrency_key, tenant) select 'limited', 'k' || g % 2, 'x' from generate_series(1, {n}) g",
+    "insert into tasks (task_type, status, worker_id) values ('mine', 'In Progress', 'a program')",
     "update tasks set status = 'Queued', attempts = 0 where id = any ({some})",
     "update tasks set status = 'Queued', worker_id = null where id = any ({some}) and status = 'In Progress'",
     "update tasks set status = 'Cancelled' where id = any ({some})",
@@ -31,12 +33,13 @@ WRITES: Sequence[str] = (
     "update tasks set priority = priority # 1",
     "update tasks set run_after = null where run_after is not null",
     "delete from tasks where id = any ({some})",
-    "delete from task_attempts where attempt % 3 = 0",
-    "update task_attempts set attempt = attempt + 5 where task_id = any ({some})",
+    "update tasks set concurrency_key = 'k' || priority where id = any ({some})",
+    "update tasks set task_type = 'limited' where id = any ({some})",
+    "select from tasks where id = any ({some}) for update",
     "select task_cancel(id) from tasks order by {chance} limit {n}",
     "select task_retry(id) from tasks where status in ('Failed', 'Cancelled') order by {chance} limit {n}",
 )
-RARE: Sequence[str] = ("truncate tasks", "truncate tasks, task_attempts", "delete from task_attempts")
+RARE: Sequence[str] = ("truncate tasks", "delete from tasks", "update tasks set status = 'Queued'")
 
 DEEPEST = 3  # triggers of users that fire each other stop there
 TRIGGERS: Mapping[str, tuple[str, str]] = {
@@ -49,7 +52,7 @@ TRIGGERS: Mapping[str, tuple[str, str]] = {
         "insert into public.tasks (task_type, depends_on) select 'late', array[id] from public.tasks limit 1",
     ),
     "cancels": (
-        "after insert on task_attempts for each row",
+        "after update on tasks for each row",
         "update public.tasks set status = 'Cancelled' where status = 'Queued' and task_type = 'late'",
     ),
     "takes back": (
@@ -59,6 +62,19 @@ TRIGGERS: Mapping[str, tuple[str, str]] = {
     "refuses": (
         "before update on tasks for each row",
         "if new.status = 'In Progress' and new.task_type = 'late' then raise 'not this one'; end if",
+    ),
+    "suppresses": (
+        "before update on tasks for each row",
+        "if new.status = 'Complete' and new.priority = 1 then return null; end if",
+    ),
+    "keeps": (
+        "before update on tasks for each row",
+        "if new.status = 'In Progress' and new.priority = 1 then return old; end if",
+    ),
+    "sleeps": ("before update on tasks for each row", "perform pg_sleep(0.02)"),
+    "raises at the end": (
+        "after update on tasks deferrable initially deferred for each row",
+        "if new.status = 'Failed' then raise 'not now'; end if",
     ),
 }
 FUNCTION = """
@@ -140,7 +156,8 @@ class Users:
         text = FUNCTION.format(depth=DEEPEST, body=body, returned="new" if "before" in moment else "null")
         async with connection.transaction():
             await connection.execute(text.encode())
-            await connection.execute(f"create trigger users_own {moment} execute function users_own()".encode())
+            kind = "constraint trigger" if "deferrable" in moment else "trigger"
+            await connection.execute(f"create {kind} users_own {moment} execute function users_own()".encode())
 
     def _statement(self, dice: random.Random) -> bytes:
         n, chance = dice.randint(1, 4), CHANCE.format(salt=dice.randrange(10**6))
