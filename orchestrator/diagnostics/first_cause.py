@@ -80,7 +80,7 @@ def _holds(row: Row, pool: str) -> bool:
 
 def _is_about(row: Row, pool: str, task_type: str) -> bool:
     """Whether it may be about a task of this pool and type. Other tasks of a pool do not wait for a missing handler."""
-    return row["kind"] != ConditionKind.NO_HANDLER or row["subject"] == of_type(pool, task_type)
+    return bool(row["kind"] != ConditionKind.NO_HANDLER or row["subject"] == of_type(pool, task_type))
 
 
 def _made(row: Row) -> FirstCause:

@@ -29,7 +29,9 @@ AFTERWARDS = timedelta(hours=3)  # longer than every pause, and than the wait fo
 # Tasks that did not end, with what keeps them.
 ENDED = """
     select t.*, q.state, q.run_after as due, p.status as pending, p.reason
-      from tasks t left join orchestrator.live q on q.task_id = t.id left join orchestrator.publications p on p.task_id = t.id
+      from tasks t
+      left join orchestrator.live q on q.task_id = t.id
+      left join orchestrator.publications p on p.task_id = t.id
      where t.status not in ('Complete', 'Cancelled')"""
 # Attempts that agents got, and how they ended.
 NOTED = "select task_id::text, attempt, outcome from orchestrator.attempts where nonce <> ''"
