@@ -11,6 +11,7 @@ declare
     v_to tid;
     v_ids uuid[];
     v_gone uuid[];
+    v_locked uuid[];
     v_needs uuid[];
 begin
     select a.from_tid, a.to_tid into v_from, v_to from orchestrator.next_audit('public.tasks', p_blocks) a;
@@ -24,8 +25,14 @@ begin
     v_gone := v_gone || array(select distinct e.task_id from orchestrator.edges e
                                where e.ctid >= v_from and e.ctid < v_to
                                  and not exists (select from public.tasks t where t.id = e.task_id));
-    if v_ids || v_gone <> '{}' then
-        perform orchestrator.reconcile(v_ids || v_gone);
+    v_ids := v_ids || v_gone;
+    v_locked := array(select q.task_id from orchestrator.live q
+                       where q.task_id = any (v_ids) order by q.task_id for update skip locked);
+    -- What a transaction has locked is looked at in the next round.
+    v_ids := v_locked || array(select i.id from unnest(v_ids) i (id)
+                                where not exists (select from orchestrator.live q where q.task_id = i.id));
+    if v_ids <> '{}' then
+        perform orchestrator.reconcile(v_ids);
     end if;
     v_needs := array(select distinct e.needs from orchestrator.edges e
                       where e.ctid >= v_from and e.ctid < v_to and e.is_met
@@ -33,7 +40,7 @@ begin
     if v_needs <> '{}' then  -- a Complete task was deleted without its result being kept
         perform orchestrator.unmeet(v_needs);
     end if;
-    return v_ids || v_gone || v_needs;
+    return v_ids || v_needs;
 end
 $$;
 

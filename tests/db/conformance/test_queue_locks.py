@@ -44,6 +44,7 @@ async def other(database: str) -> AsyncIterator[AsyncConnection[DictRow]]:
 
 async def state(fleet: Fleet, task_id: Any) -> tuple[str, bool]:
     """A task's status, and whether it waits."""
+    await fleet.maintain()
     row = await fleet.task(str(task_id))
     return row["status"], row["blocked"]
 
@@ -82,10 +83,10 @@ async def test_an_open_end_does_not_hide_the_dependant_that_was_inserted_meanwhi
     await other.execute("update tasks set status = %s where id = %s", (status, first))
     async with asyncio.timeout(PATIENCE_S):
         (row,) = await (await hand.execute(INSERT, (first,))).fetchall()
-        await fleet.snapshot()
+        await fleet.maintain()
     assert await state(fleet, row["id"]) == ("Queued", True)
     await other.commit()
-    await fleet.snapshot()
+    await fleet.maintain()
     assert await state(fleet, row["id"]) == ("Queued" if status == "Complete" else "Failed", False)
     assert await broken(hand) == {}
 
@@ -104,9 +105,9 @@ async def test_a_dependant_inserted_while_a_user_reopens_a_complete_task_waits_f
     async with asyncio.timeout(PATIENCE_S):
         (row,) = await (await hand.execute(INSERT, (first,))).fetchall()
         assert await agent.release(task) == "ok"
-        await fleet.snapshot()
+        await fleet.maintain()
     await other.commit()
-    await fleet.snapshot()
+    await fleet.maintain()
     expected = [("Queued", True)] * 2 if status == "Queued" else [("Failed", False)] * 2
     assert [await state(fleet, task_id) for task_id in (second, row["id"])] == expected
     assert await broken(hand) == {}
@@ -125,7 +126,7 @@ async def test_reopening_a_complete_task_sees_a_dependant_whose_insertion_is_ope
             pass
     await other.commit()
     await change
-    await fleet.snapshot()
+    await fleet.maintain()
     assert await state(fleet, row["id"]) == ("Queued", True)
     assert await broken(hand) == {}
 
@@ -140,9 +141,9 @@ async def test_an_open_change_of_a_dependant_does_not_hold_up_the_end_of_its_dep
     await other.execute("update tasks set priority = 7 where id = %s", (second,))
     async with asyncio.timeout(PATIENCE_S):
         assert await agent.complete(task) == "ok"
-        await fleet.snapshot()
+        await fleet.maintain()
     await other.commit()
-    await fleet.snapshot()
+    await fleet.maintain()
     assert await state(fleet, second) == ("Queued", False)
     assert await broken(hand) == {}
 
@@ -182,7 +183,7 @@ async def test_concurrent_cancellations_in_a_diamond_end_all_of_it(
             await asyncio.gather(
                 *(s.execute("select task_cancel(%s)", (i,)) for s, i in zip(sessions, (left, right), strict=True))
             )
-            await fleet.snapshot()
+            await fleet.maintain()
             (row,) = await (await hand.execute("select count(*) as n from tasks where status = 'Queued'")).fetchall()
             assert row["n"] == 0
         assert await broken(hand) == {}
@@ -198,7 +199,7 @@ async def test_a_chain_of_which_a_user_changes_one_task_fails_up_to_that_one(
         await fleet.call("task_cancel", p_id=ids[0])
     assert [(await state(fleet, i))[0] for i in ids] == ["Cancelled"] + ["Failed"] * 4 + ["Queued"] * 5
     await other.commit()
-    await fleet.snapshot()
+    await fleet.maintain()
     rows = [await fleet.task(i) for i in ids]
     first = f"Dependency {ids[0]} (t) ended as Cancelled"
     assert [row["error_message"] for row in rows[1:]] == [
@@ -222,7 +223,7 @@ async def test_transactions_that_cancel_in_opposite_orders_do_not_wait_for_each_
             await two.execute(cancel, (right,))
             await one.commit()
             await two.commit()
-    await fleet.snapshot()
+    await fleet.maintain()
     (row,) = await (await hand.execute("select count(*) as n from tasks where status = 'Queued'")).fetchall()
     assert row["n"] == 0
     assert await broken(hand) == {}
@@ -278,13 +279,13 @@ async def test_many_tasks_that_cannot_be_settled_yet_hold_up_no_other(
         await holder.execute("select from tasks where id = %s for update", (late,))
         await hand.execute("update tasks set status = 'Complete' where id = %s", (needed,))
     for _ in range(ROUNDS):
-        await fleet.snapshot()
+        await fleet.maintain()
         if await state(fleet, late) == ("Queued", False):
             break
     assert await state(fleet, late) == ("Queued", False)
     await other.rollback()
     for _ in range(ROUNDS):
-        await fleet.snapshot()
+        await fleet.maintain()
     assert await broken(hand) == {}
 
 
@@ -303,7 +304,7 @@ async def test_a_transaction_of_many_insertions_does_not_wait_for_each(
     await other.execute("update tasks set status = 'Complete' where id = %s", (first,))
     await other.commit()
     for _ in range(ROUNDS):
-        await fleet.snapshot()
+        await fleet.maintain()
     assert (await fleet.snapshot())["demand"][0]["claimable"] == 2 * WAITERS
     assert await broken(hand) == {}
 

@@ -110,7 +110,7 @@ class Outcome:
                     self.repeated[name] += 1
                     await asyncio.sleep(ASKED_AGAIN_S)
                     continue
-                return answer
+                return answer  # noqa: TRY300  the loop goes on after `continue`
             except PortError as error:
                 state = getattr(error.__cause__, "sqlstate", None) or type(error).__name__
                 if state == LOCKED and left:
