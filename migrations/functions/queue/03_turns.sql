@@ -105,8 +105,10 @@ $$;
 
 -- Gives all turns again as if their tasks had become ready now: after a weight was changed, and once an hour after tasks in
 -- the middle were cancelled or submitted at the same time. A place in the queue with more than c_most turns stays as it is.
+-- It waits for no transaction. Its rows are joined by hashes: a nested loop compares each with all others, and a plan that
+-- was made while the queue was short may have one.
 create or replace function orchestrator.level_turns() returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_nestloop = off set jit = off as $$
 #variable_conflict use_variable
 declare
     c_none constant bigint := 9007199254740991;
@@ -124,9 +126,15 @@ begin
                        * (c_step / coalesce(w.weight, 1)) as turn
               from orchestrator.live q left join public.tenants w on w.tenant = q.tenant
              where q.pool = v_place.pool and q.place = v_place.place and q.state = 'ready' and q.turn < c_none
+        ), free as materialized (
+            select q.task_id, n.turn from levelled n join orchestrator.live q on q.task_id = n.task_id
+             where q.pool = v_place.pool and q.place = v_place.place and q.state = 'ready' and q.turn < c_none
+               and abs(n.present - n.turn) > c_step
+               for update of q skip locked
         ), given as (
-            update orchestrator.live q set turn = n.turn from levelled n
-             where q.task_id = n.task_id and abs(n.present - n.turn) > c_step and q.state = 'ready'
+            update orchestrator.live q set turn = f.turn from free f
+             where q.task_id = f.task_id and q.pool = v_place.pool and q.place = v_place.place and q.state = 'ready'
+               and q.turn < c_none
             returning q.turn, q.created_at
         )
         insert into orchestrator.marks (pool, place, turn, created_at, task_id)

@@ -281,6 +281,20 @@ async def test_a_queued_task_that_an_open_transaction_changes_is_left_to_a_later
     assert (task["id"], task["params"]) == (bad, {"new": 1})
 
 
+async def test_a_weight_is_set_while_an_open_transaction_changes_a_queued_task(
+    fleet: Fleet, owner: AsyncConnection[DictRow], other: AsyncConnection[Any]
+) -> None:
+    """That task keeps its turn; the others get theirs at once."""
+    first, *_ = await fleet.submit(count=20, tenant="a")
+    await other.execute("update tasks set params = '{}' where id = %s", (first,))
+    began = time.monotonic()
+    await fleet.call("task_tenant_set", p_tenant="a", p_weight=4)
+    assert time.monotonic() - began < ANSWER_S
+    query = "select max(turn) - min(turn) as width from orchestrator.live"
+    (row,) = await (await owner.execute(query.encode())).fetchall()
+    assert row["width"] < 10_000_000  # of 19 steps, a quarter of a million each
+
+
 async def test_a_write_to_a_row_that_shows_an_earlier_attempt_is_no_wish(
     fleet: Fleet, owner: AsyncConnection[DictRow], other: AsyncConnection[Any]
 ) -> None:
