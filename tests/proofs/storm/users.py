@@ -22,7 +22,7 @@ WRITES: Sequence[str] = (
     "insert into tasks (task_type, priority) select 't', g % 3 from generate_series(1, {n}) g",
     "insert into tasks (task_type, depends_on) select 'child', {some} from generate_series(1, {n})",
     "insert into tasks (task_type, run_after) values ('t', now() + interval '1 second')",
-    "insert into tasks (task_type, concurrency_key, tenant) select 'a', 'k' || n % 2, 'x' from generate_series(1,{n}) n",
+    "insert into tasks (task_type, concurrency_key, tenant) select 'a', n % 2, 'x' from generate_series(1, {n}) n",
     "insert into tasks (task_type, status, worker_id) values ('mine', 'In Progress', 'a program')",
     "update tasks set status = 'Queued', attempts = 0 where id = any ({some})",
     "update tasks set status = 'Queued', worker_id = null where id = any ({some}) and status = 'In Progress'",
