@@ -86,7 +86,8 @@ begin
         perform orchestrator.end_by_hand(p_live, 'lost', 'Queued');
         perform orchestrator.leave(array[p_task.id]);
         perform orchestrator.insert_live(array[p_task.id]);
-    elsif p_task.cancel_requested_at is not null and not v_is_running then
+    elsif p_task.cancel_requested_at is distinct from p_live.cancel_requested_at and p_task.cancel_requested_at is not null
+          and not v_is_running then
         perform orchestrator.leave(array[p_task.id]);
         perform orchestrator.publish_later(array[orchestrator.end_without_run(p_live, 'Cancelled', null, null)], null);
         perform orchestrator.ended(array[p_task.id], 'Cancelled');

@@ -18,7 +18,7 @@ from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.ports import PortError
 from tests.db.conformance.builders import Agent, Fleet, result
 from tests.db.conformance.consistency import broken
-from tests.proofs.storm.users import Users, cleared
+from tests.proofs.storm.users import THEIR_OWN, Users, cleared
 
 AGENTS, WRITERS, HOLDERS, BUILDERS, LEADERS = 14, 12, 4, 1, 1  # sessions: 32
 CALL_TIMEOUT_S = 20.0
@@ -247,5 +247,7 @@ def wrong(outcome: Outcome) -> list[str]:
     found += [f"neither complete nor ended with a reason: {row}" for row in outcome.left[:5]]
     if outcome.left:
         found.append(f"in all {len(outcome.left)}; the last agent: {outcome.last_agent}")
+    users = outcome.users
+    found += [f"a user's statement failed: {users.said[key]}" for key in users.said if key not in THEIR_OWN] if users else []
     found += [f"refused {n} times: {key}: {outcome.said[key][:600]}" for key, n in outcome.refused.items()]
     return found
