@@ -249,9 +249,10 @@ language plpgsql security definer set search_path = '' set enable_seqscan = off 
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
 declare
+    v_now timestamptz := public.internal_now();
     v_ids uuid[] := array(
         select q.task_id from orchestrator.live q
-         where q.pool = p_pool and q.state = 'waits_for_time' and q.run_after <= public.internal_now()
+         where q.pool = p_pool and q.state = 'waits_for_time' and q.run_after <= v_now
          order by q.pool, q.run_after limit p_most for update skip locked);
 begin
     if v_ids <> '{}' then

@@ -248,6 +248,7 @@ def wrong(outcome: Outcome) -> list[str]:
     if outcome.left:
         found.append(f"in all {len(outcome.left)}; the last agent: {outcome.last_agent}")
     users = outcome.users
-    found += [f"a user's statement failed: {users.said[key]}" for key in users.said if key not in THEIR_OWN] if users else []
+    said = users.said if users else {}
+    found += [f"a user's statement failed: {text}" for key, text in said.items() if key not in THEIR_OWN]
     found += [f"refused {n} times: {key}: {outcome.said[key][:600]}" for key, n in outcome.refused.items()]
     return found

@@ -13,8 +13,8 @@ from psycopg.rows import TupleRow
 
 # A user's own sessions give up rather than hold a lock for long; `lock_timeout` also ends a wait for a schema lock.
 SESSION = "set lock_timeout = '2s'; set statement_timeout = '5s'"
-# What a user's statement may fail with among others: a deadlock or a wait of users' own, a trigger of theirs that raises,
-# a row or publication that is there already.
+# What a user's statement may fail with among others: a deadlock or a wait of users' own, a trigger of theirs that
+# raises, a row or publication that is there already.
 THEIR_OWN = ("40P01", "55P03", "57014", "P0001", "23505", "42710", "42P01")
 OPEN_S = 0.05  # how long a user's transaction stays open between two statements
 SOME = "array(select id from tasks order by {chance} limit {n})"
