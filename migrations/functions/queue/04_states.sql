@@ -249,9 +249,10 @@ language plpgsql security definer set search_path = '' set enable_seqscan = off 
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
 declare
+    v_now timestamptz := public.internal_now();
     v_ids uuid[] := array(
         select q.task_id from orchestrator.live q
-         where q.pool = p_pool and q.state = 'waits_for_time' and q.run_after <= public.internal_now()
+         where q.pool = p_pool and q.state = 'waits_for_time' and q.run_after <= v_now
          order by q.pool, q.run_after limit p_most for update skip locked);
 begin
     if v_ids <> '{}' then
@@ -260,7 +261,8 @@ begin
 end
 $$;
 
--- Passes places on to the next tasks. A name is given as often as a place was freed.
+-- Passes places on to the next tasks. A name is given as often as a place was freed. A task that begins to wait now, in a
+-- transaction that is not seen here, is found by the audit.
 create or replace function orchestrator.pass_on(p_keys text[], p_types text[]) returns void
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
@@ -270,13 +272,19 @@ declare
 begin
     if p_keys is not null then
         select array_agg(f.name), array_agg(f.n) into v_names, v_freed
-          from (select n.name, count(*)::int as n from unnest(p_keys) n (name) group by 1) f;
-        perform orchestrator.admit('key', v_names, v_freed);
+          from (select n.name, count(*)::int as n from unnest(p_keys) n (name) group by 1) f
+         where orchestrator.is_waited_for('key', f.name, '{}');
+        if v_names is not null then
+            perform orchestrator.admit('key', v_names, v_freed);
+        end if;
     end if;
     if p_types is not null then
         select array_agg(f.name), array_agg(f.n) into v_names, v_freed
-          from (select n.name, count(*)::int as n from unnest(p_types) n (name) group by 1) f;
-        perform orchestrator.admit('type', v_names, v_freed);
+          from (select n.name, count(*)::int as n from unnest(p_types) n (name) group by 1) f
+         where orchestrator.is_waited_for('type', f.name, '{}');
+        if v_names is not null then
+            perform orchestrator.admit('type', v_names, v_freed);
+        end if;
     end if;
 end
 $$;

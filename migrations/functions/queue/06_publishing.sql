@@ -258,10 +258,11 @@ create or replace function orchestrator.publish_due(p_most int) returns int
 language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off set jit = off as $$
 #variable_conflict use_variable
 declare
+    v_now timestamptz := public.internal_now();
     v_ends orchestrator.publications[];
 begin
     select array_agg(p) into v_ends from (
-        select * from orchestrator.publications d where d.retry_at <= public.internal_now()
+        select * from orchestrator.publications d where d.retry_at <= v_now
          order by d.retry_at limit p_most for update skip locked) p;
     if v_ends is null then
         return 0;

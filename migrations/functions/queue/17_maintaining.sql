@@ -30,6 +30,8 @@ begin
     loop
         perform orchestrator.let_due(v_pool, c_most);
     end loop;
+    perform orchestrator.audit_limits('key', c_most);
+    perform orchestrator.audit_limits('type', c_most);
     return jsonb_build_object('rechecked', orchestrator.look_at_rechecks(c_most),
                               'published', orchestrator.publish_due(100), 'audited', cardinality(orchestrator.audit(null)));
 end
