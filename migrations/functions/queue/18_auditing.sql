@@ -4,7 +4,8 @@
 -- Reads the next so many pages of each table (null: so many that an hour of calls reads everything twice), and reconciles
 -- what differs. Returns the ids.
 create or replace function orchestrator.audit(p_blocks int) returns uuid[]
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_hashjoin = off
+set enable_mergejoin = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_from tid;
