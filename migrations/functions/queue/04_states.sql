@@ -289,26 +289,34 @@ begin
 end
 $$;
 
--- Removes locked tasks from the queue: they have ended, or are gone. Their places are passed on. p_keeps_edges: they failed
--- with a task that they need, and are queued again with it.
-create or replace function orchestrator.leave(p_ids uuid[], p_keeps_edges boolean default false) returns void
+-- Removes locked tasks from the queue: they have ended, or are gone. Their places are passed on.
+create or replace function orchestrator.leave(p_ids uuid[]) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_gone orchestrator.live[];
+begin
+    with gone as (
+        delete from orchestrator.live q where q.task_id = any (p_ids) returning q as task
+    )
+    select array_agg(g.task) into v_gone from gone g;
+    delete from orchestrator.edges e where e.task_id = any (p_ids);
+    perform orchestrator.pass_on_places(v_gone);
+end
+$$;
+
+-- Passes the places of removed tasks on.
+create or replace function orchestrator.pass_on_places(p_gone orchestrator.live[]) returns void
+language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
 declare
     v_keys text[];
     v_types text[];
 begin
-    with gone as (
-        delete from orchestrator.live q where q.task_id = any (p_ids)
-        returning q.state, q.concurrency_key, q.task_type, q.type_limited
-    )
     select array_agg(g.concurrency_key) filter (where g.concurrency_key is not null
                                                   and g.state in ('ready', 'waits_for_type', 'running')),
            array_agg(g.task_type) filter (where g.type_limited and g.state in ('ready', 'running'))
-      into v_keys, v_types from gone g;
-    if not p_keeps_edges then
-        delete from orchestrator.edges e where e.task_id = any (p_ids);
-    end if;
+      into v_keys, v_types from unnest(p_gone) g;
     perform orchestrator.pass_on(v_keys, v_types);
 end
 $$;
