@@ -224,7 +224,7 @@ language sql stable security definer set search_path = '' set enable_seqscan = o
                'message', public.internal_shortened(a.message, 8192)) order by a.attempt) from (
             select * from public.task_attempts a where a.task_id = t.id order by a.attempt desc limit 100) a), '[]')) end
       from (select task_get_for.p_id as id) p
-      left join lateral (select (orchestrator.current_task(p.id)).*) t
+      left join lateral orchestrator.current_task(p.id) t
              on t.id is not null and public.internal_in_scope(task_get_for.p_scope, t.pool, t.tenant)
 $$;
 

@@ -67,7 +67,7 @@ begin
                   from (select a.task_id from orchestrator.attempts a
                          where a.outcome = 'failed' and a.ended_at > v_since
                          order by a.ended_at desc limit c_newest) r
-                 cross join lateral (select (orchestrator.current_task(r.task_id)).* offset 0) t
+                 cross join lateral orchestrator.current_task(r.task_id) t
                  where t.status = 'Failed' group by t.task_type, t.failure_code order by 3 desc limit p_limit) f), '[]');
 end
 $$;

@@ -144,6 +144,7 @@ alter table public.task_attempts add column if not exists uncounted int not null
 create table orchestrator.audits (
     rel text primary key,
     next_block bigint not null,
+    next_name text,  -- after which limits are looked at next
     began_at timestamptz not null,
     ended_at timestamptz  -- when it was read to its end the last time
 );

@@ -261,7 +261,8 @@ begin
 end
 $$;
 
--- Passes places on to the next tasks. A name is given as often as a place was freed.
+-- Passes places on to the next tasks. A name is given as often as a place was freed. A task that begins to wait now, in a
+-- transaction that is not seen here, is found by the audit.
 create or replace function orchestrator.pass_on(p_keys text[], p_types text[]) returns void
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
@@ -271,37 +272,51 @@ declare
 begin
     if p_keys is not null then
         select array_agg(f.name), array_agg(f.n) into v_names, v_freed
-          from (select n.name, count(*)::int as n from unnest(p_keys) n (name) group by 1) f;
-        perform orchestrator.admit('key', v_names, v_freed);
+          from (select n.name, count(*)::int as n from unnest(p_keys) n (name) group by 1) f
+         where orchestrator.is_waited_for('key', f.name, '{}');
+        if v_names is not null then
+            perform orchestrator.admit('key', v_names, v_freed);
+        end if;
     end if;
     if p_types is not null then
         select array_agg(f.name), array_agg(f.n) into v_names, v_freed
-          from (select n.name, count(*)::int as n from unnest(p_types) n (name) group by 1) f;
-        perform orchestrator.admit('type', v_names, v_freed);
+          from (select n.name, count(*)::int as n from unnest(p_types) n (name) group by 1) f
+         where orchestrator.is_waited_for('type', f.name, '{}');
+        if v_names is not null then
+            perform orchestrator.admit('type', v_names, v_freed);
+        end if;
     end if;
 end
 $$;
 
--- Removes locked tasks from the queue: they have ended, or are gone. Their places are passed on. p_keeps_edges: they failed
--- with a task that they need, and are queued again with it.
-create or replace function orchestrator.leave(p_ids uuid[], p_keeps_edges boolean default false) returns void
+-- Removes locked tasks from the queue: they have ended, or are gone. Their places are passed on.
+create or replace function orchestrator.leave(p_ids uuid[]) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_gone orchestrator.live[];
+begin
+    with gone as (
+        delete from orchestrator.live q where q.task_id = any (p_ids) returning q as task
+    )
+    select array_agg(g.task) into v_gone from gone g;
+    delete from orchestrator.edges e where e.task_id = any (p_ids);
+    perform orchestrator.pass_on_places(v_gone);
+end
+$$;
+
+-- Passes the places of removed tasks on.
+create or replace function orchestrator.pass_on_places(p_gone orchestrator.live[]) returns void
+language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
 declare
     v_keys text[];
     v_types text[];
 begin
-    with gone as (
-        delete from orchestrator.live q where q.task_id = any (p_ids)
-        returning q.state, q.concurrency_key, q.task_type, q.type_limited
-    )
     select array_agg(g.concurrency_key) filter (where g.concurrency_key is not null
                                                   and g.state in ('ready', 'waits_for_type', 'running')),
            array_agg(g.task_type) filter (where g.type_limited and g.state in ('ready', 'running'))
-      into v_keys, v_types from gone g;
-    if not p_keeps_edges then
-        delete from orchestrator.edges e where e.task_id = any (p_ids);
-    end if;
+      into v_keys, v_types from unnest(p_gone) g;
     perform orchestrator.pass_on(v_keys, v_types);
 end
 $$;

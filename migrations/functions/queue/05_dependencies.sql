@@ -115,70 +115,91 @@ $$;
 -- These tasks ended as Failed or Cancelled, or were deleted before they were Complete: the tasks that need them fail, at any
 -- depth.
 create or replace function orchestrator.fail_dependants(p_ids uuid[], p_code text) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_mergejoin = off
+set enable_hashjoin = off set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_variable
 declare
     c_most constant int := 10000;  -- tasks of one call; the leader continues
+    c_batch constant int := 100;  -- ends that are written at once, however many levels they are of
     v_ids uuid[] := p_ids;
-    v_behind uuid[];
-    v_locked uuid[];
+    v_whys text[];  -- what the tasks are told that need these
+    v_roots text[];  -- the part of it about the first task of the chain
+    v_places orchestrator.live[];  -- removed tasks with a place of a limit
+    v_held orchestrator.live[];
+    v_ends orchestrator.publications[];
     v_count int := 0;
 begin
-    loop
-        v_behind := array(select distinct e.task_id from orchestrator.edges e where e.needs = any (v_ids));
-        exit when v_behind = '{}';
-        v_locked := array(select q.task_id from orchestrator.live q
-                           where q.task_id = any (v_behind) and q.state <> 'running' and v_count < c_most
-                           order by q.task_id for update skip locked);
-        insert into orchestrator.rechecks (kind, name)
-        select 'needs', q.task_id::text from orchestrator.live q
-         where q.task_id = any (v_behind) and q.state <> 'running' and (q.task_id in (select unnest(v_locked))) is not true;
-        exit when v_locked = '{}';
-        perform orchestrator.end_waiting(v_locked, v_ids, p_code);
-        v_count := v_count + cardinality(v_locked);
-        v_ids := v_locked;
-        p_code := 'DEPENDENCY_FAILED';
+    if not exists (select from orchestrator.edges e where e.needs = any (p_ids)) then
+        return;
+    end if;
+    select array_agg(w.why order by w.n), array_agg(case when p_code = 'DEPENDENCY_FAILED' then orchestrator.first_cause(w.why) end
+                                                    order by w.n)
+      into v_whys, v_roots
+      from (select i.n, case p_code
+                   when 'DEPENDENCY_DELETED' then format(
+                       'Dependency %s does not exist: it was deleted before it was complete', i.id)
+                   else (select orchestrator.why_dependant_failed(t) from orchestrator.current_task(i.id) t) end as why
+              from unnest(p_ids) with ordinality i (id, n) offset 0) w;
+    loop  -- one level of dependants after the other
+        with behind as (
+            select distinct on (e.task_id) e.task_id, c.why, c.root
+              from unnest(v_ids, v_whys, v_roots) c (id, why, root) join orchestrator.edges e on e.needs = c.id
+             order by e.task_id
+        ), gone as (
+            delete from orchestrator.live q
+             where q.ctid = any (array(
+                       select l.ctid from behind b join orchestrator.live l on l.task_id = b.task_id
+                        where l.state <> 'running' limit c_most - v_count for update of l skip locked))
+            returning q as task
+        ), left_over as (
+            insert into orchestrator.rechecks (kind, name)
+            select 'needs', l.task_id::text from behind b join orchestrator.live l on l.task_id = b.task_id
+             where l.state <> 'running' and l.task_id not in (select (g.task).task_id from gone g)
+        ), ended as (
+            select g.task, b.task_id, b.why, b.root,
+                   format('Dependency %s (%s) ended as Failed: %s', b.task_id, (g.task).task_type,
+                          coalesce(b.root, p_code || ': ' || b.why)) as next
+              from gone g join behind b on b.task_id = (g.task).task_id offset 0
+        )
+        select array_agg(e.task_id), array_agg(e.next), array_agg(coalesce(e.root, e.next)),
+               v_ends || array_agg(orchestrator.end_without_run(e.task, 'Failed', p_code, e.why)),
+               array_agg(e.task) filter (where (e.task).concurrency_key is not null or (e.task).type_limited)
+          into v_ids, v_whys, v_roots, v_ends, v_held from ended e;
+        v_count := v_count + coalesce(cardinality(v_ids), 0);
+        v_places := v_places || v_held;
+        if v_ids is not null and p_code <> 'DEPENDENCY_FAILED' then
+            -- The edges of the others stay: they show what is queued again with a task.
+            delete from orchestrator.edges e where e.task_id = any (v_ids);
+            p_code := 'DEPENDENCY_FAILED';
+        end if;
+        if cardinality(v_ends) >= c_batch or v_ids is null and v_ends is not null then
+            perform orchestrator.publish_later(v_ends, null);
+            perform public.internal_webhooks_write(array(select e.task_id from unnest(v_ends) e), public.internal_now());
+            v_ends := null;
+        end if;
+        exit when v_ids is null;
     end loop;
+    perform orchestrator.pass_on_places(v_places);
 end
 $$;
 
--- Ends locked tasks that wait, because one of p_causes ended. Their ends are published later.
-create or replace function orchestrator.end_waiting(p_ids uuid[], p_causes uuid[], p_code text) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+-- What a task is told that needs this one, which ended. Of a chain, the first task and its failure are named.
+create or replace function orchestrator.why_dependant_failed(p_task public.tasks) returns text
+language plpgsql immutable security definer set search_path = '' as $$
 #variable_conflict use_variable
-declare
-    v_ends orchestrator.publications[];
 begin
-    select array_agg(orchestrator.end_without_run(q.*, 'Failed', p_code, case p_code
-               when 'DEPENDENCY_DELETED' then format(
-                   'Dependency %s does not exist: it was deleted before it was complete', c.id)
-               when 'DEPENDENCY_CYCLE' then format(
-                   'It waits for task %s, and these tasks wait for each other: none can ever run', c.id)
-               else orchestrator.why_dependant_failed(c.id) end))
-      into v_ends
-      from orchestrator.live q
-     cross join lateral (select e.needs as id from orchestrator.edges e
-                          where e.task_id = q.task_id and e.needs = any (p_causes) limit 1) c
-     where q.task_id = any (p_ids);
-    perform orchestrator.leave(p_ids, p_code = 'DEPENDENCY_FAILED');
-    perform orchestrator.publish_later(v_ends, null);
-    perform public.internal_webhooks_write(p_ids, public.internal_now());
+    return concat_ws(': ', format('Dependency %s (%s) ended as %s', p_task.id, p_task.task_type, p_task.status),
+                     nullif(p_task.failure_code, 'DEPENDENCY_FAILED'),
+                     case when p_task.failure_code = 'DEPENDENCY_FAILED' then orchestrator.first_cause(p_task.error_message)
+                          else left(p_task.error_message, 4000) end);
 end
 $$;
 
--- The message of a task that failed because this one ended. Of a chain, the first task and its failure are named.
-create or replace function orchestrator.why_dependant_failed(p_id uuid) returns text
-language plpgsql stable security definer set search_path = '' as $$
+create or replace function orchestrator.first_cause(p_message text) returns text
+language plpgsql immutable security definer set search_path = '' as $$
 #variable_conflict use_variable
-declare
-    v_task public.tasks := orchestrator.current_task(p_id);
 begin
-    return public.internal_message(concat_ws(': ',
-        format('Dependency %s (%s) ended as %s', v_task.id, v_task.task_type, v_task.status),
-        nullif(v_task.failure_code, 'DEPENDENCY_FAILED'),
-        case when v_task.failure_code = 'DEPENDENCY_FAILED'
-             then regexp_replace(v_task.error_message, E'^.*(Dependency [0-9a-f-]{36} \\([^)]*\\) ended as )', E'\\1')
-             else v_task.error_message end));
+    return regexp_replace(p_message, E'^.*(Dependency [0-9a-f-]{36} \\([^)]*\\) ended as )', E'\\1');
 end
 $$;
 
@@ -229,6 +250,7 @@ language plpgsql security definer set search_path = '' set enable_seqscan = off 
 #variable_conflict use_variable
 declare
     v_stuck uuid[];
+    v_ends orchestrator.publications[];
 begin
     with recursive reached (id) as (
         select unnest(p_ids)
@@ -248,7 +270,16 @@ begin
     v_stuck := array(select q.task_id from orchestrator.live q
                       where q.task_id = any (v_stuck) and q.state = 'waits_for_tasks' order by q.task_id for update skip locked);
     if v_stuck <> '{}' then
-        perform orchestrator.end_waiting(v_stuck, v_stuck, 'DEPENDENCY_CYCLE');
+        select array_agg(orchestrator.end_without_run(q.*, 'Failed', 'DEPENDENCY_CYCLE', format(
+                   'It waits for task %s, and these tasks wait for each other: none can ever run', c.id)))
+          into v_ends
+          from orchestrator.live q
+         cross join lateral (select e.needs as id from orchestrator.edges e
+                              where e.task_id = q.task_id and e.needs = any (v_stuck) limit 1) c
+         where q.task_id = any (v_stuck);
+        perform orchestrator.leave(v_stuck);
+        perform orchestrator.publish_later(v_ends, null);
+        perform public.internal_webhooks_write(v_stuck, public.internal_now());
         perform orchestrator.fail_dependants(v_stuck, 'DEPENDENCY_FAILED');
     end if;
 end

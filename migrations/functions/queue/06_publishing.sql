@@ -58,7 +58,7 @@ language sql stable security definer set search_path = '' as $$
                'blocked', coalesce(q.state in ('waits_for_tasks', 'waits_for_key', 'waits_for_type'), false),
                'uncounted', greatest(0, t.attempts - coalesce(q.attempt - q.uncounted, a.counted, t.attempts)),
                'progress_at', q.progress_at, 'lease_expires_at', q.lease_expires_at)
-      from (select (orchestrator.current_task(task_json.p_id)).* offset 0) t
+      from orchestrator.current_task(task_json.p_id) t
       left join orchestrator.live q on q.task_id = t.id
       left join lateral (select l.attempt - l.uncounted as counted from orchestrator.attempts l where l.task_id = t.id
                           order by l.attempt desc limit 1) a on q.task_id is null

@@ -10,13 +10,21 @@ language plpgsql security definer set search_path = '' set enable_seqscan = off 
 set enable_mergejoin = off set jit = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
 declare
+    v_new uuid[];
     v_id uuid;
     v_task public.tasks;
     v_live orchestrator.live;
     v_end orchestrator.publications;
 begin
     perform from orchestrator.live q where q.task_id = any (p_ids) order by q.task_id for update;
-    foreach v_id in array p_ids loop
+    v_new := array(select t.id from public.tasks t
+                    where t.id = any (p_ids) and t.status in ('Queued', 'In Progress')
+                      and not exists (select from orchestrator.live q where q.task_id = t.id)
+                      and not exists (select from orchestrator.publications p where p.task_id = t.id));
+    if v_new <> '{}' then
+        perform orchestrator.enter(v_new);
+    end if;
+    for v_id in select i.id from unnest(p_ids) i (id) where i.id not in (select n.id from unnest(v_new) n (id)) loop
         select * into v_task from public.tasks t where t.id = v_id;
         select * into v_live from orchestrator.live q where q.task_id = v_id;
         select * into v_end from orchestrator.publications p where p.task_id = v_id;
@@ -32,7 +40,11 @@ begin
                 delete from orchestrator.publications p where p.task_id = v_id;
             end if;
             if v_live.task_id is null then
-                perform orchestrator.enter(v_task);
+                case
+                    when v_task.status in ('Queued', 'In Progress') then perform orchestrator.enter(array[v_id]);
+                    when v_task.status = 'Complete' then perform orchestrator.meet(array[v_id]);
+                    else perform orchestrator.fail_dependants(array[v_id], 'DEPENDENCY_FAILED');
+                end case;
             else
                 perform orchestrator.follow(v_task, v_live);
             end if;
@@ -41,22 +53,14 @@ begin
 end
 $$;
 
--- A task that has no row in `live`: it is queued, a program of the user's runs it, or it has ended.
-create or replace function orchestrator.enter(p_task public.tasks) returns void
-language plpgsql security definer set search_path = '' as $$
+-- Tasks that have no row in `live`: they are queued again, or a program of the user's runs them.
+create or replace function orchestrator.enter(p_ids uuid[]) returns void
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 begin
-    if p_task.status in ('Queued', 'In Progress') or p_task.failure_code is distinct from 'DEPENDENCY_FAILED' then
-        delete from orchestrator.edges e where e.task_id = p_task.id;  -- kept from its failure; what it needs has changed since
-    end if;
-    if p_task.status in ('Queued', 'In Progress') then
-        perform orchestrator.insert_live(array[p_task.id]);
-        perform orchestrator.unmeet(array[p_task.id]);
-    elsif p_task.status = 'Complete' then
-        perform orchestrator.meet(array[p_task.id]);
-    else
-        perform orchestrator.fail_dependants(array[p_task.id], 'DEPENDENCY_FAILED');
-    end if;
+    delete from orchestrator.edges e where e.task_id = any (p_ids);  -- kept from a failure; what they need has changed since
+    perform orchestrator.insert_live(p_ids);
+    perform orchestrator.unmeet(p_ids);
 end
 $$;
 

@@ -17,7 +17,11 @@ language plpgsql security definer set search_path = '' set enable_seqscan = off 
 #variable_conflict use_variable
 declare
     c_most constant int := 1000;
+    c_publications constant int := 100;  -- in one statement
     v_pool text;
+    v_rechecked int;
+    v_published int := 0;
+    v_count int;
 begin
     for v_pool in
         with recursive pools (pool) as (  -- from one to the next in the index, however many tasks each has
@@ -30,8 +34,16 @@ begin
     loop
         perform orchestrator.let_due(v_pool, c_most);
     end loop;
-    return jsonb_build_object('rechecked', orchestrator.look_at_rechecks(c_most),
-                              'published', orchestrator.publish_due(100), 'audited', cardinality(orchestrator.audit(null)));
+    perform orchestrator.audit_limits('key', c_most);
+    perform orchestrator.audit_limits('type', c_most);
+    v_rechecked := orchestrator.look_at_rechecks(c_most);
+    loop
+        v_count := orchestrator.publish_due(c_publications);
+        v_published := v_published + v_count;
+        exit when v_count < c_publications or v_published >= c_most or clock_timestamp() > statement_timestamp() + interval '1 second';
+    end loop;
+    return jsonb_build_object('rechecked', v_rechecked, 'published', v_published,
+                              'audited', cardinality(orchestrator.audit(null)));
 end
 $$;
 

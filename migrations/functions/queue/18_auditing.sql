@@ -4,7 +4,8 @@
 -- Reads the next so many pages of each table (null: so many that an hour of calls reads everything twice), and reconciles
 -- what differs. Returns the ids.
 create or replace function orchestrator.audit(p_blocks int) returns uuid[]
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_hashjoin = off
+set enable_mergejoin = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_from tid;
@@ -64,6 +65,39 @@ begin
         update orchestrator.audits a set next_block = 0, began_at = v_now, ended_at = v_now where a.rel = p_rel;
     else
         update orchestrator.audits a set next_block = v_audit.next_block + p_blocks where a.rel = p_rel;
+    end if;
+end
+$$;
+
+-- Looks at the next so many limits that tasks wait for, and lets tasks through where there is room. Two open transactions may
+-- not see each other: one frees the last place and sees nobody wait, and in the other a task begins to wait.
+create or replace function orchestrator.audit_limits(p_scope text, p_most int) returns void
+language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
+set enable_bitmapscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_variable
+declare
+    v_rel constant text := 'limits of a ' || p_scope;
+    v_after text;
+    v_names text[];
+begin
+    insert into orchestrator.audits (rel, next_block, began_at) values (v_rel, 0, public.internal_now()) on conflict do nothing;
+    select coalesce(a.next_name, '') into v_after from orchestrator.audits a where a.rel = v_rel for update;
+    for v_n in 1..p_most loop
+        if p_scope = 'key' then
+            v_after := (select q.concurrency_key from orchestrator.live q
+                         where q.state = 'waits_for_key' and q.concurrency_key > v_after order by q.concurrency_key limit 1);
+        else
+            v_after := (select q.task_type from orchestrator.live q
+                         where q.state = 'waits_for_type' and q.task_type > v_after order by q.task_type limit 1);
+        end if;
+        exit when v_after is null;
+        if coalesce(orchestrator.room(p_scope, v_after) > 0, true) then
+            v_names := v_names || v_after;
+        end if;
+    end loop;
+    update orchestrator.audits a set next_name = v_after where a.rel = v_rel and a.next_name is distinct from v_after;
+    if v_names is not null then
+        perform orchestrator.admit(p_scope, v_names, null);
     end if;
 end
 $$;

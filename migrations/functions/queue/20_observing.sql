@@ -190,6 +190,6 @@ $$;
 
 -- The name that an orchestrator of an earlier version calls.
 create or replace function public.fleet_snapshot(p_fleet text, p_now timestamptz default null) returns jsonb
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = '' set jit = off as $$
     select public.fleet_observe(fleet_snapshot.p_fleet, fleet_snapshot.p_now)
 $$;

@@ -4,7 +4,7 @@ import asyncio
 import random
 import uuid
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -125,30 +125,25 @@ async def test_a_worker_waiting_for_a_task_is_notified_at_once(direct: PostgresD
         await ear.close()
 
 
-async def test_an_expired_lease_does_not_count_and_is_not_renewed_beyond_the_limit(fleet: Fleet, hand: Hand) -> None:
-    """Another task runs in its place; and if none does, its worker may go on."""
+async def test_an_expired_lease_keeps_its_place_until_its_task_is_rescued(fleet: Fleet, hand: Hand) -> None:
+    """So it can always be renewed; and what the worker did although another one has the task now is not accepted."""
     await fleet.submit(count=2, concurrency_key="k")
     late, other = await fleet.agent(), await fleet.agent()
     (old,) = await late.claim()
+    for _ in range(2):
+        fleet.wait(LEASE_S + 1)
+        await fleet.maintain()
+        assert await other.claim() == []
+        await late.beat(old)
+        assert (await fleet.task(old["id"]))["lease_expires_at"] > fleet.now.isoformat()
     fleet.wait(LEASE_S + 1)
-    await late.beat(old)
-    assert (await fleet.task(old["id"]))["lease_expires_at"] > fleet.now.isoformat(), "nobody took its place"
-    fleet.wait(LEASE_S + 1)
-    await fleet.snapshot()
+    await fleet.fleet("rescue_overdue", p_over_s=0)
     (new,) = await other.claim()
-    await late.beat(old)
-    assert (await fleet.task(old["id"]))["lease_expires_at"] <= fleet.now.isoformat(timespec="seconds")
-    assert await leases(hand, fleet) == 1
+    assert (await late.beat(old))["fenced"] == [old["id"]]
+    assert await other.claim() == []
+    assert await late.complete(old) == "fenced"
     await other.complete(new)
-    assert await late.complete(old) == "ok", "what it did anyway is not lost"
     await consistent(hand)
-
-
-async def leases(hand: Hand, fleet: Fleet) -> int:
-    """Valid leases now."""
-    query = "select count(*) as n from tasks where status = 'In Progress' and lease_expires_at > %s"
-    (row,) = await (await hand.execute(query, (fleet.now,))).fetchall()
-    return int(row["n"])
 
 
 async def test_dependants_and_later_tasks_wait_for_their_limit_too(fleet: Fleet, hand: Hand) -> None:
@@ -161,7 +156,7 @@ async def test_dependants_and_later_tasks_wait_for_their_limit_too(fleet: Fleet,
     (task,) = await agent.claim(batch=10)
     await agent.complete(task)
     fleet.wait(31)
-    await fleet.snapshot()
+    await fleet.maintain()
     got: list[str] = []
     while claimed := await agent.claim(batch=10):
         assert len(claimed) == 1
@@ -180,24 +175,21 @@ USERS_WRITES = {
     "started by hand": "update tasks set status = 'In Progress', attempts = attempts + 1 where status = 'Queued' "
     "and random() < 0.1",
     "queued again": "update tasks set status = 'Queued', worker_id = null where status = 'In Progress'",
-    "unblocked by hand": "update tasks set blocked = false where status = 'Queued'",
-    "let in by hand": "update tasks set queue_gate = 3, blocked = false where status = 'Queued'",
-    "triggers off": "alter table tasks disable trigger user; "
+    "triggers off": "set session_replication_role = replica; "
     "update tasks set status = 'Cancelled' where random() < 0.3; "
-    "insert into tasks (task_type, concurrency_key, pool, max_attempts) "
-    "select 't', 'k', 'default', 3 from generate_series(1, 5); alter table tasks enable trigger user",
+    "insert into tasks (task_type, concurrency_key) select 't', 'k' from generate_series(1, 5); "
+    "set session_replication_role = origin",
 }
 
 
 @pytest.mark.parametrize("write", USERS_WRITES.values(), ids=USERS_WRITES)
 async def test_writes_of_users_break_no_limit_and_lose_no_task(fleet: Fleet, hand: Hand, write: str) -> None:
-    """The hourly recount repairs what was done without triggers."""
+    """The audit finds what was done without triggers."""
     await limit(fleet, "k", 2)
     await fleet.submit(count=20, concurrency_key="k")
     agent = await fleet.agent()
     await agent.claim()
     await hand.execute(write.encode())
-    await fleet.fleet("retention")
     await consistent(hand)
     for _ in range(60):
         await agent.claim(batch=10)
@@ -219,52 +211,22 @@ async def test_a_postponed_task_does_not_wait_for_a_limit_that_was_removed_meanw
     await hand.execute("update tasks set run_after = %s where id = %s", (later, second))
     await limit(fleet, "t", None, "type")
     fleet.wait(60)
-    await fleet.snapshot()
+    await fleet.maintain()
     assert sorted(await ids(await fleet.agent())) == sorted([first, second])
     await consistent(hand)
 
 
 async def test_a_limit_that_is_removed_lets_in_all_that_waited(direct: PostgresDb, hand: Hand) -> None:
-    """One call lets in 10,000 tasks, and the next snapshots the rest."""
+    """One call lets in 10,000 tasks, and the next seconds of the leader the rest."""
     fleet = Fleet(direct)
     fleet.term = (await fleet.lead())["term"]
     await limit(fleet, "t", 1, "type")
     await hand.execute("insert into tasks (task_type) select 't' from generate_series(1, 10500)")
     await limit(fleet, "t", None, "type")
-    await fleet.snapshot()
-    assert await demand(fleet) == (10_500, 0)
-    await hand.execute("truncate tasks, task_attempts")
-
-
-async def test_the_hourly_pass_changes_so_many_tasks_at_once_and_ticks_do_the_rest(
-    direct: PostgresDb, hand: Hand
-) -> None:
-    """After a load without triggers: 12,000 tasks of a limited type, and 2,500 keys with a task that may run."""
-    fleet = Fleet(direct)
-    fleet.term = (await fleet.lead())["term"]
-    await limit(fleet, "t", 5, "type")
-    await hand.execute(
-        """set session_replication_role = replica;
-           insert into tasks (task_type, pool, max_attempts, queue_turn)
-           select 't', 'default', 3, 9007199254740991 from generate_series(1, 12000);
-           insert into tasks (task_type, pool, max_attempts, queue_turn, concurrency_key, queue_gate, blocked)
-           select 'another', 'default', 3, 9007199254740991, i, 1, true from generate_series(1, 2500) i;
-           set session_replication_role = origin"""
-    )
-    async with hand.transaction():
-        await hand.execute("select internal_let_in_all(now())")
-        (row,) = await (
-            await hand.execute("select n_tup_upd as n from pg_stat_xact_user_tables where relname = 'tasks'")
-        ).fetchall()
-    assert row["n"] <= 10_000 + 1_000 + 5
-    for _ in range(3):
-        await fleet.snapshot()
-    ready = "select count(*) as n from tasks where not blocked and task_type = 'another'"
-    assert await (await hand.execute(ready)).fetchall() == [{"n": 2500}]
-    agent = await fleet.agent()
-    claimed = [task for _ in range(60) for task in await agent.claim(batch=100)]
-    assert len(claimed) == 2505
-    await hand.execute("truncate tasks, task_attempts")
+    await fleet.maintain()
+    ready = "select count(*) as n from orchestrator.live where state = 'ready'"
+    assert await (await hand.execute(ready)).fetchall() == [{"n": 10_500}]
+    await hand.execute("truncate tasks")
 
 
 async def test_a_task_says_which_limit_it_waits_for(fleet: Fleet) -> None:
@@ -303,6 +265,8 @@ async def test_a_task_that_was_let_in_and_then_postponed_waits_for_its_limit_aga
     fleet: Fleet, hand: Hand, scope: str
 ) -> None:
     """Its place went to the next one, so it is no demand when its time has come."""
+    fleet.now = datetime.now(UTC)  # as users' statements have it
+    fleet.term = (await fleet.lead())["term"]
     await limit(fleet, "t", 1, "type")
     first, second = await fleet.submit(count=2, **({"concurrency_key": "k"} if scope == "key" else {}))
     at = fleet.now + timedelta(seconds=30)
@@ -323,7 +287,7 @@ async def test_a_running_task_that_gets_another_key_takes_a_place_of_it(fleet: F
     (other,) = await fleet.submit(concurrency_key="b")
     assert await demand(fleet) == (1, 0)
     await hand.execute(
-        "update tasks set concurrency_key = 'b', lease_expires_at = now() + interval '1 hour' where id = %s", (moved,)
+        "update tasks set concurrency_key = 'b' where id = %s", (moved,)
     )
     assert await demand(fleet) == (0, 1)
     assert await ids(agent) == []
@@ -345,7 +309,7 @@ async def test_a_task_that_a_user_starts_again_takes_a_place_of_its_type(fleet: 
         await agent.fail(task, code="OOM")
     else:
         await hand.execute("update tasks set status = 'Cancelled' where id = %s", (task["id"],))
-    again = "update tasks set status = 'In Progress', lease_expires_at = now() + interval '1 hour' where id = %s"
+    again = "update tasks set status = 'In Progress' where id = %s"
     await hand.execute(again, (task["id"],))
     (other,) = await fleet.submit()
     assert await ids(agent) == []
@@ -355,31 +319,7 @@ async def test_a_task_that_a_user_starts_again_takes_a_place_of_its_type(fleet: 
     await consistent(hand)
 
 
-async def test_a_limit_of_a_type_waits_for_claims_that_are_about_to_commit(
-    fleet: Fleet, database: str, hand: Hand
-) -> None:
-    """Such a claim has not seen the limit, and its task counts."""
-    await fleet.submit(count=3)
-    early, agent = await fleet.agent(), await fleet.agent()
-    wait = "alter function internal_lock_ready(text, int) set lock_timeout = "
-    await hand.execute(f"{wait} '30 s'".encode())
-    try:
-        async with await _connect(database, autocommit=False) as claiming:
-            await claiming.execute("select worker_claim(%s, %s, 1, 1, 0, %s)", (early.id, early.nonce, fleet.now))
-            setting = asyncio.create_task(limit(fleet, "t", 1, "type"))
-            waits = "select from pg_stat_activity where wait_event_type = 'Lock' and query like '%%task_limit_set%%'"
-            while not setting.done() and not await (await hand.execute(waits)).fetchall():
-                await asyncio.sleep(0)
-            await claiming.commit()
-            await setting
-    finally:
-        await hand.execute(f"{wait} '100 ms'".encode())
-    assert await ids(agent) == []
-    assert await demand(fleet) == (0, 2)
-    await consistent(hand)
-
-
-async def test_tasks_that_did_not_see_the_limit_of_their_type_are_counted_at_the_next_snapshot(
+async def test_tasks_that_did_not_see_the_limit_of_their_type_are_counted_a_second_later(
     fleet: Fleet, database: str, hand: Hand
 ) -> None:
     """Their transactions were open for long when it was set: one that claimed, and one that submitted with keys."""
@@ -412,7 +352,6 @@ async def test_two_places_that_are_freed_at_once_of_an_exceeded_limit_are_filled
     await fleet.submit(count=3, concurrency_key="k")
     agent = await fleet.agent()
     one, two = await agent.claim(batch=3)
-    await hand.execute("update tasks set lease_expires_at = now() + interval '1 hour' where status = 'In Progress'")
     await limit(fleet, "k", 1)
     ended = "update tasks set status = 'Complete' where id = %s"
     opened = [await _connect(database, autocommit=False) for _ in range(2)]
@@ -425,37 +364,20 @@ async def test_two_places_that_are_freed_at_once_of_an_exceeded_limit_are_filled
     await consistent(hand)
 
 
-@pytest.mark.parametrize("refusal", ["return null", "raise exception 'frozen'"])
-@pytest.mark.parametrize("scope", ["key", "type"])
-async def test_a_task_whose_trigger_does_not_let_it_in_stops_no_other_one(
-    fleet: Fleet, hand: Hand, scope: str, refusal: str
+async def test_a_place_that_is_freed_while_another_transaction_begins_to_wait_for_it_is_filled(
+    fleet: Fleet, database: str, hand: Hand
 ) -> None:
-    """The next ones pass it. It is tried again after a while, and told as what it is."""
-    key: dict[str, Any] = {"concurrency_key": "k"} if scope == "key" else {}
-    if scope == "type":
-        await limit(fleet, "t", 1, "type")
-    trigger = f"""
-        create or replace function frozen() returns trigger language plpgsql as $$ begin
-            if new.params ? 'frozen' and new.queue_gate = 3 and old.queue_gate < 3 then {refusal}; end if;
-            return new;
-        end $$;
-        create or replace trigger zz_frozen before update on tasks for each row execute function frozen()"""
-    await hand.execute(trigger.encode())
-    frozen = await fleet.submit(count=3, params={"frozen": True}, **key)
-    fleet.wait(1)
-    (free,) = await fleet.submit(**key)
+    """One sees nobody wait, and the other one sees no place."""
+    await fleet.submit(concurrency_key="k")
     agent = await fleet.agent()
-    for _ in frozen:
-        await fleet.snapshot()
-    (task,) = await agent.claim(batch=10)
-    assert task["id"] == free
-    found = await fleet.call("fleet_task_explain", p_fleet="default", p_task_id=frozen[0])
-    assert found["refusal"]["what"] == "let_in"
-    await hand.execute("drop trigger zz_frozen on tasks")
-    await agent.complete(task)
-    fleet.wait(120)
-    await fleet.snapshot()
-    assert await ids(agent) == frozen[:1]
+    (task,) = await agent.claim()
+    opened = [await _connect(database, autocommit=False) for _ in range(2)]
+    async with opened[0] as freeing, opened[1] as waiting:
+        await freeing.execute("update tasks set status = 'Complete' where id = %s", (task["id"],))
+        await waiting.execute("insert into tasks (task_type, concurrency_key) values ('t', 'k')")
+        await freeing.commit()
+        await waiting.commit()
+    assert await demand(fleet) == (1, 0)
     await consistent(hand)
 
 
@@ -496,31 +418,30 @@ async def test_a_bad_limit_is_refused(fleet: Fleet, scope: str, name: str, most:
 
 
 async def test_an_open_transaction_delays_no_process_for_long(fleet: Fleet, hand: Hand) -> None:
-    """Who cannot lock a limit leaves a note, and the next snapshot lets the task in."""
-    await fleet.submit(count=2, concurrency_key="k")
+    """Who cannot lock a limit leaves it to the leader, who lets the task through a second later."""
     agent = await fleet.agent()
-    (task,) = await agent.claim()
     async with hand.transaction():
-        await hand.execute("select internal_lock_limits('key', array['k'], false)")
+        await hand.execute("select orchestrator.lock_limits('key', array['k'])")
         async with asyncio.timeout(30):
-            assert await agent.complete(task) == "ok"
-    await fleet.snapshot()
-    assert len(await agent.claim()) == 1
+            await fleet.submit(count=2, concurrency_key="k")
+            assert await agent.claim() == []
+    await fleet.maintain()
+    assert len(await agent.claim(batch=2)) == 1
 
 
 @pytest.mark.parametrize("types", [False, True])
 async def test_a_waiting_task_that_was_locked_is_admitted_afterwards(fleet: Fleet, hand: Hand, types: bool) -> None:
-    """It cannot be changed when its key becomes free; the next snapshot lets it in."""
+    """A user's open transaction changes it when its key becomes free; the leader lets it in a second later."""
     if types:
         await limit(fleet, "another", 1, "type")
     _, second = await fleet.submit(count=2, concurrency_key="k")
     agent = await fleet.agent()
     (task,) = await agent.claim()
     async with hand.transaction():
-        await hand.execute("select from tasks where id = %s for update", (second,))
+        await hand.execute("update tasks set priority = 5 where id = %s", (second,))
         assert await agent.complete(task) == "ok"
     assert await agent.claim() == []
-    await fleet.snapshot()
+    await fleet.maintain()
     assert await ids(agent) == [second]
 
 
@@ -572,9 +493,11 @@ async def _work(url: str, fleet: Fleet, agent: Agent, draw: random.Random) -> No
         tasks: Sequence[Any] = row["it"]["tasks"]
         for task in tasks:
             result = (agent.id, agent.nonce, uuid.UUID(task["id"]), task["attempt"], fleet.now)
-            await connection.execute("select worker_complete(%s, %s, %s, %s, null, null, %s)", result)
+            query = "select worker_complete(%s, %s, %s, %s, null, null, %s)->>'outcome' as it"
+            while (await (await connection.execute(query, result)).fetchall())[0]["it"] == "pending":
+                await asyncio.sleep(0)  # another session looks at its row
         if not tasks:
-            await connection.execute("select fleet_snapshot('default', %s)", (fleet.now,))
+            await connection.execute("select orchestrator.maintain(clock_timestamp())")
             (row,) = await (
                 await connection.execute("select exists (select from tasks where status = 'Queued') as it")
             ).fetchall()
@@ -626,30 +549,12 @@ async def test_a_locked_task_of_a_worker_that_may_be_well_is_not_rescued(
     await fleet.submit()
     (held,) = await agent.claim(batch=1)
     async with await _connect(database) as other, other.transaction(force_rollback=True):
-        await other.execute("select from tasks for update")
+        await other.execute("select from tasks for update")  # changes nothing
         for _ in range(10):
             fleet.wait(10)
-            assert await fleet.fleet("keep_tasks", p_worker_id=agent.id) == {"tasks": 0}
+            assert await fleet.fleet("keep_tasks", p_worker_id=agent.id) == {"tasks": 1}
     assert (await fleet.fleet("rescue_overdue", p_over_s=0))["tasks"] == []
     assert await agent.complete(held) == "ok"
-
-
-async def test_a_task_whose_key_a_trigger_removes_is_let_in_within_an_hour(
-    fleet: Fleet, hand: AsyncConnection[DictRow]
-) -> None:
-    """The trigger runs after the one that has chosen the gate: the task waited for a key that it does not have."""
-    await hand.execute("""
-        create function nobodys() returns trigger language plpgsql as $$
-        begin new.concurrency_key := nullif(new.concurrency_key, 'none'); return new; end $$;
-        create trigger zz_users_own before insert or update on tasks for each row execute function nobodys()""")
-    try:
-        [task] = await fleet.submit(concurrency_key="none")
-        agent = await fleet.agent()
-        await fleet.fleet("retention")
-        await fleet.snapshots()
-        assert [one["id"] for one in await agent.claim(batch=1)] == [task]
-    finally:
-        await hand.execute("drop function nobodys() cascade")
 
 
 async def test_the_lease_of_an_ended_or_unknown_worker_is_not_renewed(fleet: Fleet) -> None:
