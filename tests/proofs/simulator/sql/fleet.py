@@ -357,7 +357,9 @@ class Database(Queue):
         paused = self._pauses(p_fleet)
         live = [w for w in self.workers.values() if w["fleet"] == p_fleet and w["status"] != "terminated"]
         rows = [
-            jsonable(w) | self._held(w) | {"second_opinion": self.second_opinion(w)}
+            jsonable(w)
+            | self._held(w)
+            | {"second_opinion": self.second_opinion(w), "claim_no": self.launches.get(w["id"], 0)}
             for w in sorted(live, key=lambda w: str(w["id"]))
         ]
         ended = sum(self._is_lost(row) for held in self.running.values() for row in held.values())

@@ -189,7 +189,7 @@ class Queue(Fitness):
 
     def _claim(self, worker: Row, claim_no: int, batch: int, *, waits: bool) -> Json:
         want, status, running = wanted(worker), worker["status"], self.running.setdefault(worker["id"], {})
-        fresh = claim_no > worker["claim_no"]
+        fresh = claim_no > self.launches.get(worker["id"], 0)
         taken: list[Row] = []
         if not fresh:
             same = (worker["nonce"], claim_no)
@@ -205,7 +205,7 @@ class Queue(Fitness):
             elif status == "active" and may and not running:
                 status, why = "idle", f"asked for work of pool {worker['pool']} and there was none"
             if taken or not waits:
-                worker["claim_no"] = claim_no
+                self.launches[worker["id"]] = claim_no
             if status != worker["status"]:
                 self.update_worker(worker, {"status": status}, why, "worker")
         answer = {"outcome": "ok", "wanted": want, "pool": worker["pool"], "state": status, "reserved": False}

@@ -84,6 +84,7 @@ class Tables:
         self.tasks: dict[str, Row] = {}  # as they are shown, also if their end is not published yet
         self.live: dict[str, Row] = {}  # of each open task
         self.running: dict[str, dict[str, Row]] = {}  # worker -> its rows of `live`
+        self.launches: dict[str, int] = {}  # worker -> the highest claim number of its launch that was answered
         self.edges: dict[str, list[str]] = {}  # task -> those that name it in depends_on
         self.publications: dict[str, tuple[int, datetime]] = {}  # task -> its number, and since when it waits
         self.attempts: dict[str, list[Row]] = {}  # task -> its attempts that have ended, in their order
@@ -147,7 +148,8 @@ class Tables:
         if row["stage"] != old["stage"]:
             row["stage_since"] = self.now
         if row["nonce"] != old["nonce"]:
-            row |= {"last_heartbeat": None, "claim_no": 0}
+            row["last_heartbeat"] = None
+            self.launches.pop(row["id"], None)
         if old["status"] == "spawning" and row["status"] != "spawning":
             self._bringup_ended(row)
         if row["exit_cause"] in GIVES_BACK and row["exit_cause"] != old["exit_cause"]:
