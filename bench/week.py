@@ -127,7 +127,9 @@ class Week(Scenario):
         Week.workers += len(gone)
         db.workers = {name: row for name, row in db.workers.items() if name not in gone}
         db.tasks.clear()
-        db.task_attempts.clear()
+        db.attempts.clear()
+        db.tried.clear()
+        db.edges.clear()
         db.worker_events.clear()
         db.costs.clear()
         del db.decisions[:-1]

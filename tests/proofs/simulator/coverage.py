@@ -23,10 +23,16 @@ API = "the API's tokens and its audit log; nobody submits through it here"
 WEBHOOKS = "messages about tasks; nothing that a tick or an agent decides depends on them"
 TRACES = "spans of tasks that have ended; nothing depends on them"
 CLUSTERS = "Slurm on the workers of a pool; no simulation has a pool of that kind"
+SHARES = "limits and turns of tenants: the property walk in tests/db tests them on PostgreSQL"
+PENDING = "what a lock or a user's trigger kept from being done; nobody has either here"
 SCHEDULES = "recurring tasks: to the fleet they are tasks that somebody submits"
 CARRIED = "the model's claim hands it over by its name, so that a new column of a task needs no line here"
 NO_GATEWAY = "agents here speak to the database itself, or to a gateway without long polls and signed URLs"
 FUNCTIONS_ONLY_REAL = {
+    "task_limit_set": SHARES,
+    "task_tenant_set": SHARES,
+    "task_limits": SHARES,
+    "task_tenants": SHARES,
     "task_list": SHOWN,
     "task_find": SHOWN,
     "task_match": SHOWN,
@@ -116,8 +122,6 @@ FUNCTIONS_ONLY_REAL = {
         CLUSTERS,
     ),
     "fleet_ended_attempts": TRACES,
-    "task_limits": SHOWN,
-    "task_tenants": SHOWN,
     "fleet_describe": "read once at the start, to compare schemas",
     "fleet_changes": "takes the place of LISTEN, which the world has",
     "fleet_retention": "called by fleet_retain alone; no simulation lasts the seven days after which rows go",
@@ -126,6 +130,9 @@ ONLY_REAL = {  # keys of answers: "function.key", [] for each entry of a list
     "task_get.task.output_object": NO_GATEWAY,
     "task_get.task.webhook_progress": WEBHOOKS,
     "task_get.task.webhook_url": WEBHOOKS,
+    "fleet_maintain.rechecked": PENDING,
+    "fleet_maintain.published": PENDING,
+    "fleet_maintain.audited": PENDING,
     "fleet_worker.now": SHOWN,
     "fleet_worker.left_out": SHOWN,
     "fleet_worker.worker.cost_by_kind": SHOWN,
@@ -142,12 +149,9 @@ INDEX = "makes a query quick; what it answers is the same without it"
 TABLES_ONLY_REAL = {
     "database_identity": "a constant of the world",
     "schema_migrations": "of migrate",
-    "task_counts": INDEX,
-    "task_marks": INDEX,
+    "concurrency_limits": SHARES,
+    "tenants": SHARES,
     "task_results": "keeps results of tasks that were deleted; nobody deletes a task here",
-    "tasks_unsettled": "what a lock of another transaction kept from being settled; a call here is atomic",
-    "task_refusals": "tasks that a user's trigger keeps from changing; nobody has triggers here",
-    "task_floors": "guards numbers of attempts that a user deleted; nobody deletes an attempt here",
     "alerts": ALERTS,
     "api_tokens": API,
     "api_submissions": API,
@@ -167,8 +171,6 @@ COLUMNS_ONLY_REAL = {
     "tasks.output_object": NO_GATEWAY,
     "task_attempts.upload_started_at": TRACES,
     "task_attempts.upload_ended_at": TRACES,
-    "concurrency_limits.set_at": SHOWN,
-    "tenants.set_at": SHOWN,
     "tasks.webhook_url": WEBHOOKS,
     "tasks.webhook_progress": WEBHOOKS,
     "fleet_settings.set_at": SHOWN,

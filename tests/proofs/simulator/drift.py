@@ -35,7 +35,7 @@ LOOK_EVERY = 25  # steps, between two comparisons of everything
 ROUND = 5_000  # steps on one database, run alone
 MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?([+-]\d\d(:?\d\d)?|Z)?")
 CHAIN = re.compile(r"Dependency [0-9a-f-]{36} \([^)]*\) ended as (Failed|Cancelled)(: )?")
-SEEN = ("status", "blocked", "attempts", "queue_turn")  # of every task
+SEEN = ("status", "state", "pool", "attempts", "uncounted")  # of every task
 WITHIN_MS = 10**3
 LIVE = ("spawning", "active", "idle", "terminating")
 NEXT = {"spawning": ("active", "terminating"), "active": ("terminating", "idle"), "idle": ("terminating", "active"),
@@ -53,6 +53,8 @@ def plain(value: Any, *, at: str = "") -> Any:
     if isinstance(value, list):
         known = [plain(one) for one in value]
         return sorted(known) if at in ("cancel", "stuck") else known
+    if at == "state" and value == "waits_for_time":
+        return "ready"  # the clock of the server tells whether its time has come
     if at == "database_id":
         return value is not None  # made at random
     if isinstance(value, bool) or value is None:
@@ -162,20 +164,22 @@ class Pair:
             (6, self._log),
             (2, self._rest),
             (1, self._deploy),
-            (2, self._limit),
-            (1, self._weigh),
+            (4, self._maintain),
         )
         await self.dice.choices([act for _, act in acts], [weight for weight, _ in acts])[0]()
 
     async def look(self) -> None:
         """Compare all that can be read."""
         listed = await self._db.call("task_list", p_status=None, p_task_type=None, p_limit=10000)
-        states = {row["id"]: tuple(row[name] for name in SEEN) for row in listed["tasks"]}
-        model = {row["id"]: tuple(row[name] for name in SEEN) for row in self.model.tasks.values()}
+        shown = [self._model("task_get", {"p_id": task_id})["task"] for task_id in self.model.tasks]
+        states, model = (
+            {row["id"]: tuple(plain(row[name], at=name) for name in SEEN) for row in rows}
+            for rows in (listed["tasks"], shown)
+        )
         if states != model:
             differ = {name: (states.get(name), model.get(name)) for name in model if states.get(name) != model[name]}
             raise Drift(f"tasks (really, by the model): {differ}, last calls {self.last[-LOOK_EVERY:]}")
-        await self.call("fleet_snapshot", p_fleet=FLEET)
+        await self.call("fleet_observe", p_fleet=FLEET)
         for task_id in self.dice.sample(self._tasks, min(3, len(self._tasks))):
             await self.call("task_get", p_id=task_id)
         for name in self.dice.sample(sorted(self.model.workers), min(2, len(self.model.workers))):
@@ -219,28 +223,21 @@ class Pair:
                 task["depends_on"] = dice.sample(known, min(len(known), dice.randint(1, 2)))
             if dice.random() < 0.2:
                 task["dedupe_key"] = dice.choice("xyz")
-                task |= {"task_type": "a", "tenant": "acme", "labels": {"show": "7"}}
-                task.pop("depends_on", None)  # of a tenant, the order of those that become ready at once is any
+                task |= {"task_type": "a", "labels": {"show": "7"}}
             if dice.random() < 0.2:
-                task["run_after"] = (self.now + timedelta(seconds=30)).isoformat()
+                task["run_after"] = (self.now + timedelta(seconds=30, microseconds=index)).isoformat()
             task |= {"priority": dice.choice((0, 0, 1)), "max_attempts": dice.choice((None, 1, 2, 3, 101))}
             task |= {"pool": dice.choice((None, None, "default", "big", "no pool"))} if dice.random() < 0.3 else {}
+            if task.get("pool"):  # it does not move with its type: only the audit would follow the type's other values
+                task |= {"timeout_s": 7, "max_attempts": task["max_attempts"] or 2}
             if task["max_attempts"] == 101 and dice.random() < 0.8:
                 task["max_attempts"] = 2
-            if "tenant" not in task and dice.random() < 0.4:  # for the same reason
-                task["concurrency_key"] = dice.choice("kl")
             batch.append(task)
         answer = await self.call("task_submit", p_tasks=batch)
         self._tasks += [row["id"] for row in answer["tasks"] if row["created"]] if answer else []
 
-    async def _limit(self) -> None:
-        scope, name = self.dice.choice((("key", "k"), ("key", "l"), ("type", "b")))
-        most = self.dice.choice((None, 0, 1, 2, 3, 100_001))
-        await self.call("task_limit_set", p_kind=scope, p_name=name, p_most=most)
-
-    async def _weigh(self) -> None:
-        tenant, weight = self.dice.choice((None, "", "acme", "acme", "acme")), self.dice.choice((0, 1, 3, 1000, 1001))
-        await self.call("task_tenant_set", p_tenant=tenant, p_weight=weight)
+    async def _maintain(self) -> None:
+        await self.call("fleet_maintain", p_fleet=FLEET, p_term=self._term)
 
     async def _end_task(self) -> None:
         if self._tasks:
@@ -326,8 +323,9 @@ class Pair:
             await self.call("fleet_move", **fleet, **path, p_to="active", p_fields={"nonce": "n"})
             who = {"p_worker_id": name, "p_nonce": "n"}
             await self.call("worker_claim", **who, p_claim_no=1, p_batch=3, p_wait_s=0)
-            for task in list(self.model.running.get(name, {}).values()):
-                named = who | {"p_task_id": task["id"], "p_attempt": task["attempts"]}
+            for row in list(self.model.running.get(name, {}).values()):
+                self.now += timedelta(microseconds=1)  # of those that are due at the same time, any is first
+                named = who | {"p_task_id": row["id"], "p_attempt": row["attempt"]}
                 for _ in range(dice.choice((1, 2))):
                     await self.call("worker_fail", **named, p_failure={"code": "NO_HANDLER", "message": "none"})
             self.now += timedelta(seconds=dice.choice((1, 61)))
@@ -338,7 +336,7 @@ class Pair:
         busy = [one for one in ready if self.model.running.get(one)]
         if ready and dice.random() < 0.7:  # of others hardly a call does anything
             name = dice.choice(busy if busy and dice.random() < 0.7 else ready)
-        row = self.model.workers.get(name, {"nonce": None, "claim_no": 0})
+        row, last = self.model.workers.get(name, {"nonce": None}), self.model.launches.get(name, 0)
         nonce = row["nonce"] if row["nonce"] and dice.random() < 0.95 else "old"
         who = {"p_worker_id": name, "p_nonce": nonce}
         held = list(self.model.running.get(name, {}).values())
@@ -348,11 +346,11 @@ class Pair:
         if what == "register":
             await self.call("worker_register", **who, p_agent={"protocol": 1})
         elif what == "claim":
-            number = max(1, row["claim_no"] + dice.choice((1, 1, 1, 0, -1)))
+            number = max(1, last + dice.choice((1, 1, 1, 0, -1)))
             await self.call("worker_claim", **who, p_claim_no=number, p_batch=dice.randint(1, 3), p_wait_s=0)
         elif what == "heartbeat":
             told = [
-                {"id": t["id"], "attempt": t["attempts"], "progress": {"f": dice.randrange(3)}}
+                {"id": t["id"], "attempt": t["attempt"], "progress": {"f": dice.randrange(3)}}
                 | ({"still_s": dice.choice((0, 1.5, 30))} if dice.random() < 0.5 else {})
                 for t in held
             ]
@@ -361,17 +359,17 @@ class Pair:
             logs = dice.choice((None, {"handler": dice.randrange(1000)}))
             await self.call("worker_heartbeat", **who, p_tasks=told, p_health={"ok": 1}, p_logs=logs)
         elif self._tasks:
-            known = [(t["id"], t["attempts"]) for t in held] * 4
+            known = [(t["id"], t["attempt"]) for t in held] * 4
             known += [(t, dice.randint(1, 2)) for t in dice.sample(self._tasks, min(2, len(self._tasks)))]
             task_id, attempt = dice.choice(known)
             token = who | {"p_task_id": task_id, "p_attempt": attempt}
             if what == "complete" and dice.random() < 0.3:
-                ended = {t["id"]: t["attempts"] for t in dice.sample(held, min(2, len(held)))} | {task_id: attempt}
+                ended = {t["id"]: t["attempt"] for t in dice.sample(held, min(2, len(held)))} | {task_id: attempt}
                 said = [{"task_id": t, "attempt": n, "result_data": {"r": 2}} for t, n in ended.items()]
                 if dice.random() < 0.5:
                     await self.call("worker_complete_many", **who, p_results=said)
                 else:
-                    number = max(1, row["claim_no"] + dice.choice((1, 1, 0, -1)))
+                    number = max(1, last + dice.choice((1, 1, 0, -1)))
                     following = {"p_claim_no": number, "p_batch": dice.randint(1, 3)}
                     await self.call("worker_complete_and_claim", **who, p_results=said, **following)
             elif what == "complete":
@@ -417,7 +415,7 @@ class Pair:
         await self.call("fleet_strike", p_fleet=FLEET, p_term=self._term, **said)
 
     async def _keep(self) -> None:
-        """Renew the leases of a worker's tasks: some have expired, and some have lost their place."""
+        """Renew the leases of a worker's tasks: some have expired."""
         busy = [name for name in sorted(self.model.running) if self.model.running[name]]
         name = self.dice.choice(busy) if busy and self.dice.random() < 0.8 else self._worker()
         await self.call("fleet_keep_tasks", p_fleet=FLEET, p_term=self._term, p_worker_id=name)
@@ -470,7 +468,7 @@ class Pair:
             who: dict[str, Any] = {"p_worker_id": self._worker(), "p_reason": "a wish"}
             await self.call("fleet_request_termination", **fleet, **who, p_now_not_drain=dice.random() < 0.5)
         elif what == 2:
-            types = [{"task_type": "a", "pool": dice.choice(("default", "big")), "timeout_s": 9, "max_attempts": 2}]
+            types = [{"task_type": "a", "pool": "big", "timeout_s": 9, "max_attempts": 2}]
             await self.call("fleet_declare_pools", **fleet, p_term=self._term, p_pools=dice.choice(([], types)))
         else:
             said = {

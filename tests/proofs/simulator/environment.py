@@ -37,7 +37,8 @@ NOTICED_S = 10.0  # a shorter outage may fall between two calls
 HUNG_S = 30.0  # at most, however long the caller would wait
 QUIET = (
     "fleet_lead",
-    "fleet_snapshot",
+    "fleet_maintain",
+    "fleet_observe",
     "worker_heartbeat",
     "fleet_worker",
     "fleet_log_ends",

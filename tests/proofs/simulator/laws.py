@@ -16,8 +16,6 @@ from orchestrator.pods import agent_commands
 from tests.proofs.simulator.clock import EPOCH
 from tests.proofs.simulator.machine_laws import LATE_S, OVERDUE_S, RACE_S, MachineLaws, completed_by
 from tests.proofs.simulator.provider import FLEET, WINDOWS, SimPod
-from tests.proofs.simulator.sharing import SharingLaws
-from tests.proofs.simulator.sql.queue import FAULTS
 from tests.proofs.simulator.sql.tables import DATABASE
 from worker.protocol import STREAMS
 
@@ -53,10 +51,11 @@ class Laws:
 
     def __init__(self, world: "World") -> None:
         self._world = world
-        self._sharing, self._machines = SharingLaws(world), MachineLaws(world)
+        self._machines = MachineLaws(world)
         self.claims: dict[tuple[str, int], tuple[Agent, float]] = {}
         self.completed: Counter[str] = Counter()
         self._accepted: Counter[str] = Counter()
+        self._numbers: dict[str, int] = {}  # task -> the number of its last attempt
         self._made: Counter[str] = Counter()
         self._deletes: defaultdict[str, list[float]] = defaultdict(list)  # pod -> when its delete was asked for
         self._calls: defaultdict[str, list[float]] = defaultdict(list)  # process -> when it called the provider
@@ -102,7 +101,6 @@ class Laws:
             if not new["reason"] or new["reason"] == "changed by hand" or not new["actor"]:
                 self.broken("I7", f"{new['worker_id']} went {new['from_stage']} > {new['to_stage']} without a reason")
         elif table == "tasks":
-            self._sharing.task_changed(old, new)
             if old is not None:
                 self._task(old, new)
 
@@ -180,7 +178,8 @@ class Laws:
             if heard is not None and self._world.listened_s(heard) < patient_s:
                 self.broken("I8", f"{new['id']} was ended as silent; it was answered {now - heard:.1f} s ago")
         if new["exit_cause"] == "task_stuck":
-            held = self._world.db.running.get(new["id"], {}).values()
+            held = self._world.db.running.get(new["id"], {})
+            held = [self._world.db.tasks[task_id] for task_id in held]
             hung = any(task["params"]["kind"] == "hung" for task in held)
             if not hung and (now - self._world.faults.over_s > OVERDUE_S or not any(map(_stands, held))):
                 self.broken("alive", f"{new['id']} was ended as stuck; its agent ends such a task, or it has none")
@@ -231,24 +230,33 @@ class Laws:
             self.completed[new["id"]] += 1
             if self.completed[new["id"]] > 1 or old["status"] != "In Progress":
                 self.broken("I3", f"task {new['id']} was completed {self.completed[new['id']]} times")
+        if new["status"] == "In Progress":
+            self._begun(new)
         if new["failure_code"] in ("NO_HANDLER", "EARLIER_RELEASE") and new["status"] == "Failed":
             self.broken("I2", f"task {new['id']} ({new['task_type']}) failed, and the release that leads has a handler")
         if new["failure_code"] == "TASK_STUCK" and not _stands(new):
             self.broken(
                 "alive", f"task {new['id']} ({new['params']['kind']}) failed as stuck, and it showed signs of life"
             )
-        fault = new["failure_code"] == "MACHINE_FAULT" and new["uncounted"] <= old["uncounted"]
-        if fault and self._machines.faults_of(new["id"]) <= FAULTS:
+        if new["failure_code"] == "MACHINE_FAULT" and self._machines.faults_count(new["id"]):
             self.broken("guard", f"task {new['id']} was on a machine that failed, and its attempt counts")
         if new["failure_code"] == "LEASE_EXPIRED" and old["status"] == "In Progress":
             agent, since = self.claims.get((new["id"], new["attempts"]), (None, 0.0))
             now = self._world.kernel.now
             held = agent is not None and agent.lives and new["id"] in agent.held and now - since > 20
-            has_place = bool(self._world.db.renewable([dict(old)]))  # of an expired lease, another may have it
-            if agent is not None and held and has_place and self._is_cut_off(agent):
+            if agent is not None and held and self._is_cut_off(agent):
                 self.broken("path", f"task {new['id']} was taken from an agent whose calls reach no gateway")
             if agent is not None and held and agent.beaten_s is not None and now - agent.beaten_s < 10:
                 self.broken("I8", f"task {new['id']} was taken from an agent that was answered lately")
+
+    def _begun(self, new: Mapping[str, Any]) -> None:
+        """Check a task that a worker has claimed."""
+        if new["attempts"] <= self._numbers.get(new["id"], 0):
+            self.broken("I3", f"attempt {new['attempts']} of task {new['id']} has the number of an earlier one")
+        self._numbers[new["id"]] = new["attempts"]
+        for needed in new["depends_on"]:
+            if self._world.db.tasks[needed]["status"] != "Complete":
+                self.broken("I3", f"task {new['id']} runs, and {needed}, which it needs, is not Complete")
 
     def committed(self, function: str, args: Mapping[str, Any], answer: Any) -> None:
         """Check a committed transaction."""
@@ -409,7 +417,7 @@ class Laws:
         self._lead(now, quiet)
         self._limit(now, quiet)
         self._machines.look(quiet)
-        self._sharing.look(quiet)
+        self._published(now, quiet)
         self._cost(now, quiet)
         self._retention(now, quiet)
         for replica in self._world.replicas:
@@ -455,6 +463,15 @@ class Laws:
         elif now - max(self._affordable_s, quiet) > OVERSPENT_S:
             self.broken("I4", f"pods cost ${usd:.2f}/h, and MAX_HOURLY_COST_USD={limit}")
 
+    def _published(self, now: float, quiet: float) -> None:
+        """Check that no end waits for long to be published while a process leads."""
+        if self._led_s < now or now - max(quiet, self._term_s) < LATE_S:
+            return
+        for task_id, (_, at) in self._world.db.publications.items():
+            late_s = (self._world.kernel.moment() - at).total_seconds()
+            if late_s > LATE_S:
+                self.broken("shown", f"the end of task {task_id} waits to be published for {late_s:.0f} s")
+
     def _retention(self, now: float, quiet: float) -> None:
         lease, moment = self._world.db.leases.get(FLEET), self._world.kernel.moment()
         if lease is None or lease["expires_at"] < moment or now < quiet:
@@ -469,8 +486,10 @@ class Laws:
         """Check the end of the seed, long after the last fault."""
         world = self._world
         for task in world.db.tasks.values():
-            if task["attempts"] - task["uncounted"] > task["max_attempts"]:
-                self.broken("sick", f"task {task['id']} was tried {task['attempts'] - task['uncounted']} times")
+            last = world.db.last(task["id"])
+            tried = 0 if last is None else last["attempt"] - last["uncounted"]
+            if tried > task["max_attempts"]:
+                self.broken("sick", f"task {task['id']} was tried {tried} times")
             if task["status"] not in ("Complete", "Failed", "Cancelled"):
                 self.broken("I2", f"task {task['id']} ({task['params']}) is still {task['status']}")
         for row in world.db.workers.values():

@@ -10,6 +10,7 @@ from orchestrator.core.fitness import DISK_FULL_S, UNCLAIMED_S, UNTRIED_S
 from orchestrator.core.guards import ALARM_WORKERS, LASTS_S, WITHOUT_FINDING_S
 from orchestrator.core.lifecycle import ACTIVE_WITHOUT_CLAIM_S
 from tests.proofs.simulator.provider import DEAREST, FLEET, SimPod
+from tests.proofs.simulator.sql.fleet import FAULTS
 from worker.protocol import DISK, FINDINGS
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class MachineLaws:
         db = self._world.db
         self._judged(row)
         for task_id in self._failing[row["id"]]:
-            given = sum(bool(a.get("given_back")) for (one, _), a in db.task_attempts.items() if one == task_id)
+            given = sum(bool(a["given_back"]) for a in db.attempts[task_id])
             live = db.tasks[task_id]["status"] in ("Queued", "In Progress", "Failed")
             if given > 1 or (live and not given):
                 self._broken("sick", f"task {task_id}, which failed on the sick {row['id']}, got {given} attempts back")
@@ -106,11 +107,12 @@ class MachineLaws:
             self._broken("sick", f"{row['id']} was ended by {row['failure_code']}, and only inputs are bad")
         if row["failure_code"] != "TASKS_FAIL_HERE":
             return
-        done = {
+        attempts = self._world.db.attempts
+        done = [
             task_id
-            for (task_id, _), a in self._world.db.task_attempts.items()
-            if task_id in self._failing[row["id"]] and a["outcome"] == "complete" and a["worker_id"] != row["id"]
-        }
+            for task_id in self._failing[row["id"]]
+            if any(a["outcome"] == "complete" and a["worker_id"] != row["id"] for a in attempts[task_id])
+        ]
         if 2 * len(done) < self._world.policy.max_failures:
             self._broken(
                 "sick", f"{row['id']} was ended as sick; others completed {len(done)} of the tasks that it failed"
@@ -131,9 +133,12 @@ class MachineLaws:
         ]
         return pool is not None and len({row["id"], *(w["id"] for w in here)}) < pool.max_active
 
-    def faults_of(self, task_id: str) -> int:
-        ended = (a for (one, _), a in self._world.db.task_attempts.items() if one == task_id)
-        return sum(a["failure_code"] == "MACHINE_FAULT" for a in ended)
+    def faults_count(self, task_id: str) -> bool:
+        """Whether the last attempt of a task counts, and its machine failed as those of few before."""
+        *earlier, last = self._world.db.attempts[task_id]
+        faults = sum(a["failure_code"] == "MACHINE_FAULT" for a in earlier)
+        before = earlier[-1]["uncounted"] if earlier else 0
+        return faults < FAULTS and bool(last["uncounted"] <= before)
 
     def heard(self, row: Mapping[str, Any]) -> None:
         """Check a recorded heartbeat."""
@@ -189,8 +194,8 @@ class MachineLaws:
             if not since and isinstance(row["health"], Mapping) and DISK in row["health"]:
                 if self._world.db.running.get(row["id"]):
                     continue
-                ended = (a["ended_at"] for a in self._world.db.task_attempts.values() if a["worker_id"] == row["id"])
-                at_rest_s = max((at.timestamp() for at in ended if at), default=0.0)  # it may finish its tasks
+                ended = (a["ended_at"] for a in self._world.db.tried.get(row["id"], ()))
+                at_rest_s = max((at.timestamp() for at in ended), default=0.0)  # it may finish its tasks
                 held_s = moment.timestamp() - max(row["health"][DISK]["since"], at_rest_s)
                 bound_s = DISK_FULL_S
             if min(held_s - bound_s, self._world.kernel.now - quiet) > OVERDUE_S:
@@ -213,11 +218,11 @@ class MachineLaws:
         """Check that tasks wait behind workers that claim nothing only until this is certain."""
         now, db = self._world.kernel.now, self._world.db
         silent = {a.worker_id for p in self._world.provider.own() for a in p.agents.values() if a.silent_s is not None}
+        waiting = {row["pool"] for row in db.live.values() if _is_ready(row, db.now)} if silent else ()
         for pool in self._world.policy.pools:
-            here = [w for w in db.workers.values() if w["pool"] == pool.name]
-            waits = any(_is_ready(t, db.now) for t in db.tasks.values() if t["pool"] == pool.name)
-            empty = [w for w in here if w["status"] in ("active", "idle") and not db.running.get(w["id"])]
-            held = waits and any(w["id"] in silent for w in empty)
+            here = [w for w in db.workers.values() if w["pool"] == pool.name] if pool.name in waiting else []
+            empty = (w for w in here if w["status"] in ("active", "idle") and not db.running.get(w["id"]))
+            held = any(w["id"] in silent for w in empty)
             if not held or any(w["status"] in ("spawning", "terminating") for w in here):
                 self._moving_s[pool.name] = now
             waited_s = now - max(self._moving_s.get(pool.name, now), quiet)
@@ -225,9 +230,8 @@ class MachineLaws:
                 self._broken("claims", f"tasks of {pool.name} wait for {waited_s:.0f} s behind silent workers")
 
 
-def _is_ready(task: Mapping[str, Any], now: datetime) -> bool:
-    due = task["run_after"] is None or task["run_after"] <= now
-    return bool(task["status"] == "Queued" and not task["blocked"] and due)
+def _is_ready(row: Mapping[str, Any], now: datetime) -> bool:
+    return bool(row["state"] == "ready" or (row["state"] == "waits_for_time" and row["run_after"] <= now))
 
 
 def _code(one: Any) -> Any:

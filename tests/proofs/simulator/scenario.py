@@ -43,11 +43,6 @@ REPORTS: dict[str, tuple[Any, ...]] = {
 CUT_OFF = 0.3  # of those without any of these: in these, no agent reaches a gateway for a while
 AT_REGISTRATION, MOMENT_S = 0.5, 0.02  # of these; an answer is on its way for longer
 OFFLINE = 0.4  # of these: in these, the orchestrators reach neither pods nor the provider meanwhile
-SHARED = 0.3  # of the seeds: in these, tasks have tenants, one with a backlog, and limits, which change
-TENANTS = (None, "a", "a", "b", "c")
-KEYS = (None, None, "one", "two")
-LIMITS = (("key", "one"), ("key", "two"), ("type", "t"))
-BACKLOG = 25
 KINDS = ("ok",) * 16 + ("fail", "fatal", "crash", "quiet", *STANDS)
 
 
@@ -69,8 +64,6 @@ class Scenario:
         self._guards = random.Random(f"findings of {world.seed}")
         self._silence = random.Random(f"silent agents of {world.seed}")
         self._path = random.Random(f"path of {world.seed}")
-        self._shares = random.Random(f"tenants of {world.seed}")
-        self._is_shared = self._shares.random() < SHARED
         self._tasks: list[str] = []
         self._over = False
 
@@ -87,10 +80,6 @@ class Scenario:
             self._kernel.after(self._deploys.uniform(60, 250), self._deploy)
         if self._moves.random() < MOVES:
             self._kernel.after(self._moves.uniform(20, 90), self._move_ssh)
-        if self._is_shared:
-            tenant = self._shares.choice((None, "large"))
-            self._kernel.after(self._shares.uniform(0, 200), lambda: self._hand_in("t", BACKLOG, 5, tenant))
-            self._limit()
         ends_s = dice.uniform(300, 600)
         self._kernel.after(dice.expovariate(1 / 6), self._next_fault)
         self._kernel.after(dice.uniform(5, 60), self._burst)
@@ -137,8 +126,6 @@ class Scenario:
                 task["pool"] = self._world.policy.pools[1].name
             if index and dice.random() < 0.2:
                 task["depends_on"] = [f"#{dice.randrange(index)}"]
-            if self._is_shared:
-                task |= {"tenant": self._shares.choice(TENANTS), "concurrency_key": self._shares.choice(KEYS)}
             tasks.append(task)
         self._tasks += [task["id"] for task in tasks]
         self._world.commit("task_submit", {"p_tasks": tasks}, by="somebody")
@@ -165,9 +152,7 @@ class Scenario:
             return
         self._hand_in("u", self._deploys.randint(1, 6), 10)
 
-    def _hand_in(
-        self, task_type: str, count: int, work_s: float, tenant: str | None = None, *, kind: str = "ok"
-    ) -> None:
+    def _hand_in(self, task_type: str, count: int, work_s: float, *, kind: str = "ok") -> None:
         tasks: list[dict[str, Any]] = [
             {
                 "id": str(uuid.UUID(int=self._deploys.getrandbits(128), version=4)),
@@ -175,25 +160,11 @@ class Scenario:
                 "params": {"kind": kind, "work_s": work_s},
                 "max_attempts": self._deploys.choice((1, 5)) if task_type == "u" or kind != "ok" else 5,
                 "priority": 9 if task_type == "u" else 0,
-                "tenant": tenant,
             }
             for _ in range(count)
         ]
         self._tasks += [task["id"] for task in tasks]
         self._world.commit("task_submit", {"p_tasks": tasks}, by="somebody")
-
-    def _limit(self) -> None:
-        """Let an operator set a limit now and then. At the end, no type has a limit, and no key has the limit 0."""
-        scope, name = self._shares.choice(LIMITS)
-        self._set_limit(scope, name, self._shares.choice((None, 0, 1, 2, 3)))
-        if self._faults.active:
-            self._kernel.after(self._shares.uniform(20, 90), self._limit)
-            return
-        for scope, name in LIMITS:
-            self._set_limit(scope, name, None if scope == "type" else self._shares.choice((None, 1, 2)))
-
-    def _set_limit(self, scope: str, name: str, most: int | None) -> None:
-        self._world.commit("task_limit_set", {"p_kind": scope, "p_name": name, "p_most": most}, by="operator")
 
     # --- what goes wrong
 
@@ -339,7 +310,7 @@ class Scenario:
         ready = {w["id"] for w in world.db.workers.values() if w["status"] in ("active", "idle")}
         agents = [agent for agent in agents if agent.worker_id in ready]
         beside = [agent for agent in agents if self._is_beside_success(agent.worker_id)]
-        waiting = any(t["status"] == "Queued" and not t["blocked"] for t in world.db.tasks.values())
+        waiting = any(row["state"] in ("ready", "waits_for_time") for row in world.db.live.values())
         if not agents or (not beside and waiting):
             self._kernel.after(1.0, self._sicken)
             return
@@ -362,12 +333,12 @@ class Scenario:
     def _is_beside_success(self, worker_id: str) -> bool:
         """Whether another ready worker of its pool has completed a task."""
         db = self._world.db
-        others = {
+        others = (
             w["id"]
             for w in db.workers.values()
             if w["pool"] == db.workers[worker_id]["pool"] and w["status"] in ("active", "idle") and w["id"] != worker_id
-        }
-        return any(a["outcome"] == "complete" and a["worker_id"] in others for a in db.task_attempts.values())
+        )
+        return any(a["outcome"] == "complete" for name in others for a in db.tried.get(name, ()))
 
     def _report(self, what: str) -> None:
         """Once workers are ready, let an agent report a finding, or let all agents of healthy machines report one."""

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import log
 
-from tests.proofs.simulator.sql.limits import Limits
+from tests.proofs.simulator.sql.live import Live
 from tests.proofs.simulator.sql.tables import Row, jsonable
 
 LOOK = 200
+TRIED_ELSEWHERE = 20
 WAIT = timedelta(minutes=15)
 
 
@@ -35,12 +36,11 @@ class Tried:
     fails_at_first: bool  # if it is the first try
 
 
-class Fitness(Limits):
+class Fitness(Live):
     """Workers whose tasks fail one after the other."""
 
-    def _newest(self, worker_id: str) -> list[Row]:
-        mine = [a for a in self.task_attempts.values() if a["worker_id"] == worker_id]
-        return sorted(mine, key=lambda a: a["started_at"], reverse=True)[:LOOK]
+    def _newest(self, worker_id: str, most: int = LOOK) -> list[Row]:
+        return sorted(self.tried.get(worker_id, ()), key=lambda a: a["started_at"], reverse=True)[:most]
 
     def _failed_since_success(self, worker_id: str) -> list[Row]:
         newest = self._newest(worker_id)
@@ -55,26 +55,24 @@ class Fitness(Limits):
 
     def _failure(self, worker: Row, task_id: str, failed: list[Row]) -> Failure:
         done = elsewhere = False
-        for attempt in (a for (one, _), a in self.task_attempts.items() if one == task_id):
-            other = self.workers.get(attempt["worker_id"] or "")
-            if other is None or other["id"] == worker["id"] or other["release"] != worker["release"]:
+        last = max(a["attempt"] for a in failed)
+        for attempt in self.attempts[task_id][:-21:-1]:
+            other = self.workers[attempt["worker_id"]]
+            if other["id"] == worker["id"] or other["release"] != worker["release"]:
                 continue
             here = other["machine_id"] is not None and other["machine_id"] == worker["machine_id"]
-            done = done or attempt["outcome"] == "complete"
+            done = done or (attempt["outcome"] == "complete" and last > attempt["uncounted"])
             elsewhere = elsewhere or (attempt["outcome"] == "failed" and not here)
-        ends, task = [a["ended_at"] for a in failed], self.tasks.get(task_id)
+        ends, waits = [a["ended_at"] for a in failed], self.tasks[task_id]["status"] in ("Queued", "In Progress")
         codes = frozenset(a["failure_code"] for a in failed if a["failure_code"] is not None)
-        permanent = all(a.get("permanent") for a in failed)
-        waits = task is not None and task["status"] in ("Queued", "In Progress")
-        again = task is None or max(a["attempt"] for a in failed) <= task["uncounted"]  # queued again by a person
-        own = done or not elsewhere
-        return Failure(task_id, codes, min(ends), max(ends), permanent, done and not again, own, waits)
+        permanent = all(a["permanent"] for a in failed)
+        return Failure(task_id, codes, min(ends), max(ends), permanent, done, done or not elsewhere, waits)
 
     def _is_unable(self, worker: Row, failed: list[Row]) -> bool:
         """Whether the declared release has no handler for it either."""
-        task, said = self.tasks.get(failed[0]["task_id"]), self.declared.get(worker["fleet"])
+        task, said = self.tasks[failed[0]["task_id"]], self.declared.get(worker["fleet"])
         unable = all(a["failure_code"] == "NO_HANDLER" for a in failed)
-        if not unable or task is None or said is None or not said["task_types"]:
+        if not unable or said is None or not said["task_types"]:
             return False
         return task["task_type"] not in said["task_types"]
 
@@ -89,7 +87,7 @@ class Fitness(Limits):
     def _pause(trials: int) -> timedelta:
         return timedelta(seconds=min(20 * 2 ** min(max(trials, 0), 10), 300))
 
-    def hold_back(self, worker: Row) -> list[str]:
+    def hold_back(self, worker: Row) -> list[Row]:
         """The tasks that are given back, once the worker is held back."""
         if worker["own_program"] or worker["status"] not in ("active", "idle"):
             return []
@@ -110,7 +108,7 @@ class Fitness(Limits):
             "since": self.now.isoformat(),
             "first": jsonable(min(f.first_at for f in failures)),
             "failures": len(failures),
-            "types": sorted({self.tasks[f.task_id]["task_type"] for f in failures if f.task_id in self.tasks})[:5],
+            "types": sorted({self.tasks[f.task_id]["task_type"] for f in failures})[:5],
             "codes": codes,
             "suspect": suspect,
             "trials": trials,
@@ -128,7 +126,7 @@ class Fitness(Limits):
         waits = {"waiting_on": "orchestrator", "waiting_for": f"{why} ({', '.join(codes)})"}
         self.update_worker(worker, {"held_back": held, **waits})
         self.notify("orchestrator_fleet", worker["id"])
-        return sorted(self.running.get(worker["id"], {}))
+        return sorted(self.running.get(worker["id"], {}).values(), key=lambda row: str(row["id"]))
 
     def may_claim_again(self, worker: Row) -> bool:
         """Whether a worker that is held back may claim now."""
@@ -184,9 +182,9 @@ class Fitness(Limits):
         alike = [w for w in self.workers.values() if all(w[n] == worker[n] for n in ("fleet", "pool", "release"))]
         for other in sorted(alike, key=lambda w: w["created_at"], reverse=True)[:20]:
             held = other["held_back"] or {}
-            done = (self.tasks.get(a["task_id"]) for a in self._newest(other["id"]) if a["outcome"] == "complete")
+            done = (self.tasks[a["task_id"]] for a in self._newest(other["id"]) if a["outcome"] == "complete")
             found = found or (held.get("worked", False) and not types.isdisjoint(held["types"]))
-            found = found or any(task and task["task_type"] in types for task in done)
+            found = found or any(task["task_type"] in types for task in done)
         return found
 
     def done_elsewhere(self, worker: Row) -> datetime | None:
@@ -217,63 +215,28 @@ class Fitness(Limits):
             same = all(other[name] == worker[name] for name in ("fleet", "pool", "release"))
             if not same or other["status"] == "terminated" or other["id"] == worker["id"]:
                 continue
-            for attempt in self._newest(other["id"])[:20]:
-                task = self.tasks.get(attempt["task_id"])
+            for attempt in self._newest(other["id"], TRIED_ELSEWHERE):
+                task = self.tasks[attempt["task_id"]]
                 ended = attempt["outcome"] in ("complete", "failed") and attempt["started_at"] >= after
-                if ended and task is not None and task["task_type"] in held["types"]:
+                if ended and task["task_type"] in held["types"]:
                     found.append(self._tried(attempt, task))
         return found
 
     def _tried(self, attempt: Row, task: Row) -> Tried:
-        before = (self.task_attempts.get((task["id"], number)) for number in range(1, attempt["attempt"]))
-        first = not any(one is not None and one["outcome"] == "failed" for one in before)
+        before = (one for one in self.attempts[task["id"]] if one["attempt"] < attempt["attempt"])
+        first = not any(one["outcome"] == "failed" for one in before)
         done = attempt["outcome"] == "complete"
         may_succeed = task["status"] in ("Queued", "In Progress", "Complete")
         return Tried(attempt["ended_at"], first, done, not done and may_succeed)
 
     def give_attempts_back(self, worker: Row) -> None:
         """The end of a sick worker."""
-        given = {a["task_id"] for a in self.task_attempts.values() if a.get("given_back")}
         last: dict[str, Row] = {}
         for attempt in self._failed_since_success(worker["id"]):
             known = last.get(attempt["task_id"])
-            if attempt["task_id"] not in given and (known is None or known["attempt"] < attempt["attempt"]):
+            given = any(one["given_back"] for one in self.attempts[attempt["task_id"]])
+            if not given and (known is None or known["attempt"] < attempt["attempt"]):
                 last[attempt["task_id"]] = attempt
-        cleared = dict.fromkeys(
-            ("run_after", "worker_id", "lease_expires_at", "error_message", "failure_code", "failed_at_point",
-             "progress", "progress_at", "generation_processed_at")
-        )  # fmt: skip
-        changes: list[tuple[Row, Row]] = []
-        revived: set[str] = set()
-        for task_id, attempt in sorted(last.items()):
-            task = self.tasks.get(task_id)
-            if task is None or task["status"] not in ("Queued", "In Progress", "Failed"):
-                continue
-            if task["uncounted"] >= task["attempts"]:
-                continue
+        for attempt in last.values():
             attempt["given_back"] = True
-            more = {"uncounted": task["uncounted"] + 1}
-            if task["status"] != "Failed":
-                changes.append((task, more))
-            elif task["attempts"] - task["uncounted"] >= task["max_attempts"] and not self._again(task):
-                changes.append((task, more | {"status": "Queued"} | cleared))
-            revived.add(task_id)
-        self.update_tasks(changes)
-        self._revive({i for i in revived if self.tasks[i]["status"] == "Queued"})
-
-    def _again(self, task: Row) -> bool:
-        live = (t for t in self.tasks.values() if t["status"] in ("Queued", "In Progress") and t is not task)
-        return task["dedupe_key"] is not None and any(t["dedupe_key"] == task["dedupe_key"] for t in live)
-
-    def _revive(self, fresh: set[str]) -> None:
-        cleared = ("run_after", "error_message", "failure_code", "failed_at_point", "generation_processed_at")
-        while fresh:
-            rows = [
-                t
-                for t in self.tasks.values()
-                if (t["status"], t["failure_code"]) == ("Failed", "DEPENDENCY_FAILED")
-                and not fresh.isdisjoint(t["depends_on"])
-                and not self._again(t)
-            ]
-            self.update_tasks([(t, {"status": "Queued", "blocked": True, **dict.fromkeys(cleared)}) for t in rows])
-            fresh = {t["id"] for t in rows}
+        self.give_back(sorted(last))

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tests.proofs.simulator.sql.queue import MACHINE, Json, Queue
+from tests.proofs.simulator.sql.queue import Json, Queue, shown_attempt
 from tests.proofs.simulator.sql.tables import DATABASE, Row, check_id, check_keys, greatest, jsonable, refuse
 
 SPAWN_KEYS = ("id", "pool", "gpu_type", "gpu_count", "data_center", "release", "reserved_usd", "reserved_usd_per_hour",
@@ -19,6 +19,11 @@ EMPTY = ("last_heartbeat", "terminated_at", "exit_cause", "failure_code", "drain
          "pod_id", "ssh_host", "ssh_port", "host_key", "machine_id", "price_usd_per_hour", "billing_since", "nonce",
          "code_sha", "token_jti", "agent", "health", "bringup_ended_at", "promoted_at", "ending_since", "held_back",
          "billing_until", "waiting_for")  # fmt: skip
+PLANNED = ("idle_timeout", "scale_down", "manual", "shutdown", "budget", "superseded", "worker_sick", "stale_code")
+MACHINE = ("gpu_fault", "host_fault")
+CUT_OFF = "GATEWAY_UNREACHED"
+FAULTS = 3  # attempts of a task that machine faults may end without counting
+DUE, PUBLISHED = 1000, 100  # at most, by one call of fleet_maintain
 BRINGUPS = 100
 TRIED = 100  # attempts of a worker that are looked at
 
@@ -31,7 +36,6 @@ class Database(Queue):
     ) -> Json:
         """One transaction: the answer, or the port's error with nothing changed."""
         self.now, self.notified = now, {}
-        self.calls += 1
         named = {name: value for name, value in args.items() if name != "p_now"}
         if function.startswith("worker_"):
             named["claims"] = claims
@@ -219,46 +223,61 @@ class Database(Queue):
             if attempt["ended_at"] is None:
                 attempt |= {"ended_at": self.now, "outcome": "lost"}
 
-    def abandoned(self, task: Row, over_s: float = 0) -> bool:
-        """internal_is_lost, of a task In Progress."""
-        by = self.now - timedelta(seconds=over_s)
-        if task["lease_expires_at"] is not None:
-            return bool(task["lease_expires_at"] <= by)
-        worker = self.workers.get(task["worker_id"] or "")
-        return worker is not None and worker["status"] == "terminated" and worker["terminated_at"] <= by
+    def _is_lost(self, row: Row, over_s: float = 0) -> bool:
+        """Whether a running task has had no valid lease for so long."""
+        return bool(row["lease_expires_at"] <= self.now - timedelta(seconds=over_s))
 
     def rescue(self, worker_id: str | None, over_s: float = 0) -> list[Json]:
-        """internal_rescue."""
+        """Take tasks back from a worker, or those whose lease has ended."""
         if worker_id is not None:
             lost = list(self.running.get(worker_id, {}).values())
         else:
-            lost = [t for held in self.running.values() for t in held.values() if self.abandoned(t, over_s)]
+            lost = [row for held in self.running.values() for row in held.values() if self._is_lost(row, over_s)]
         found = []
-        for task in sorted(lost, key=lambda t: str(t["id"])):
-            if task["status"] != "In Progress":
-                continue
-            holder, until = task["worker_id"], task["lease_expires_at"]
-            if self._in_outage(task) and not self._stuck(task):
-                why = f"Worker {holder} could not renew its lease, which ended {until}"
-                told = {"code": "RELEASED", "message": f"{why}: the database or the orchestrator was away"}
-                outcome = self.give_up(task["id"], "released", told, counted=False, backoff=False)
-                found.append({"id": task["id"], "worker_id": holder, "outcome": outcome})
-                continue
-            gone = f"Worker {holder} is gone"
-            silent = f"Worker {holder} did not renew its lease, which ended {until}"
-            said = {"code": "WORKER_LOST" if worker_id else "LEASE_EXPIRED", "message": gone if worker_id else silent}
-            said |= {"point": "Processing", "exit_class": "lost"} | self._stuck(task)
-            outcome = self.give_up(task["id"], "lost", said, counted=True, backoff=False)
-            found.append({"id": task["id"], "worker_id": holder, "outcome": outcome})
+        for row in sorted(lost, key=lambda row: str(row["id"])):
+            told = {"id": row["id"], "worker_id": row["worker_id"]}
+            found.append(told | {"outcome": self._rescue_one(row, is_gone=worker_id is not None)})
         return found
 
-    def _in_outage(self, task: Row) -> bool:
+    def _rescue_one(self, row: Row, *, is_gone: bool) -> str:
+        worker, until, still = self.workers[row["worker_id"]], row["lease_expires_at"], None
+        who, ending = f"Worker {worker['id']}", worker["status"] in ("terminating", "terminated")
+        if worker["exit_cause"] == "task_stuck":
+            still = self.now - row["progress_at"]
+        is_cut_off = worker["failure_code"] == CUT_OFF
+        if ending and (is_cut_off or worker["exit_cause"] in MACHINE):
+            why = f"The machine of worker {worker['id']} failed: {worker['exit_cause']}"
+            said = {"code": "MACHINE_FAULT", "exit_class": "lost", "point": "Processing", "message": why}
+            if is_cut_off:
+                said |= {"code": CUT_OFF, "message": f"{who} was ended: its agent reached no gateway"}
+            counted = sum(a["failure_code"] == said["code"] for a in self.attempts.get(row["id"], ())) >= FAULTS
+            outcome, backoff = "lost" if counted else "released", counted and self._was_lost(row)
+            return self.give_up(row, outcome, said, counted=counted, backoff=backoff)
+        if ending and worker["exit_cause"] in PLANNED:
+            said = {"code": "RELEASED", "message": f"{who} was ended: {worker['exit_cause']}"}
+            return self.give_up(row, "released", said)
+        if still is None and self._in_outage(row):
+            why = f"{who} could not renew its lease, which ended {until}: the database or the orchestrator was away"
+            return self.give_up(row, "released", {"code": "RELEASED", "message": why})
+        said = {"code": "LEASE_EXPIRED", "message": f"{who} did not renew its lease, which ended {until}"}
+        said |= {"point": "Processing", "exit_class": "lost"}
+        if still is not None and still >= timedelta(seconds=worker["metadata"].get("stuck_s", 0)):
+            why = f"No sign of life for {still // timedelta(seconds=1)} s; worker {worker['id']} was ended for that"
+            said |= {"code": "TASK_STUCK", "exit_class": "timeout", "message": why}
+        elif is_gone:
+            said |= {"code": "WORKER_LOST", "message": f"{who} is gone"}
+        return self.give_up(row, "lost", said, counted=True, backoff=self._was_lost(row))
+
+    def _was_lost(self, row: Row) -> bool:
+        return any(attempt["outcome"] == "lost" for attempt in self.attempts.get(row["id"], ()))
+
+    def _in_outage(self, row: Row) -> bool:
         """internal_is_outage."""
-        worker = self.workers.get(task["worker_id"] or "")
-        lease = self.leases.get(worker["fleet"]) if worker else None
-        if not worker or not lease or lease["unled_from"] is None or task["lease_expires_at"] is None:
+        worker = self.workers[row["worker_id"]]
+        lease = self.leases.get(worker["fleet"])
+        if not lease or lease["unled_from"] is None:
             return False
-        until, lease_s = task["lease_expires_at"], float(worker["lease_s"])
+        until, lease_s = row["lease_expires_at"], float(worker["lease_s"])
         away = lease["since"] - lease["unled_from"]
         return bool(
             away >= timedelta(seconds=max(lease_s - 20, lease_s / 2))
@@ -266,25 +285,14 @@ class Database(Queue):
             and lease["unled_from"] < until < lease["since"] + timedelta(seconds=30)
         )
 
-    def _stuck(self, task: Row) -> Json:
-        """What is said of a task of a worker that was ended as stuck, if it stood still for that long."""
-        worker = self.workers.get(task["worker_id"] or "")
-        if worker is None or worker["exit_cause"] != "task_stuck":
-            return {}
-        still = self.now - (task["progress_at"] or task["generation_started_at"])
-        if still < timedelta(seconds=worker["metadata"].get("stuck_s", 0)):
-            return {}
-        told = f"No sign of life for {still // timedelta(seconds=1)} s; worker {worker['id']} was ended for that"
-        return {"code": "TASK_STUCK", "exit_class": "timeout", "message": told}
-
     def fleet_keep_tasks(self, p_fleet: str, p_term: int, p_worker_id: str) -> Json:
         self._check_term(p_fleet, p_term, "fleet_keep_tasks")
         worker = self.workers.get(p_worker_id)
         if worker is None or worker["fleet"] != p_fleet or worker["status"] == "terminated":
             return {"tasks": 0}
-        held = list(self.running.get(p_worker_id, {}).values())
-        lease = self.now + timedelta(seconds=worker["lease_s"])
-        self.update_tasks([(task, {"lease_expires_at": lease}) for task in self.renewable(held)])
+        held = self.running.get(p_worker_id, {}).values()
+        for row in held:
+            row["lease_expires_at"] = self.now + timedelta(seconds=worker["lease_s"])
         return {"tasks": len(held)}
 
     def fleet_rescue_overdue(self, p_fleet: str, p_term: int, p_over_s: float) -> Json:
@@ -315,7 +323,8 @@ class Database(Queue):
         row = self.workers.get(p_worker_id)
         if row is None or row["fleet"] != p_fleet:
             return {"worker": None, "events": [], "attempts": [], "tasks": [], "left_out": {}, "states": {}}
-        tasks = [a for a in self.task_attempts.values() if a["worker_id"] == p_worker_id]
+        held = map(self.running_attempt, self.running.get(p_worker_id, {}).values())
+        tasks = [*map(shown_attempt, self.tried.get(p_worker_id, ())), *held]
         tasks.sort(key=lambda a: (a["started_at"], a["task_id"]))
         events = [e for e in self.worker_events if e["worker_id"] == p_worker_id]
         return {
@@ -337,15 +346,23 @@ class Database(Queue):
 
     # --- what one observation reads
 
-    def fleet_snapshot(self, p_fleet: str) -> Json:
-        self.let_in_pending()
+    def fleet_maintain(self, p_fleet: str, p_term: int) -> Json:
+        self._check_term(p_fleet, p_term, "fleet_maintain")
+        for pool in sorted({row["pool"] for row in self.live.values() if row["state"] == "waits_for_time"}):
+            self.let_due(pool, DUE)
+        self.publish_due(PUBLISHED)
+        return {}
+
+    def fleet_observe(self, p_fleet: str) -> Json:
         paused = self._pauses(p_fleet)
         live = [w for w in self.workers.values() if w["fleet"] == p_fleet and w["status"] != "terminated"]
         rows = [
-            jsonable(w) | self._held(w) | {"second_opinion": self.second_opinion(w)}
+            jsonable(w)
+            | self._held(w)
+            | {"second_opinion": self.second_opinion(w), "claim_no": self.launches.get(w["id"], 0)}
             for w in sorted(live, key=lambda w: str(w["id"]))
         ]
-        ended = sum(self.abandoned(t) for held in self.running.values() for t in held.values())
+        ended = sum(self._is_lost(row) for held in self.running.values() for row in held.values())
         spawned: dict[str, datetime] = {}
         for worker in self.workers.values():
             if worker["fleet"] == p_fleet and worker["stage"] is not None:
@@ -371,7 +388,7 @@ class Database(Queue):
             "paused": paused,
             "clusters": [],  # no simulation has one
             "database_id": DATABASE,
-            "queued_total": sum(t["status"] == "Queued" for t in self.tasks.values()),
+            "queued_total": sum(row["state"] != "running" for row in self.live.values()),
         }
 
     def _faults(self, fleet: str) -> list[Json]:
@@ -384,41 +401,36 @@ class Database(Queue):
         ]
 
     def _held(self, worker: Row) -> Json:
-        held = list(self.running.get(worker["id"], {}).values())
+        held = self.running.get(worker["id"], {}).values()
         if not held:
-            empty = worker["status"] == "active"
-            ends = (a["ended_at"] for a in self.task_attempts.values() if empty and a["worker_id"] == worker["id"])
-            since = jsonable(greatest(worker["state_since"], *ends)) if empty else None
+            empty, since = worker["status"] == "active", None
+            if empty:
+                newest = self._newest(worker["id"], TRIED)
+                since = jsonable(greatest(worker["state_since"], *(a["ended_at"] for a in newest)))
             return {"tasks_running": 0, "progress_at": None, "slowest_task": None, "empty_since": since}
-        slowest = min(held, key=lambda t: (t["progress_at"] or t["generation_started_at"], t["id"]))
-        moved = (min if worker["own_program"] else max)(t["progress_at"] or t["generation_started_at"] for t in held)
+        slowest = min(held, key=lambda row: (row["progress_at"], row["id"]))
+        moved = (min if worker["own_program"] else max)(row["progress_at"] for row in held)
         said = {"tasks_running": len(held), "progress_at": moved.isoformat(), "slowest_task": slowest["id"]}
         return said | {"empty_since": None}
 
     def _demand(self, paused: Mapping[str, Any]) -> list[Json]:
         counts: dict[str, Counter[str]] = {}
         oldest: dict[str, datetime] = {}
-        for task in self.tasks.values():
-            if task["status"] not in ("Queued", "In Progress"):
+        for row in self.live.values():
+            count, state = counts.setdefault(row["pool"], Counter()), row["state"]
+            if state == "running":
+                is_live = self.workers[row["worker_id"]]["status"] != "terminated"
+                count[state] += is_live and row["lease_expires_at"] > self.now
                 continue
-            count, pool = counts.setdefault(task["pool"], Counter()), task["pool"]
-            if task["status"] == "In Progress":
-                lease, worker = task["lease_expires_at"], self.workers.get(task["worker_id"] or "")
-                is_live = worker is not None and worker["status"] != "terminated"
-                count["running"] += is_live and lease is not None and lease > self.now
-            elif task["blocked"] and task["queue_gate"] == 0:
-                count["dependencies"] += 1
-            elif task["run_after"] is not None and task["run_after"] > self.now:
-                count["scheduled"] += 1
-            elif task["blocked"]:
-                count["concurrency"] += 1
-            else:
-                count["ready"] += 1
-                oldest[pool] = min(task["created_at"], oldest.get(pool, task["created_at"]))
+            if state == "waits_for_time" and row["run_after"] <= self.now:
+                state = "ready"
+            count[state] += 1
+            if state == "ready":
+                oldest[row["pool"]] = min(row["created_at"], oldest.get(row["pool"], row["created_at"]))
         found = []
         for pool, count in sorted(counts.items()):
             held = "*" in paused or pool in paused
-            blocked = {name: count[name] for name in ("dependencies", "concurrency", "scheduled")}
+            blocked = {"dependencies": count["waits_for_tasks"], "scheduled": count["waits_for_time"], "concurrency": 0}
             found.append(
                 {
                     "pool": pool,
@@ -468,11 +480,6 @@ class Database(Queue):
             if seen[worker["pool"]] <= BRINGUPS:
                 kept.append(worker)
         kept.sort(key=lambda w: (w["bringup_ended_at"], w["id"]))
-        tried, worked = Counter[str](), set[str]()
-        for attempt in self.task_attempts.values():  # in the order in which they began
-            tried[attempt["worker_id"]] += 1
-            if attempt["outcome"] == "complete" and tried[attempt["worker_id"]] <= TRIED:
-                worked.add(attempt["worker_id"])
         return [
             {
                 "worker_id": w["id"],
@@ -487,10 +494,14 @@ class Database(Queue):
                 else (w["bringup_ended_at"] - w["created_at"]).total_seconds(),
                 "ending_since": None if w["promoted_at"] is None else jsonable(w["ending_since"]),
                 "offer": w["metadata"].get("offer"),
-                "worked": w["promoted_at"] is not None and w["id"] in worked,
+                "worked": w["promoted_at"] is not None and self._worked(w["id"]),
             }
             for w in kept
         ]
+
+    def _worked(self, worker_id: str) -> bool:
+        first = sorted(self.tried.get(worker_id, ()), key=lambda a: a["started_at"])[:TRIED]
+        return any(attempt["outcome"] == "complete" for attempt in first)
 
     def fleet_note_tick(self, p_fleet: str, p_term: int, p_error: str | None, p_for_s: float) -> Json:
         self._check_term(p_fleet, p_term, "fleet_note_tick")

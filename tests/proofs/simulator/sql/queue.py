@@ -1,31 +1,24 @@
 """task_* and worker_*: the functions of clients and agents."""
 
 import hashlib
-import itertools
-import math
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 from tests.proofs.simulator.sql.fitness import Fitness
-from tests.proofs.simulator.sql.tables import IDS, LIVE_TASK, Row, check_keys, greatest, jsonable, least, refuse
-from tests.proofs.simulator.sql.turns import NONE as NO_TURN
+from tests.proofs.simulator.sql.live import ENDED, NO_FAILURE, handler_bytes
+from tests.proofs.simulator.sql.tables import IDS, Row, check_keys, greatest, jsonable, least, refuse, wanted
 from worker import protocol
 
 Json = dict[str, Any]
 TASK_KEYS = ("id", "task_type", "params", "pool", "priority", "max_attempts", "run_after", "depends_on", "dedupe_key",
              "timeout_s", "tenant", "concurrency_key", "labels")  # fmt: skip
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-ENDING = ("terminating", "terminated")
-PLANNED = ("idle_timeout", "scale_down", "manual", "shutdown", "budget", "superseded", "worker_sick", "stale_code")
-MACHINE = ("gpu_fault", "host_fault")
-CUT_OFF = "GATEWAY_UNREACHED"
-RAISE_EVERY = 32  # claims of one task, between two tries to raise the mark of a pool
-LOWERED = 64  # marks, above which a claim raises it
-FAULTS = 3  # attempts of a task that machine faults may end without counting
+DUE_EVERY = 16  # claims between two looks for tasks whose time has come
+ATTEMPT_ENDS = ("ended_at", "outcome", "failure_code", "log_last", *ENDED)
 FREE_RETURNS = 2  # times in a row after which a returned task can be claimed at once
-POINTS = ("Claiming", "Processing", "Completion")
+UNLED_DUE = 10  # publications of a heartbeat without a leader
 
 
 class Queue(Fitness):
@@ -38,11 +31,8 @@ class Queue(Fitness):
         rows: list[Row] = []
         for index, task in enumerate(p_tasks):
             _check_task(task, index)
-            found: str | None = None
             key = task.get("dedupe_key")
-            if key is not None:
-                live = (t["id"] for t in self.tasks.values() if t["dedupe_key"] == key and t["status"] in LIVE_TASK)
-                found = keys.get(key) or next(live, None)
+            found = None if key is None else keys.get(key) or self._open_with(key)
             if found is None and (task["id"] in self.tasks or task["id"] in ids):
                 found = task["id"]
             new.append(found is None)
@@ -53,19 +43,15 @@ class Queue(Fitness):
                 depends = [self._reference(one, ids, index) for one in task.get("depends_on") or ()]
                 rows.append(self._task_row(task, depends, self.now + timedelta(microseconds=index)))
         for row in rows:
-            self.gate_of_new(row)
             self.tasks[row["id"]] = row
+            for one in dict.fromkeys(row["depends_on"]):
+                self.edges.setdefault(one, []).append(row["id"])
             self.watch("tasks", None, row)
-        self.turns_added([row for row in rows if not row["blocked"]])
-        inserted = [dict(row) for row in rows]
-        gated = [row for row in rows if row["queue_gate"] > 0]
-        self.settle([row["id"] for row in rows if row["depends_on"]])
-        self.gates_added(gated)
-        self.lower_marks(inserted)
-        for row in rows:
-            if row["status"] == "Queued" and not row["blocked"]:
-                self.notify("orchestrator_tasks", row["pool"])
+        self.enter([row["id"] for row in rows])
         return {"tasks": [{"id": i, "created": n} for i, n in zip(ids, new, strict=True)]}
+
+    def _open_with(self, key: str) -> str | None:
+        return next((row["id"] for row in self.live.values() if row["dedupe_key"] == key), None)
 
     def _reference(self, one: str, ids: list[str], index: int) -> str:
         if re.fullmatch(r"#[0-9]{1,9}", one) and int(one[1:]) < index:
@@ -76,9 +62,6 @@ class Queue(Fitness):
         raise AssertionError
 
     def _task_row(self, task: Json, depends: list[str], at: datetime) -> Row:
-        declared = self.task_types.get(task["task_type"], {})
-        said = {name: task.get(name) for name in ("pool", "max_attempts", "timeout_s")}
-        chosen = {name: declared.get(name) if value is None else value for name, value in said.items()}
         run_after = task.get("run_after")
         return {
             "id": task["id"],
@@ -94,27 +77,21 @@ class Queue(Fitness):
             "updated_at": self.now,
             "generation_started_at": None,
             "generation_processed_at": None,
-            "pool": chosen["pool"] or "default",
-            "pool_by_type": said["pool"] is None,
+            "pool": task.get("pool"),
             "priority": task.get("priority") or 0,
-            "max_attempts": chosen["max_attempts"] or 3,
-            "uncounted": 0,
-            "timeout_s": chosen["timeout_s"],
+            "max_attempts": task.get("max_attempts"),
+            "timeout_s": task.get("timeout_s"),
             "run_after": datetime.fromisoformat(run_after) if run_after else None,
             "depends_on": depends,
-            "blocked": bool(depends),
             "dedupe_key": task.get("dedupe_key"),
             "tenant": task.get("tenant"),
             "concurrency_key": task.get("concurrency_key"),
-            "queue_gate": 0,
             "labels": task.get("labels"),
-            "lease_expires_at": None,
             "progress": None,
-            "progress_at": None,
             "cancel_requested_at": None,
             "failure_code": None,
             "failed_at_point": None,
-            "queue_turn": NO_TURN,
+            "published": 0,
         }
 
     def task_cancel(self, p_id: str) -> Json:
@@ -122,11 +99,13 @@ class Queue(Fitness):
         if task is None:
             return {"outcome": "not_found", "status": None}
         if task["status"] == "Queued":
-            self.update_tasks([(task, {"status": "Cancelled", "blocked": False, "cancel_requested_at": self.now})])
+            self.leave(self.live[p_id])
+            self.show(task, {"status": "Cancelled", "cancel_requested_at": self.now})
+            self.fail_dependants([p_id])
             return {"outcome": "cancelled", "status": "Cancelled"}
         if task["status"] == "In Progress":
             if task["cancel_requested_at"] is None:
-                self.update_tasks([(task, {"cancel_requested_at": self.now})])
+                task["cancel_requested_at"] = self.live[p_id]["cancel_requested_at"] = self.now
             return {"outcome": "cancelling", "status": "In Progress"}
         return {"outcome": "already", "status": task["status"]}
 
@@ -136,35 +115,46 @@ class Queue(Fitness):
             return {"outcome": "not_found"}
         if task["status"] not in ("Failed", "Cancelled"):
             return {"outcome": "not_ended", "status": task["status"]}
-        revived, fresh = {p_id}, {p_id}
-        while fresh:
-            fresh = {
-                t["id"]
-                for t in self.tasks.values()
-                if t["status"] == "Failed"
-                and t["failure_code"] == "DEPENDENCY_FAILED"
-                and not fresh.isdisjoint(t["depends_on"])
-            } - revived
-            revived |= fresh
-        ids = sorted(revived)
-        live = [t["dedupe_key"] for t in self.tasks.values() if t["status"] in LIVE_TASK and t["dedupe_key"]]
-        live += [self.tasks[i]["dedupe_key"] for i in ids if self.tasks[i]["dedupe_key"]]
-        if len(set(live)) != len(live):
+        ids = sorted(self.failed_with(p_id))
+        keys = [key for i in ids if (key := self.tasks[i]["dedupe_key"]) is not None]
+        if len(set(keys)) != len(keys) or any(self.has_double(self.tasks[i]) for i in ids):
             refuse("OR007", "a task with the same dedupe_key is already queued or running")
-        cleared = ("run_after", "worker_id", "lease_expires_at", "cancel_requested_at", "error_message",
-                   "failure_code", "failed_at_point", "progress", "progress_at")  # fmt: skip
-        change = {"status": "Queued", **dict.fromkeys(cleared)}
-        self.update_tasks(
-            [
-                (t, change | {"uncounted": t["attempts"], "blocked": bool(t["depends_on"])})
-                for t in map(self.tasks.__getitem__, ids)
-            ]
-        )
+        cleared = dict.fromkeys(("run_after", "worker_id", "cancel_requested_at", "progress"))
+        for one in ids:
+            self.publications.pop(one, None)
+            self.show(self.tasks[one], {"status": "Queued", "attempts": 0, **cleared, **NO_FAILURE})
+        self.enter(ids)
         return {"outcome": "requeued", "tasks": ids}
 
     def task_get(self, p_id: str) -> Json:
-        attempts = sorted((a for a in self.task_attempts.values() if a["task_id"] == p_id), key=lambda a: a["attempt"])
-        return {"task": jsonable(self.tasks.get(p_id)), "attempts": jsonable(attempts)}
+        return {"task": self._task_json(p_id), "attempts": self._attempts_json(p_id)}
+
+    def _task_json(self, task_id: str) -> Json | None:
+        if task_id not in self.tasks:
+            return None
+        task = self.tasks[task_id]
+        row, last = self.live.get(task_id), self.last(task_id)
+        shown = dict.fromkeys(("state", "progress_at", "lease_expires_at")) | self.specified(task)
+        used = task["attempts"] if last is None else last["attempt"] - last["uncounted"]
+        if row is not None:
+            names = ("pool", "max_attempts", "state", "progress_at", "lease_expires_at")
+            shown |= {name: row[name] for name in names}
+            used = row["attempt"] - row["uncounted"]
+        shown |= {"uncounted": max(0, task["attempts"] - used), "blocked": shown["state"] == "waits_for_tasks"}
+        answer: Json = jsonable(task | shown)
+        del answer["published"]
+        return answer
+
+    def _attempts_json(self, task_id: str) -> list[Json]:
+        row = self.live.get(task_id)
+        now = [self.running_attempt(row)] if row is not None and row["state"] == "running" else []
+        return [jsonable(attempt) for attempt in (*map(shown_attempt, self.attempts.get(task_id, ())), *now)]
+
+    @staticmethod
+    def running_attempt(row: Row) -> Row:
+        """A running row, as the view task_attempts shows it."""
+        named = {name: row[name] for name in ("attempt", "worker_id", "nonce", "claim_no", "log_first")}
+        return {"task_id": row["id"], **named, "started_at": row["claimed_at"], **dict.fromkeys(ATTEMPT_ENDS)}
 
     # --- the pods
 
@@ -191,106 +181,71 @@ class Queue(Fitness):
     def worker_claim(
         self, p_worker_id: str, p_nonce: str, p_claim_no: int, p_batch: int, p_wait_s: float, claims: Any = None
     ) -> Json:
+        _check_claim(p_claim_no, p_batch)
         worker = self.caller(p_worker_id, claims)
-        want = wanted(worker)
         if worker["nonce"] != p_nonce:
             return {"outcome": "fenced", "wanted": "stop", "tasks": []}
-        if p_claim_no < 1 or not 1 <= p_batch <= 100:
-            refuse("OR007", "p_claim_no counts from 1 and p_batch is from 1 to 100")
-        status = worker["status"]
-        mine = [a for a in self.task_attempts.values() if a["worker_id"] == p_worker_id and a["nonce"] == p_nonce]
-        asks = want == "run" and status in ("spawning", "active", "idle")
-        fresh = p_claim_no >= worker["claim_no"] and all(a["claim_no"] < p_claim_no for a in mine)
-        if asks and fresh:
-            held = status == "spawning" or (worker["held_back"] is not None and not self.may_claim_again(worker))
-            held = held or self._store_outage(worker["fleet"])
-            taken = 0 if held else self._take(worker, p_claim_no, p_batch)
+        return self._claim(worker, p_claim_no, p_batch, waits=(p_wait_s or 0) > 0)
+
+    def _claim(self, worker: Row, claim_no: int, batch: int, *, waits: bool) -> Json:
+        want, status, running = wanted(worker), worker["status"], self.running.setdefault(worker["id"], {})
+        fresh = claim_no > self.launches.get(worker["id"], 0)
+        taken: list[Row] = []
+        if not fresh:
+            same = (worker["nonce"], claim_no)
+            taken = sorted((r for r in running.values() if (r["nonce"], r["claim_no"]) == same), key=_place)
+        else:
+            may = want == "run" and status in ("active", "idle")
+            may = may and (worker["held_back"] is None or self.may_claim_again(worker))
+            if may and not self._store_outage(worker["fleet"]):
+                taken = self._take(worker, claim_no, batch)
+            why = f"claimed {len(taken)} of pool {worker['pool']}"
             if taken:
                 status = "active"
-            elif status == "active" and not self.running.get(p_worker_id):
-                status = "idle"
-            why = f"claimed {taken} of pool {worker['pool']}"
-            if status != "active":
-                why = f"asked for work of pool {worker['pool']} and there was none"
-            claim_no = worker["claim_no"]
-            if not taken:
-                claim_no = p_claim_no + ((p_wait_s or 0) <= 0)  # an answer without tasks spends the number
-            if status != worker["status"] or claim_no != worker["claim_no"]:
-                self.update_worker(worker, {"status": status, "claim_no": claim_no}, why, "worker")
-        tasks = self._claimed(p_worker_id, p_nonce, p_claim_no)
-        answer = {"outcome": "ok", "wanted": want, "pool": worker["pool"], "state": status, "tasks": tasks}
-        return answer | {"spent": asks and not fresh and not tasks}
+            elif status == "active" and may and not running:
+                status, why = "idle", f"asked for work of pool {worker['pool']} and there was none"
+            if taken or not waits:
+                self.launches[worker["id"]] = claim_no
+            if status != worker["status"]:
+                self.update_worker(worker, {"status": status}, why, "worker")
+        answer = {"outcome": "ok", "wanted": want, "pool": worker["pool"], "state": status, "reserved": False}
+        return answer | {"tasks": [self._for_agent(row) for row in taken], "spent": not fresh and not taken}
 
     def _store_outage(self, fleet: str) -> bool:
         """internal_is_store_away."""
         row = self.settings.get((fleet, "store_away"))
         return row is not None and row["expires_at"] > self.now
 
-    def _take(self, worker: Row, claim_no: int, batch: int) -> int:
-        ready = [
-            t
-            for t in self.tasks.values()
-            if t["pool"] == worker["pool"]
-            and t["status"] == "Queued"
-            and not t["blocked"]
-            and (t["run_after"] is None or t["run_after"] <= self.now)
-        ]
-        ready.sort(key=lambda t: (-t["priority"], t["queue_turn"], t["created_at"], t["id"]))
-        taken = ready[:batch]
-        lowered = len(self.lowered[worker["pool"]]) if worker["pool"] in self.marks else 0
-        cleared = ("progress", "run_after", "error_message", "failure_code", "failed_at_point",
-                   "generation_processed_at")  # fmt: skip
-        lease = self.now + timedelta(seconds=worker["lease_s"])
-        change = {
-            "status": "In Progress",
-            "worker_id": worker["id"],
-            "lease_expires_at": lease,
-            "progress_at": self.now,
-            "generation_started_at": self.now,
-            **dict.fromkeys(cleared),
-        }
-        self.update_tasks([(t, change | {"attempts": t["attempts"] + 1}) for t in taken])
-        for task in taken:
-            self.task_attempts[task["id"], task["attempts"]] = {
-                "task_id": task["id"],
-                "attempt": task["attempts"],
-                "worker_id": worker["id"],
-                "nonce": worker["nonce"],
-                "claim_no": claim_no,
-                "started_at": self.now,
-                "ended_at": None,
-                "outcome": None,
-                "failure_code": None,
-                "exit_class": None,
-                "failed_at_point": None,
-                "message": None,
-                "detail": None,
-                "given_back": None,
-                "permanent": None,
-                "log_first": _handler_bytes(worker, worker["nonce"]),
-                "log_last": None,
-            }
-        if taken and (claim_no % math.ceil(RAISE_EVERY / math.sqrt(batch)) == 0 or lowered > LOWERED):
-            self.raise_mark(worker["pool"])
-        if shared := [t["priority"] for t in taken if t["tenant"] is not None or t["queue_turn"] < NO_TURN]:
-            self.deal_turns(worker["pool"], min(shared), batch)
-        return len(taken)
+    def _ready(self, pool: str, batch: int) -> list[Row]:
+        return sorted((r for r in self.live.values() if r["state"] == "ready" and r["pool"] == pool), key=_place)[:batch]
 
-    def _claimed(self, worker_id: str, nonce: str, claim_no: int) -> list[Json]:
-        held = [
-            t
-            for t in self.running.get(worker_id, {}).values()
-            if (a := self.task_attempts.get((t["id"], t["attempts"])))
-            and (a["worker_id"], a["nonce"], a["claim_no"], a["ended_at"]) == (worker_id, nonce, claim_no, None)
-        ]
-        held.sort(key=lambda t: (-t["priority"], t["queue_turn"], t["created_at"], t["id"]))
-        seen = ("id", "task_type", "output_location", "result_data")
-        return [
-            {name: jsonable(t.get(name)) for name in protocol.CLAIMED}  # a column without a row in the model is null
-            | {"attempt": t["attempts"], "output_prefix": _output_prefix(t, nonce)}
-            | {"dependencies": [{k: jsonable(d[k]) for k in seen} for d in self._dependencies(t)]}
-            for t in held
-        ]
+    def _take(self, worker: Row, claim_no: int, batch: int) -> list[Row]:
+        if claim_no % DUE_EVERY == 0:
+            self.let_due(worker["pool"], batch)
+        taken = self._ready(worker["pool"], batch)
+        if not taken:
+            self.let_due(worker["pool"], batch)
+            taken = self._ready(worker["pool"], batch)
+        claim = {"worker_id": worker["id"], "nonce": worker["nonce"], "claim_no": claim_no, "state": "running"}
+        claim |= {"claimed_at": self.now, "progress_at": self.now, "log_first": handler_bytes(worker, worker["nonce"])}
+        claim["lease_expires_at"] = self.now + timedelta(seconds=worker["lease_s"])
+        shown = {"status": "In Progress", "worker_id": worker["id"], "updated_at": self.now, "run_after": None}
+        shown |= {"generation_started_at": self.now, "generation_processed_at": None, "progress": None, **NO_FAILURE}
+        for row in taken:
+            row |= claim
+            row["attempt"] += 1
+            self.running[worker["id"]][row["id"]] = row
+            number = {"attempts": row["attempt"], "published": 2 * row["attempt"]}
+            self.show(self.tasks[row["id"]], shown | number)
+        return taken
+
+    def _for_agent(self, row: Row) -> Json:
+        task, named = self.tasks[row["id"]], ("id", "task_type", "output_location", "result_data")
+        told = {name: jsonable(task.get(name)) for name in protocol.CLAIMED}  # what has no column here is null
+        told |= {"attempt": row["attempt"], "max_attempts": row["max_attempts"], "timeout_s": row["timeout_s"]}
+        needs = [self.tasks[i] for i in dict.fromkeys(task["depends_on"])]
+        told["dependencies"] = [{name: jsonable(one[name]) for name in named} for one in needs]
+        return told | {"output_prefix": _output_prefix(row)}
 
     def worker_heartbeat(
         self, p_worker_id: str, p_nonce: str, p_tasks: list[Json], p_health: Any, p_logs: Any, claims: Any = None
@@ -312,22 +267,24 @@ class Queue(Fitness):
         self.update_worker(worker, change)
         if first:
             self.notify("orchestrator_fleet", p_worker_id)
-        mine = self.running.get(p_worker_id, {})
-        held = {n["id"]: n for n in p_tasks if n["id"] in mine and mine[n["id"]]["attempts"] == n["attempt"]}
+        mine, held, fenced = self.running.get(p_worker_id, {}), [], []
         lease = self.now + timedelta(seconds=worker["lease_s"])
-        renewed = []
-        for task_id, named in held.items():
-            task, progress = mine[task_id], named.get("progress")
-            told = {} if progress is None else {"progress": progress}
-            renewed.append((task, {"lease_expires_at": lease, "progress_at": self._alive_at(task, named)} | told))
-        renewable = {task["id"] for task in self.renewable([task for task, _ in renewed])}
-        self.update_tasks([one for one in renewed if one[0]["id"] in renewable])
-        cancel = [i for i in held if self.tasks[i]["cancel_requested_at"] is not None]
+        for named in p_tasks:
+            row = mine.get(named["id"])
+            if row is None or (row["attempt"], row["nonce"]) != (named["attempt"], p_nonce):
+                fenced.append(named["id"])
+                continue
+            held.append(row)
+            row |= {"lease_expires_at": lease, "progress_at": self._alive_at(row, named)}
+            if named.get("progress") not in (None, self.tasks[row["id"]]["progress"]):
+                self.tasks[row["id"]] |= {"progress": named["progress"], "updated_at": self.now}
+        cancel = [row["id"] for row in held if row["cancel_requested_at"] is not None]
         late = timedelta(seconds=self.stuck_s.get(worker["fleet"], float(timedelta.max.days)))
-        stuck = [i for i in held if self.tasks[i]["progress_at"] <= self.now - late]
-        fenced = [n["id"] for n in p_tasks if n["id"] not in held]
+        stuck = [row["id"] for row in held if row["progress_at"] <= self.now - late]
         lead = self.leases.get(worker["fleet"])
         led = lead is not None and lead["expires_at"] > self.now
+        if not led:
+            self.publish_due(UNLED_DUE)
         answer = {
             "outcome": "ok",
             "wanted": wanted(worker),
@@ -338,29 +295,29 @@ class Queue(Fitness):
         }
         return answer | _pace(worker)
 
-    def _alive_at(self, task: Row, named: Json) -> datetime | None:
-        """The task's last sign of life, by what its agent says of it."""
+    def _alive_at(self, row: Row, named: Json) -> datetime | None:
+        """The last sign of life, by what the agent says of it."""
         still_s, progress = named.get("still_s"), named.get("progress")
-        alive = task["progress_at"]
+        alive = None
         if still_s is not None:
             alive = self.now - timedelta(seconds=still_s)
-        elif progress is not None and progress != task["progress"]:
+        elif progress is not None and progress != self.tasks[row["id"]]["progress"]:
             alive = self.now
-        bound = task["generation_started_at"] + timedelta(seconds=2 * (task["timeout_s"] or 3600))
-        if self._store_outage(self.workers[task["worker_id"]]["fleet"]):
+        bound = row["claimed_at"] + timedelta(seconds=2 * (row["timeout_s"] or 3600))
+        if self._store_outage(self.workers[row["worker_id"]]["fleet"]):
             bound = self.now
-        return greatest(task["progress_at"], least(bound, alive))
+        return greatest(row["progress_at"], alive and least(bound, alive))
 
-    def _hold(self, worker: Row, nonce: str, task_id: str, attempt: int, outcomes: tuple[str, ...]) -> str:
+    def _hold(self, worker: Row, nonce: str, task_id: str, attempt: int, outcomes: tuple[str, ...]) -> Row | str:
+        """The running row, or what became of the attempt."""
         if worker["nonce"] != nonce:
             return "fenced"
-        task = self.running.get(worker["id"], {}).get(task_id)
-        if task is not None and task["attempts"] == attempt:
-            return "held"
-        ended = self.task_attempts.get((task_id, attempt))
-        if ended and ended["worker_id"] == worker["id"] and ended["outcome"] in outcomes:
-            return "already"
-        return "fenced"
+        row = self.running.get(worker["id"], {}).get(task_id)
+        if row is not None and (row["attempt"], row["nonce"]) == (attempt, nonce):
+            return row
+        ended = next((a for a in self.attempts.get(task_id, ()) if a["attempt"] == attempt), None)
+        mine = ended is not None and ended["worker_id"] == worker["id"] and ended["outcome"] in outcomes
+        return "already" if mine else "fenced"
 
     def worker_complete(
         self,
@@ -373,19 +330,12 @@ class Queue(Fitness):
         claims: Any = None,
     ) -> Json:
         worker = self.caller(p_worker_id, claims)
-        outcome = self._hold(worker, p_nonce, p_task_id, p_attempt, ("complete",))
-        if outcome == "held":
-            outcome = "ok"
-            said = {"output_location": p_output_location, "result_data": p_result_data}
-            cleared = dict.fromkeys(("lease_expires_at", "error_message", "failure_code", "progress"))
-            ended = {"status": "Complete", "generation_processed_at": self.now}
-            attempt = self.task_attempts[p_task_id, p_attempt]
-            self.update_tasks([(self.tasks[p_task_id], ended | said | cleared)], minded=True)
-            if wanted(worker) != "run":
-                self.notify("orchestrator_fleet", p_worker_id)
-            last = _handler_bytes(worker, worker["nonce"])
-            attempt |= {"ended_at": self.now, "outcome": "complete", "log_last": last}
-        return {"outcome": outcome}
+        held = self._hold(worker, p_nonce, p_task_id, p_attempt, ("complete",))
+        if isinstance(held, str):
+            return {"outcome": held}
+        self.complete(held, p_output_location, p_result_data)
+        self.meet([p_task_id])
+        return {"outcome": "ok"}
 
     def worker_complete_many(
         self, p_worker_id: str, p_nonce: str, p_results: list[Mapping[str, Any]], claims: Any = None
@@ -406,77 +356,10 @@ class Queue(Fitness):
         p_batch: int,
         claims: Any = None,
     ) -> Json:
+        self.caller(p_worker_id, claims)
+        _check_claim(p_claim_no, p_batch)
         ended = self.worker_complete_many(p_worker_id, p_nonce, p_results, claims)
         return ended | self.worker_claim(p_worker_id, p_nonce, p_claim_no, p_batch, 0, claims)
-
-    def give_up(
-        self,
-        task_id: str,
-        outcome: str,
-        failure: Mapping[str, Any],
-        *,
-        counted: bool,
-        backoff: bool,
-        pause_s: float | None = None,
-    ) -> str:
-        """internal_give_up."""
-        task = self.tasks[task_id]
-        holder = self.workers.get(task["worker_id"] or "")
-        ending = holder if outcome == "lost" and holder is not None and holder["status"] in ENDING else None
-        is_cut_off = ending is not None and ending["failure_code"] == CUT_OFF
-        if ending is not None and (is_cut_off or ending["exit_cause"] in MACHINE):
-            said = f"The machine of worker {ending['id']} failed: {ending['exit_cause']}"
-            said = f"Worker {ending['id']} was ended: its agent reached no gateway" if is_cut_off else said
-            fault = CUT_OFF if is_cut_off else "MACHINE_FAULT"
-            failure = {"code": fault, "exit_class": "lost", "point": "Processing", "message": said}
-            mine = (a for a in self.task_attempts.values() if a["task_id"] == task_id)
-            counted = sum(a["failure_code"] == fault for a in mine) >= FAULTS
-            outcome = "lost" if counted else "released"
-        elif ending is not None and ending["exit_cause"] in PLANNED:
-            outcome, counted = "released", False
-            failure = {"code": "RELEASED", "message": f"Worker {ending['id']} was ended: {ending['exit_cause']}"}
-        used, said, status, run_after = task["attempts"] - task["uncounted"], "requeued", "Queued", None
-        if outcome == "lost" and used > 1:
-            earlier = (self.task_attempts.get((task_id, number)) for number in range(1, task["attempts"]))
-            backoff = any(one is not None and one["outcome"] == "lost" for one in earlier)
-        if task["cancel_requested_at"] is not None:
-            said, status = "cancelled", "Cancelled"
-        elif counted and (used >= task["max_attempts"] or failure.get("retryable") is False):
-            said, status = "failed", "Failed"
-        elif pause_s is not None:
-            run_after = self.now + timedelta(seconds=pause_s)
-        elif backoff:
-            digest = hashlib.md5(f"{task_id}{task['attempts']}".encode(), usedforsecurity=False).hexdigest()
-            jitter = 0.8 + 0.4 * int(digest[:7], 16) / 268435455.0
-            backoff_s = 30 if outcome == "lost" else min(30 * 2 ** min(used - 1, 20), 3600)
-            run_after = self.now + timedelta(seconds=backoff_s * jitter)
-        point, code = failure.get("point"), failure.get("code")
-        change = {
-            "status": status,
-            "run_after": run_after,
-            "lease_expires_at": None,
-            "uncounted": task["uncounted"] + (0 if counted else 1),
-            "worker_id": None if said == "requeued" else task["worker_id"],
-            "generation_processed_at": None if said == "requeued" else self.now,
-            "error_message": failure.get("message"),
-            "failure_code": code,
-            "failed_at_point": point if point in POINTS else None,
-        }
-        attempt = self.task_attempts.get((task_id, task["attempts"]))
-        self.update_tasks([(task, change)])
-        if attempt is not None and attempt["ended_at"] is None:
-            worker = self.workers.get(attempt["worker_id"])
-            attempt |= {
-                "ended_at": self.now,
-                "outcome": "cancelled" if said == "cancelled" else outcome,
-                "failure_code": code,
-                "exit_class": failure.get("exit_class"),
-                "failed_at_point": point,
-                "message": failure.get("message"),
-                "detail": failure.get("detail"),
-                "log_last": _handler_bytes(worker, attempt["nonce"]) if worker else None,
-            }
-        return said
 
     def worker_fail(
         self, p_worker_id: str, p_nonce: str, p_task_id: str, p_attempt: int, p_failure: Json, claims: Any = None
@@ -485,17 +368,16 @@ class Queue(Fitness):
         check_keys(p_failure, ("code", "message", "point", "exit_class", "retryable", "detail"), "p_failure")
         unable = p_failure.get("code") == "NO_HANDLER"
         ends = ("failed", "cancelled", *(["released"] if unable else []))
-        outcome = self._hold(worker, p_nonce, p_task_id, p_attempt, ends)
-        release = self._succeeding(worker, self.tasks[p_task_id]["task_type"]) if outcome == "held" and unable else None
+        held = self._hold(worker, p_nonce, p_task_id, p_attempt, ends)
+        if isinstance(held, str):
+            return {"outcome": held}
+        release = self._succeeding(worker, self.tasks[p_task_id]["task_type"]) if unable else None
         if release is not None:
-            outcome = self._hand_back(worker, self.tasks[p_task_id], p_failure, release)
-        elif outcome == "held":
-            outcome = self.give_up(p_task_id, "failed", p_failure, counted=True, backoff=True)
-            if p_failure.get("retryable") is False:
-                self.task_attempts[p_task_id, p_attempt]["permanent"] = True
-            for task_id in self.hold_back(worker):
-                why = f"Worker {p_worker_id} claims no more: its last {worker['held_back']['failures']} tasks failed"
-                self.give_up(task_id, "released", {"code": "RELEASED", "message": why}, counted=False, backoff=False)
+            return {"outcome": self._hand_back(worker, held, p_failure, release)}
+        outcome = self.give_up(held, "failed", p_failure, counted=True, backoff=True)
+        for row in self.hold_back(worker):
+            why = f"Worker {p_worker_id} claims no more: its last {worker['held_back']['failures']} tasks failed"
+            self.give_up(row, "released", {"code": "RELEASED", "message": why})
         return {"outcome": outcome}
 
     def _succeeding(self, worker: Row, task_type: str) -> str | None:
@@ -509,16 +391,13 @@ class Queue(Fitness):
             return None
         return release
 
-    def _hand_back(self, worker: Row, task: Row, failure: Json, release: str) -> str:
-        lacks, mine = task["task_type"], worker["release"]
+    def _hand_back(self, worker: Row, row: Row, failure: Json, release: str) -> str:
+        lacks, mine = self.tasks[row["id"]]["task_type"], worker["release"]
         why = f"Worker {worker['id']} is of an earlier release, {mine}, which has no handler for {lacks}; "
-        why += f"{release} has one"
-        told = failure | {"code": "EARLIER_RELEASE", "message": why}
-        outcome = self.give_up(task["id"], "released", told, counted=False, backoff=False)
+        told = failure | {"code": "EARLIER_RELEASE", "message": f"{why}{release} has one"}
         here = self.is_here(worker["fleet"], worker["pool"], release)
-        if not here and task["status"] == "Queued":
-            wait_s = 60 * min(2 ** min(task["uncounted"] - 1, 4), 10)
-            self.update_tasks([(task, {"run_after": self.now + timedelta(seconds=wait_s)})])
+        pause_s = None if here else 60 * min(2 ** min(row["uncounted"], 4), 10)
+        outcome = self.give_up(row, "released", told, pause_s=pause_s)
         change: Row = {"metadata": worker["metadata"] | {"lacks": lacks}}
         if here and worker["drain_requested_at"] is None:
             change["drain_requested_at"] = self.now
@@ -530,53 +409,51 @@ class Queue(Fitness):
         self, p_worker_id: str, p_nonce: str, p_task_id: str, p_attempt: int, p_reason: str, claims: Any = None
     ) -> Json:
         worker = self.caller(p_worker_id, claims)
-        outcome = self._hold(worker, p_nonce, p_task_id, p_attempt, ("released", "cancelled"))
-        if outcome == "held":
-            times, pause_s = 1 + self._returns(p_task_id, p_attempt), None
-            if times > FREE_RETURNS and wanted(worker) == "run":
-                pause_s = min(30 * 2 ** min(times - FREE_RETURNS - 1, 10), 3600)
-                p_reason = f"returned {times} times in a row: {p_reason}"
-            said = {"code": "RELEASED", "message": p_reason}
-            self.give_up(p_task_id, "released", said, counted=False, backoff=False, pause_s=pause_s)
-            outcome = "ok"
-        return {"outcome": outcome}
+        held = self._hold(worker, p_nonce, p_task_id, p_attempt, ("released", "cancelled"))
+        if isinstance(held, str):
+            return {"outcome": held}
+        times, pause_s = 1 + self._returns(p_task_id, p_attempt), None
+        if times > FREE_RETURNS and wanted(worker) == "run":
+            pause_s = min(30 * 2 ** min(times - FREE_RETURNS - 1, 10), 3600)
+            p_reason = f"returned {times} times in a row: {p_reason}"
+        self.give_up(held, "released", {"code": "RELEASED", "message": p_reason}, pause_s=pause_s)
+        return {"outcome": "ok"}
 
     def _returns(self, task_id: str, attempt: int) -> int:
         """internal_returns."""
-        earlier = (self.task_attempts.get((task_id, number)) for number in range(attempt - 1, 0, -1))
         times = 0
-        for one in itertools.islice((one for one in earlier if one is not None), 20):
-            launch = [a for a in self.task_attempts.values()
-                      if (a["worker_id"], a["nonce"]) == (one["worker_id"], one["nonce"])]  # fmt: skip
+        for one in self.attempts.get(task_id, [])[:-21:-1]:
+            launch = [a for a in self.tried[one["worker_id"]] if a["nonce"] == one["nonce"]]
             if any(a["claim_no"] == one["claim_no"] and a["outcome"] != "released" for a in launch):
                 break
-            again = any(a["claim_no"] > one["claim_no"] for a in launch)
-            times += again and one["failure_code"] == "RELEASED"
+            held = self.running.get(one["worker_id"], {}).values()
+            later = any(a["claim_no"] > one["claim_no"] for a in (*launch, *held) if a["nonce"] == one["nonce"])
+            times += later and one["failure_code"] == "RELEASED"
         return times
 
 
-def wanted(worker: Row) -> str:
-    """internal_wanted."""
-    if worker["stop_requested_at"] is not None:
-        return "stop"
-    if worker["status"] == "terminating" and worker["stage"] in ("flushing", "deleting", "gone"):
-        return "stop"
-    return "drain" if worker["status"] == "terminating" or worker["drain_requested_at"] is not None else "run"
+def shown_attempt(attempt: Row) -> Row:
+    """A row of `attempts`, as the view task_attempts shows it."""
+    return {name: value for name, value in attempt.items() if name != "uncounted"}
+
+
+def _place(row: Row) -> tuple[Any, ...]:
+    return -row["priority"], row["created_at"], row["id"]
+
+
+def _check_claim(claim_no: int, batch: int) -> None:
+    if claim_no < 1 or not 1 <= batch <= 100:
+        refuse("OR007", "p_claim_no counts from 1 and p_batch is from 1 to 100")
 
 
 def _pace(worker: Row) -> Json:
     return {"heartbeat_s": worker["heartbeat_s"], "lease_s": worker["lease_s"]}
 
 
-def _output_prefix(task: Row, nonce: str) -> str:
+def _output_prefix(row: Row) -> str:
     """internal_output_prefix."""
-    launch = hashlib.md5(nonce.encode(), usedforsecurity=False).hexdigest()[:11]
-    return f"outputs/{task['id']}/{task['attempts']}-{launch}/"
-
-
-def _handler_bytes(worker: Row, nonce: str | None) -> int | None:
-    found = worker["log_bytes"].get(nonce, {}).get("handler")
-    return None if found is None else int(found)
+    launch = hashlib.md5(row["nonce"].encode(), usedforsecurity=False).hexdigest()[:11]
+    return f"outputs/{row['id']}/{row['attempt']}-{launch}/"
 
 
 def _check_task(task: Json, index: int) -> None:

@@ -123,17 +123,20 @@ class Records(Database):
         told = p_pools or []
         for one in told:
             check_keys(one, ("task_type", "pool", "timeout_s", "max_attempts"), "p_pools")
+        before = {name: one.get("pool") or "default" for name, one in self.task_types.items()}
         names = {one["task_type"] for one in told}
         kept = {n: t for n, t in self.task_types.items() if t["fleet"] != p_fleet or n in names}
         self.task_types = kept | {one["task_type"]: dict(one) | {"fleet": p_fleet} for one in told}
-        moved = []
-        for task in self.tasks.values():
-            pool = self.task_types.get(task["task_type"], {}).get("pool") or "default"
-            if task["status"] == "Queued" and task["pool_by_type"] and task["pool"] != pool:
-                moved.append((task, {"pool": pool}))
-        moved.sort(key=lambda one: (-one[0]["priority"], one[0]["queue_turn"], one[0]["created_at"], one[0]["id"]))
-        self.update_tasks(moved)
+        after = {name: one.get("pool") or "default" for name, one in self.task_types.items()}
+        elsewhere = {name for name in before | after if before.get(name, "default") != after.get(name, "default")}
+        moved = [row for row in self.live.values() if self._follows_type(self.tasks[row["id"]], elsewhere)]
+        for row in moved:
+            self.respecify(row)
         return {"declared": len(told), "rerouted": len(moved)}
+
+    @staticmethod
+    def _follows_type(task: Row, names: set[str]) -> bool:
+        return task["task_type"] in names and task["pool"] is None
 
     def fleet_declare_programs(self, p_fleet: str, p_term: int, p_pools: list[str], p_stuck_s: float) -> Json:
         """In here every task In Progress has a lease, so nothing depends on the pools."""
@@ -153,13 +156,14 @@ class Records(Database):
         until = self.now - timedelta(seconds=2)
         since = greatest(p_since or until, until - timedelta(hours=1))
         assert since is not None
-        ours = [a for a in self.task_attempts.values() if self.workers[a["worker_id"]]["fleet"] == p_fleet]
-        ended = Counter(
-            (a["outcome"], a["failure_code"]) for a in ours if a["ended_at"] and since < a["ended_at"] <= until
-        )
+        names = {w["id"] for w in self.workers.values() if w["fleet"] == p_fleet}
+        held = [row["claimed_at"] for name in names for row in self.running.get(name, {}).values()]
+        ours = [a for name in names for a in self.tried.get(name, ())]
+        began = [*held, *(a["started_at"] for a in ours)]
+        ended = Counter((a["outcome"], a["failure_code"]) for a in ours if since < a["ended_at"] <= until)
         return {
             "until": until.isoformat(),
-            "claimed": sum(since < a["started_at"] <= until for a in ours),
+            "claimed": sum(since < at <= until for at in began),
             "ended": [{"outcome": outcome, "code": code, "n": n} for (outcome, code), n in ended.items()],
             "log_bytes_pending": 0,  # a figure for people: nothing is decided by it
             "unpublished": {"n": 0, "oldest_s": 0},
@@ -171,10 +175,6 @@ class Records(Database):
         if done_at is not None and done_at > self.now - timedelta(seconds=p_every_s):
             return {"deleted": None}
         self.retained_at[p_fleet] = self.now
-        self.level_turns()
-        self.let_in_all()
-        for pool in list(self.lowered):
-            self.raise_mark(pool, anew=True)
         return {"deleted": {"decisions": 0, "worker_events": 0, "worker_attempts": 0}}
 
     # --- the log ledger

@@ -13,12 +13,9 @@ from orchestrator.adapters.functions import refusal
 from orchestrator.core.states import TRANSITIONS
 
 Row = dict[str, Any]
-LIVE_TASK = ("Queued", "In Progress")
-ENDED_TASK = ("Complete", "Failed", "Cancelled")
 DATABASE = "11111111-2222-4333-8444-555555555555"  # this one's identity
 KINDS = {"spawning": "booting", "active": "busy", "idle": "idle", "terminating": "draining"}
 IDS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
-EARLIER = re.compile(r"^.*(Dependency [0-9a-f-]{36} \([^)]*\) ended as )", re.DOTALL)
 PLAIN = frozenset({str, int, float, bool, type(None)})
 GIVES_BACK = ("worker_sick", "gpu_fault", "host_fault")
 LEGAL = {(str(a), str(b)) for a, b in TRANSITIONS}
@@ -61,9 +58,13 @@ def check_id(value: Any, what: str) -> None:
         refuse("OR007", f"{what} is not a valid id")
 
 
-def is_ready(task: Row) -> bool:
-    """Whether it can be claimed, and not only because its time has come."""
-    return task["status"] == "Queued" and not task["blocked"] and task["run_after"] is None
+def wanted(worker: Row) -> str:
+    """internal_wanted."""
+    if worker["stop_requested_at"] is not None:
+        return "stop"
+    if worker["status"] == "terminating" and worker["stage"] in ("flushing", "deleting", "gone"):
+        return "stop"
+    return "drain" if worker["status"] == "terminating" or worker["drain_requested_at"] is not None else "run"
 
 
 def check_keys(value: Any, allowed: Iterable[str], what: str) -> None:
@@ -80,8 +81,14 @@ class Tables:
 
     def __init__(self) -> None:
         self.now = datetime(2000, 1, 1, tzinfo=UTC)
-        self.tasks: dict[str, Row] = {}
-        self.task_attempts: dict[tuple[str, int], Row] = {}
+        self.tasks: dict[str, Row] = {}  # as they are shown, also if their end is not published yet
+        self.live: dict[str, Row] = {}  # of each open task
+        self.running: dict[str, dict[str, Row]] = {}  # worker -> its rows of `live`
+        self.launches: dict[str, int] = {}  # worker -> the highest claim number of its launch that was answered
+        self.edges: dict[str, list[str]] = {}  # task -> those that name it in depends_on
+        self.publications: dict[str, tuple[int, datetime]] = {}  # task -> its number, and since when it waits
+        self.attempts: dict[str, list[Row]] = {}  # task -> its attempts that have ended, in their order
+        self.tried: dict[str, list[Row]] = {}  # worker -> the same
         self.workers: dict[str, Row] = {}
         self.worker_events: list[Row] = []
         self.worker_attempts: dict[int, Row] = {}
@@ -96,31 +103,23 @@ class Tables:
         self.settings: dict[tuple[str, str], Row] = {}
         self.releases: dict[tuple[str, str], datetime] = {}
         self.task_types: dict[str, Row] = {}
-        self.concurrency_limits: dict[tuple[str, str], int] = {}  # scope, name -> how many run at once
-        self.tenants: dict[str, int] = {}  # their weights; that of any other is 1
-        self.concurrency_notes: dict[tuple[str, str], None] = {}  # limits that the next snapshot counts again
         self.declared: dict[str, Row] = {}  # fleet -> what its leader says that workers would run now
         self.stuck_s: dict[str, float] = {}  # fleet -> after how long its tasks are stuck
-        self.marks: dict[str, tuple[int, int]] = {}  # pool -> priority and turn of its last raised mark
-        self.lowered: dict[str, list[int]] = {}  # pool -> for each mark lowered since then, the call that did it
-        self.calls = 0  # each is a transaction
         self.notified: dict[tuple[str, str], None] = {}  # of the present transaction, each once
-        self.running: dict[str, dict[str, Row]] = {}  # worker -> the tasks In Progress that name it
         self.watch: Callable[[str, Row | None, Row], None] = lambda *_: None  # (table, old, new) of every change
 
     def notify(self, channel: str, payload: str) -> None:
         """pg_notify."""
         self.notified[channel, payload] = None
 
-    def lower_marks(self, tasks: Iterable[Row]) -> None:
-        """One statement has written these tasks: a mark for each pool in which one can be claimed."""
-        for pool in {t["pool"] for t in tasks if is_ready(t)}:
-            self.lowered.setdefault(pool, []).append(self.calls)
-
     # --- workers
 
     def give_attempts_back(self, worker: Row) -> None:
         """internal_worker_sick; see fitness.py."""
+        raise NotImplementedError
+
+    def release_is_here(self, worker: Row) -> None:
+        """What becomes due with the first ready worker of a release; see live.py."""
         raise NotImplementedError
 
     def insert_worker(self, row: Row, reason: str, actor: str, term: int | None) -> None:
@@ -149,7 +148,8 @@ class Tables:
         if row["stage"] != old["stage"]:
             row["stage_since"] = self.now
         if row["nonce"] != old["nonce"]:
-            row |= {"last_heartbeat": None, "claim_no": 0}
+            row["last_heartbeat"] = None
+            self.launches.pop(row["id"], None)
         if old["status"] == "spawning" and row["status"] != "spawning":
             self._bringup_ended(row)
         if row["exit_cause"] in GIVES_BACK and row["exit_cause"] != old["exit_cause"]:
@@ -170,15 +170,7 @@ class Tables:
                 if known is None or known < self.now - timedelta(minutes=1):
                     self.releases[key] = self.now
                 if not self.is_here(row["fleet"], row["pool"], row["release"], but=row):
-                    waiting = [
-                        t
-                        for t in self.tasks.values()
-                        if (t["pool"], t["status"], t["failure_code"]) == (row["pool"], "Queued", "EARLIER_RELEASE")
-                        and not t["blocked"]
-                        and t["run_after"] is not None
-                        and t["run_after"] > self.now
-                    ]
-                    self.update_tasks([(t, {"run_after": None}) for t in waiting])
+                    self.release_is_here(row)
 
     def is_here(self, fleet: str, pool: str, release: str, but: Row | None = None) -> bool:
         """internal_is_here; `but` is a row that is just being changed."""
@@ -264,136 +256,3 @@ class Tables:
                 "usd": usd,
             }
         )
-
-    # --- tasks
-
-    def update_tasks(
-        self,
-        changes: Iterable[tuple[Row, Mapping[str, Any]]],
-        *,
-        settling: bool = False,
-        minded: bool = False,
-        gating: bool = False,
-    ) -> None:
-        """Change rows in one statement, with what follows from it; `minded`: the caller tells whoever is to be told."""
-        was: list[Row] = []
-        rows: list[Row] = []
-        for row, change in changes:
-            was.append(dict(row))
-            dealt = change.get("queue_turn", row["queue_turn"]) != row["queue_turn"]  # no change to whoever reads it
-            row.update(change, updated_at=row["updated_at"] if dealt else self.now)
-            if row["status"] == "Queued" != was[-1]["status"] and row["pool_by_type"]:
-                row["pool"] = self.task_types.get(row["task_type"], {}).get("pool") or "default"
-            self.gate_changing(was[-1], row, gating=gating)
-            self.turn_changing(was[-1], row)
-            rows.append(row)
-        after = [dict(row) for row in rows]
-        for old, new in zip(was, after, strict=True):
-            self.watch("tasks", old, new)
-        for old, row in zip(was, rows, strict=True):
-            self._index(old, row)
-        ended = [n["id"] for o, n in zip(was, rows, strict=True) if _ended_now(o, n)]
-        waiting = [
-            n["id"]
-            for o, n in zip(was, rows, strict=True)
-            if n["status"] == "Queued"
-            and (n["depends_on"] != o["depends_on"] or (o["status"] != "Queued" and n["depends_on"]))
-        ]
-        pools = [n["pool"] for o, n in zip(was, rows, strict=True) if _freed(o, n)]
-        lost = [o["worker_id"] for o, n in zip(was, rows, strict=True) if _was_running(o, n)]
-        if ended and not settling:
-            self.settle_dependants(ended)
-        if waiting:
-            self.settle(waiting)
-        self.gates_changed(zip(was, rows, strict=True), gating=gating)
-        here = {(w["pool"], w["status"]) for w in self.workers.values()} if gating else set()
-        for pool in pools:
-            if not gating or (pool, "idle") in here or (pool, "active") not in here:
-                self.notify("orchestrator_tasks", pool)
-        for worker_id in lost:
-            if worker_id is not None and not minded:
-                self.notify("orchestrator_fleet", worker_id)
-        self.lower_marks(after)
-
-    def turn_changing(self, old: Row, task: Row) -> None:
-        """What the trigger makes of a turn; see turns.py."""
-
-    def gate_changing(self, old: Row, task: Row, *, gating: bool) -> None:
-        """What the trigger makes of a gate; see limits.py."""
-
-    def gates_changed(self, changes: Iterable[tuple[Row, Row]], *, gating: bool) -> None:
-        """What follows for others that have the same limits; see limits.py."""
-
-    def _index(self, old: Row, new: Row) -> None:
-        if old.get("status") == "In Progress" and old["worker_id"] is not None:
-            self.running.get(old["worker_id"], {}).pop(old["id"], None)
-        if new["status"] == "In Progress" and new["worker_id"] is not None:
-            self.running.setdefault(new["worker_id"], {})[new["id"]] = new
-
-    def settle(self, ids: Iterable[str]) -> None:
-        """internal_settle: fail queued tasks of which a dependency failed; work out `blocked` of the others."""
-        queued = [self.tasks[i] for i in dict.fromkeys(ids) if self.tasks[i]["status"] == "Queued"]
-        failing = []
-        for task in queued:
-            bad = next((d for d in self._dependencies(task) if d["status"] in ("Failed", "Cancelled")), None)
-            if bad is not None:
-                change = {"status": "Failed", "blocked": False, "failure_code": "DEPENDENCY_FAILED"}
-                failing.append((task, change | {"error_message": _because(bad)}))
-        self.update_tasks(failing, settling=True)
-        turning = []
-        for task in queued:
-            if task["status"] != "Queued":
-                continue
-            known = [self.tasks.get(i) for i in task["depends_on"]]
-            blocked = any(d is None or d["status"] != "Complete" for d in known)
-            if blocked != (task["blocked"] and task["queue_gate"] == 0):
-                turning.append((task, {"blocked": blocked, "queue_gate": 0}))
-        self.update_tasks(turning, settling=True)
-        if failing:
-            self.settle_dependants([task["id"] for task, _ in failing])
-
-    def settle_dependants(self, ids: Iterable[str]) -> None:
-        """internal_settle_dependants."""
-        ended = set(ids)
-        while ended:
-            waiting = [
-                t["id"]
-                for t in self.tasks.values()
-                if t["blocked"]
-                and t["queue_gate"] == 0
-                and t["status"] == "Queued"
-                and not ended.isdisjoint(t["depends_on"])
-            ]
-            if not waiting:
-                return
-            self.settle(sorted(waiting))
-            ended = {i for i in waiting if self.tasks[i]["status"] == "Failed"}
-
-    def _dependencies(self, task: Row) -> list[Row]:
-        return [self.tasks[i] for i in task["depends_on"] if i in self.tasks]
-
-
-def _ended_now(old: Row, new: Row) -> bool:
-    return new["status"] in ENDED_TASK and new["status"] != old["status"]
-
-
-def _freed(old: Row, new: Row) -> bool:
-    """Whether somebody who waits for work should look."""
-    if new["status"] != "Queued" or new["blocked"]:
-        return False
-    sooner = old["run_after"] is not None and (new["run_after"] is None or old["run_after"] > new["run_after"])
-    return old["status"] != "Queued" or old["blocked"] or sooner
-
-
-def _was_running(old: Row, new: Row) -> bool:
-    return bool(old["status"] == "In Progress" != new["status"])
-
-
-def _because(bad: Row) -> str:
-    """Why a dependant fails."""
-    code, message = bad["failure_code"], bad["error_message"]
-    if code == "DEPENDENCY_FAILED" and message is not None:
-        message = EARLIER.sub(r"\1", message, count=1)
-    head = f"Dependency {bad['id']} ({bad['task_type']}) ended as {bad['status']}"
-    parts = [head, None if code == "DEPENDENCY_FAILED" else code, message]
-    return ": ".join(part for part in parts if part is not None)[:4000]
