@@ -290,12 +290,12 @@ begin
             perform orchestrator.enter_users_path();
             if p_change = 'due' then
                 update public.tasks t set run_after = null where t.id = v_id and t.status = 'Queued';
-            else
+            elsif (orchestrator.current_task(v_id)).status = 'Failed' then
                 delete from orchestrator.publications p where p.task_id = v_id;  -- of its failure
                 update public.tasks t
                    set status = 'Queued', run_after = null, worker_id = null, error_message = null, failure_code = null,
                        failed_at_point = null, progress = null, generation_processed_at = null
-                 where t.id = v_id;
+                 where t.id = v_id and t.status in ('Queued', 'Failed');
             end if;
             perform set_config('search_path', '', true);
         exception when others or assert_failure then

@@ -286,9 +286,7 @@ async def test_a_running_task_that_gets_another_key_takes_a_place_of_it(fleet: F
     await agent.claim()
     (other,) = await fleet.submit(concurrency_key="b")
     assert await demand(fleet) == (1, 0)
-    await hand.execute(
-        "update tasks set concurrency_key = 'b' where id = %s", (moved,)
-    )
+    await hand.execute("update tasks set concurrency_key = 'b' where id = %s", (moved,))
     assert await demand(fleet) == (0, 1)
     assert await ids(agent) == []
     await hand.execute("update tasks set status = 'Complete' where id = %s", (moved,))

@@ -15,8 +15,8 @@ ROUNDS = 12  # a place in the queue is marked after some claims, and plans are k
 MANY = 30_000
 SOME = 5_000  # of each of several kinds
 FEW = 1_000
-# fleet_observe counts to 10,000 of each kind, here of two; fleet_maintain reads 16 pages of three tables in its audit, with
-# what their rows name, and 1,000 limits.
+# fleet_observe counts to 10,000 of each kind, here of two; fleet_maintain reads 16 pages of three tables in its audit,
+# with what their rows name, and 1,000 limits.
 MORE = {"fleet_observe": 21_000, "fleet_maintain": 20_000}
 TABLES = ("tasks", "webhook_messages", "live", "edges", "attempts", "marks", "publications", "rechecks", "launches")
 QUEUE = "tasks, orchestrator.live, orchestrator.edges, orchestrator.attempts"
@@ -196,9 +196,10 @@ async def test_an_end_reads_as_many_rows_as_it_ends_tasks(direct: PostgresDb, ha
 
 # "i" is the number of a task: two have the same key.
 TASKS = """
-    insert into tasks (task_type, pool, status, depends_on, run_after, concurrency_key, worker_id, attempts, failure_code)
-    select 't', v.pool, v.status, v.depends_on::uuid[], v.run_after::timestamptz, v.key || i / 2, v.worker_id, v.attempts,
-           v.failure_code
+    insert into tasks (task_type, pool, status, depends_on, run_after, concurrency_key, worker_id, attempts,
+                       failure_code)
+    select 't', v.pool, v.status, v.depends_on::uuid[], v.run_after::timestamptz, v.key || i / 2, v.worker_id,
+           v.attempts, v.failure_code
       from generate_series(1, {many}) i, (values {rows})
            v (pool, status, depends_on, run_after, key, worker_id, attempts, failure_code)"""
 NOBODY = "{00000000-0000-0000-0000-000000000000}"

@@ -60,7 +60,8 @@ def _lines_of(text: str, function: str) -> tuple[int, int]:
 def _lines_of_sql(text: str, function: str) -> tuple[int, int]:
     """Return the lines of a SQL function, up to the end of its body."""
     lines = text.splitlines()
-    first = [at for at, line in enumerate(lines) if line.startswith(f"create or replace function public.{function}(")]
+    heads = tuple(f"create or replace function {schema}.{function}(" for schema in ("public", "orchestrator"))
+    first = [at for at, line in enumerate(lines) if line.startswith(heads)]
     if len(first) != 1:
         raise ValueError(f"there are {len(first)} functions {function}")
     return first[0], lines.index("$$;", first[0])

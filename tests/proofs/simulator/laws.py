@@ -100,9 +100,8 @@ class Laws:
         elif table == "worker_events":
             if not new["reason"] or new["reason"] == "changed by hand" or not new["actor"]:
                 self.broken("I7", f"{new['worker_id']} went {new['from_stage']} > {new['to_stage']} without a reason")
-        elif table == "tasks":
-            if old is not None:
-                self._task(old, new)
+        elif table == "tasks" and old is not None:
+            self._task(old, new)
 
     def _worker(self, old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> None:
         if new["status"] != "terminated":
@@ -178,8 +177,7 @@ class Laws:
             if heard is not None and self._world.listened_s(heard) < patient_s:
                 self.broken("I8", f"{new['id']} was ended as silent; it was answered {now - heard:.1f} s ago")
         if new["exit_cause"] == "task_stuck":
-            held = self._world.db.running.get(new["id"], {})
-            held = [self._world.db.tasks[task_id] for task_id in held]
+            held = [self._world.db.tasks[task_id] for task_id in self._world.db.running.get(new["id"], {})]
             hung = any(task["params"]["kind"] == "hung" for task in held)
             if not hung and (now - self._world.faults.over_s > OVERDUE_S or not any(map(_stands, held))):
                 self.broken("alive", f"{new['id']} was ended as stuck; its agent ends such a task, or it has none")

@@ -54,16 +54,6 @@ def test_no_seed_breaks_a_law_of_clusters(lot: int) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("tasks", [1_000, pytest.param(10_000, marks=pytest.mark.full)])
-@pytest.mark.parametrize(("batch", "weight"), [(1, 1), (4, 3)])
-def test_ten_tasks_of_one_tenant_alternate_with_the_backlog_of_another(tasks: int, batch: int, weight: int) -> None:
-    """In virtual time, with the product's own loop and agents that claim as ours do."""
-    command = [sys.executable, "-m", "tests.proofs.simulator.backlog", "--tasks", str(tasks), "--seeds", "1"]
-    command += ["--batch", str(batch), "--weight", str(weight)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-
-
 def test_a_seed_replays_under_any_hash_seed() -> None:
     """The same seed gives the same action log under any PYTHONHASHSEED, so that a failure can be replayed."""
     logs = {simulate("--seed", "7", "--trace", PYTHONHASHSEED=seed).stdout for seed in ("0", "4242")}

@@ -228,9 +228,10 @@ class Live(Tables):
             row["uncounted"] += row["uncounted"] < row["attempt"]
 
     def _queue_again(self, task: Row) -> None:
-        """write_each: a task whose end is not published yet is left."""
-        if task["status"] != "Failed" or task["id"] in self.publications or self.has_double(task):
+        """write_each."""
+        if task["status"] != "Failed" or self.has_double(task):
             return
+        self.publications.pop(task["id"], None)
         cleared = dict.fromkeys(("run_after", "worker_id", "progress", "generation_processed_at"))
         self.show(task, {"status": "Queued", **cleared, **NO_FAILURE})
         self.enter([task["id"]])

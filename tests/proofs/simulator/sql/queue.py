@@ -217,7 +217,9 @@ class Queue(Fitness):
         return row is not None and row["expires_at"] > self.now
 
     def _ready(self, pool: str, batch: int) -> list[Row]:
-        return sorted((r for r in self.live.values() if r["state"] == "ready" and r["pool"] == pool), key=_place)[:batch]
+        return sorted((r for r in self.live.values() if r["state"] == "ready" and r["pool"] == pool), key=_place)[
+            :batch
+        ]
 
     def _take(self, worker: Row, claim_no: int, batch: int) -> list[Row]:
         if claim_no % DUE_EVERY == 0:
@@ -232,7 +234,7 @@ class Queue(Fitness):
         shown = {"status": "In Progress", "worker_id": worker["id"], "updated_at": self.now, "run_after": None}
         shown |= {"generation_started_at": self.now, "generation_processed_at": None, "progress": None, **NO_FAILURE}
         for row in taken:
-            row |= claim
+            row.update(claim)
             row["attempt"] += 1
             self.running[worker["id"]][row["id"]] = row
             number = {"attempts": row["attempt"], "published": 2 * row["attempt"]}
