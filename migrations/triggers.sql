@@ -112,6 +112,11 @@ begin
     loop
         execute format('drop trigger if exists %I on public.tasks', v_name);
     end loop;
+    alter table public.tasks
+        drop constraint if exists tasks_filled,
+        drop constraint if exists tasks_pool_named,
+        drop constraint if exists tasks_attempts_counted;
+    alter table public.tasks alter column pool drop not null, alter column max_attempts drop not null;
     if to_regclass('public.tasks_unsettled') is not null then
         drop trigger if exists tasks_unsettled_at_commit on public.tasks_unsettled;
     end if;

@@ -49,7 +49,8 @@ begin
                 v_depends := v_depends || public.internal_reference(v_ref, v_ids, v_index);
             end loop;
             v_depends := array(select u.id from unnest(v_depends) with ordinality u (id, n) group by u.id order by min(u.n));
-            v_rows := v_rows || (jsonb_strip_nulls(v_task - 'params') || jsonb_build_object(
+            v_rows := v_rows || (jsonb_strip_nulls(
+                v_task - 'params' - case when v_ignored[v_index + 1] is null then '' else 'traceparent' end) || jsonb_build_object(
                 'id', v_id, 'depends_on', v_depends, 'params', coalesce(nullif(v_task->'params', 'null'), '{}'),
                 'at', p_now + v_index * interval '1 microsecond'));  -- tasks are claimed in the order of the batch
         end if;

@@ -44,7 +44,7 @@ create or replace function public.internal_webhooks_write(p_ids uuid[], p_now ti
 language sql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
     insert into public.webhook_messages (event, task_id, webhook, url, owner, host, body, created_at, give_up_at, next_at)
     select e.event, t.id, u.webhook, u.url, public.internal_message_owner(u.webhook, t.tenant), public.internal_webhook_host(u.url),
-           public.internal_webhook_body(t, e.event, internal_webhooks_write.p_now), internal_webhooks_write.p_now,
+           public.internal_webhook_body(t.*, e.event, internal_webhooks_write.p_now), internal_webhooks_write.p_now,
                internal_webhooks_write.p_now + interval '1 day', internal_webhooks_write.p_now
       from unnest(internal_webhooks_write.p_ids) i (id)
      cross join lateral orchestrator.current_task(i.id) t

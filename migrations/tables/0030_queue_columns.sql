@@ -16,17 +16,7 @@ drop index concurrently if exists public.tasks_gate_types;
 drop index concurrently if exists public.tasks_gate_due;
 drop index concurrently if exists public.tasks_key_places;
 drop index concurrently if exists public.tasks_type_places;
-do $$
-declare
-    v_name name;
-begin
-    foreach v_name in array array['tasks_filled', 'tasks_pool_named', 'tasks_attempts_counted', 'tasks_status_known',
-                                  'tasks_completed', 'tasks_gate'] loop
-        execute format('alter table public.tasks drop constraint if exists %I', v_name);
-    end loop;
-    alter table public.tasks alter column pool drop not null, alter column max_attempts drop not null;
-end
-$$;
+alter table public.tasks drop constraint if exists tasks_status_known;
 drop table if exists public.tasks_unsettled;
 drop table if exists public.concurrency_notes;
 drop table if exists public.task_refusals;

@@ -76,6 +76,14 @@ SETTINGS = (  # whatever the role or the database has as its default
     "set local quote_all_identifiers = off",
     "set local client_min_messages = notice",
 )
+TRIGGERS = "triggers.sql"
+DROPPED_INDEX = re.compile(r"^drop index concurrently if exists public\.(\w+);", re.MULTILINE)
+DROPPED_CONSTRAINT = re.compile(r"drop constraint if exists (\w+)")
+MAKES = re.compile(
+    r"^(?:(?:--[^\n]*)?\n)*(?:create (?:unique )?index concurrently if not exists (\w+)"
+    r"|alter table public\.\w+ validate constraint (\w+);)"
+)
+ADDS = re.compile(r",\s*add constraint (\w+) check \([^()]*\) not valid")
 COMMIT = re.compile(r"^\s*commit;\n", re.MULTILINE)  # of a batch within a DO block
 
 
@@ -99,9 +107,10 @@ class Step:
 def steps(files: SqlFiles, ledger: Ledger) -> list[Step]:
     """Return the steps that the database lacks, in order; none if it is up to date."""
     missing = ledger.missing(files)
-    made = [_table_step(file) for file in missing if not file.post_deploy]
+    gone = _gone(files, missing)
+    made = [_table_step(file, gone) for file in missing if not file.post_deploy]
     made += _current_steps(files, ledger)
-    made += [_table_step(file) for file in missing if file.post_deploy]
+    made += [_table_step(file, gone) for file in missing if file.post_deploy]
     if not made:
         return []
     first = [Statement("schema_migrations", LEDGER)]
@@ -135,9 +144,26 @@ def _of_script(step: Step) -> list[str]:
     return [*rows, *(_in_one_transaction(one) for one in step.statements)]
 
 
-def _table_step(file: SqlFile) -> Step:
+def _gone(files: SqlFiles, missing: Sequence[SqlFile]) -> frozenset[str]:
+    """Return the indexes and constraints that later steps drop: a user's table must not wait for these to be built."""
+    indexes = {name for file in missing for name in DROPPED_INDEX.findall(file.sql)}
+    (triggers,) = (file.sql for file in files.current if file.path == TRIGGERS)
+    return frozenset(indexes | set(DROPPED_CONSTRAINT.findall(triggers)))
+
+
+def _without(gone: frozenset[str], statement: str) -> str:
+    """Return a statement without what is gone later; empty if nothing is left."""
+    made = MAKES.search(statement)
+    if made and (made[1] or made[2]) in gone:
+        return ""
+    return ADDS.sub(lambda clause: "" if clause[1] in gone else clause[0], statement)
+
+
+def _table_step(file: SqlFile, gone: frozenset[str]) -> Step:
     statements = tuple(
-        Statement(file.path, text) for one in file.statements() if (text := existing_rows.rewritten(file.version, one))
+        Statement(file.path, text)
+        for one in file.statements()
+        if (text := _without(gone, existing_rows.rewritten(file.version, one)))
     )
     made = (*statements, _record(file))
     if file.version == existing_rows.RECORDED_WITH:

@@ -138,7 +138,7 @@ begin
       from (select i.n, case p_code
                    when 'DEPENDENCY_DELETED' then format(
                        'Dependency %s does not exist: it was deleted before it was complete', i.id)
-                   else (select orchestrator.why_dependant_failed(t) from orchestrator.current_task(i.id) t) end as why
+                   else (select orchestrator.why_dependant_failed(t.*) from orchestrator.current_task(i.id) t) end as why
               from unnest(p_ids) with ordinality i (id, n) offset 0) w;
     loop  -- one level of dependants after the other
         with behind as (

@@ -26,6 +26,7 @@ begin
     v_task.created_at := public.internal_readable_time(v_task.created_at);
     v_task.run_after := public.internal_readable_time(v_task.run_after);
     v_task.error_message := public.internal_message(v_task.error_message);
+    v_task.traceparent := orchestrator.trace_of(v_task);
     select coalesce(v_task.pool, d.pool, 'default'), coalesce(v_task.max_attempts, d.max_attempts, 3),
            coalesce(v_task.timeout_s, d.timeout_s)
       into v_task.pool, v_task.max_attempts, v_task.timeout_s
@@ -63,6 +64,16 @@ language sql stable security definer set search_path = '' as $$
       left join lateral (select l.attempt - l.uncounted as counted from orchestrator.attempts l where l.task_id = t.id
                           order by l.attempt desc limit 1) a on q.task_id is null
      where t.id is not null
+$$;
+
+-- The trace of a task; null if what a user wrote there is none.
+create or replace function orchestrator.trace_of(p_task public.tasks) returns text
+language plpgsql stable security definer set search_path = '' as $$
+#variable_conflict use_variable
+begin
+    return case when p_task.traceparent is not null and public.internal_traceparent_problem(p_task.traceparent) is null
+                then p_task.traceparent end;
+end
 $$;
 
 -- The pool of a task.

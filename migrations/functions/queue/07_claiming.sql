@@ -276,7 +276,7 @@ begin
     return json_build_object(
         'id', p_task.id, 'task_type', p_task.task_type, 'params', p_task.params, 'attempt', p_attempt,
         'max_attempts', v_live.max_attempts, 'timeout_s', v_live.timeout_s,
-        'output_prefix', public.internal_output_prefix(p_task.id, p_attempt, p_nonce), 'traceparent', p_task.traceparent,
+        'output_prefix', public.internal_output_prefix(p_task.id, p_attempt, p_nonce), 'traceparent', orchestrator.trace_of(p_task),
         'dependencies', case when v_live.has_needs then orchestrator.inputs(p_task.depends_on) else '[]' end);
 end
 $$;

@@ -98,7 +98,8 @@ language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
 begin
     update orchestrator.live q
-       set state = 'waits_for_tasks', uncounted = q.uncounted + p_is_uncounted::int, run_after = p_run_after, worker_id = null,
+       set state = 'waits_for_tasks', pool = (select s.pool from orchestrator.specified s where s.task_id = q.task_id),
+           uncounted = q.uncounted + p_is_uncounted::int, run_after = p_run_after, worker_id = null,
            nonce = null, claim_no = null, claimed_at = null, progress_at = null, lease_expires_at = null, log_first = null
      where q.task_id = p_task.task_id;
     perform orchestrator.advance(array[p_task.task_id], '', p_run_after is null);

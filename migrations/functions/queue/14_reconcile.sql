@@ -43,7 +43,10 @@ begin
                 case
                     when v_task.status in ('Queued', 'In Progress') then perform orchestrator.enter(array[v_id]);
                     when v_task.status = 'Complete' then perform orchestrator.meet(array[v_id]);
-                    else perform orchestrator.fail_dependants(array[v_id], 'DEPENDENCY_FAILED');
+                    else
+                        delete from orchestrator.edges e
+                         where e.task_id = v_id and v_task.failure_code is distinct from 'DEPENDENCY_FAILED';
+                        perform orchestrator.fail_dependants(array[v_id], 'DEPENDENCY_FAILED');
                 end case;
             else
                 perform orchestrator.follow(v_task, v_live);
@@ -141,7 +144,8 @@ begin
         is distinct from (v_new.pool, v_new.place, v_new.created_at, v_new.run_after, v_new.concurrency_key,
                           v_new.task_type, v_new.tenant, v_new.type_limited);
     update orchestrator.live q
-       set pool = v_new.pool, place = v_new.place, created_at = v_new.created_at, run_after = v_new.run_after,
+       set pool = case when q.state = 'running' and p_task.pool is null then q.pool else v_new.pool end,
+           place = v_new.place, created_at = v_new.created_at, run_after = v_new.run_after,
            concurrency_key = v_new.concurrency_key, task_type = v_new.task_type, tenant = v_new.tenant,
            type_limited = v_new.type_limited, dedupe_key = v_new.dedupe_key, max_attempts = v_new.max_attempts,
            timeout_s = v_new.timeout_s, has_needs = v_new.has_needs, is_heavy = v_new.is_heavy,
@@ -226,7 +230,7 @@ select t.id
                q.max_attempts, q.timeout_s, q.has_needs, q.is_heavy, q.has_webhook, q.cancel_requested_at, q.attempts_shown,
                q.type_limited)
               is distinct from (
-               select (s.pool, s.place, s.created_at, s.run_after, s.concurrency_key, s.task_type, s.tenant, s.dedupe_key,
+               select (case when q.state = 'running' and t.pool is null then q.pool else s.pool end, s.place, s.created_at, s.run_after, s.concurrency_key, s.task_type, s.tenant, s.dedupe_key,
                        s.max_attempts, s.timeout_s, s.has_needs, s.is_heavy, s.has_webhook, s.cancel_requested_at, s.attempts,
                        s.type_limited)
                  from orchestrator.specified s where s.task_id = t.id));

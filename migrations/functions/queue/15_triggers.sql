@@ -78,7 +78,7 @@ begin
         perform public.internal_refuse('OR007', split_part(v_problem, E'\n', 1), split_part(v_problem, E'\n', 2),
                                        split_part(v_problem, E'\n', 3));
     end if;
-    v_ids := array(select c.id from changed c);
+    v_ids := array(select c.id from changed c union select b.id from was b);  -- an id may have changed, too
     -- Until the user's transaction ends, no claim takes a task that it has changed.
     perform from orchestrator.live q where q.task_id = any (v_ids) and q.state <> 'running' order by q.task_id for update;
     -- A program of the user's shows that it lives.

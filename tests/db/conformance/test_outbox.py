@@ -1,7 +1,6 @@
 """Alerts in the outbox: a message is written once, with its alert, and is due until it was sent or given up."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -9,15 +8,12 @@ import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.posting import ReceiverFailed, WebhookRefused
 from orchestrator.adapters.webhook_store import WebhookStore
 from orchestrator.leader_jobs.outbox import Outbox
-from orchestrator.migrate import migrate
 from orchestrator.ports import NotLeader
 from tests.db.conformance.builders import FLEET, Fleet
 from tests.db.conformance.test_schedules import Clocked
-from tests.db.conformance.test_schema import copy
 from tests.db.conformance.test_webhooks import URL, ended
 from tests.db.conformance.test_webhooks import take as take_of_tasks
 
@@ -189,33 +185,6 @@ async def test_no_row_about_an_alert_has_a_url(fleet: Fleet, hand: AsyncConnecti
     await note(fleet, [], "a")
     with pytest.raises(psycopg.errors.CheckViolation):
         await hand.execute("update webhook_messages set url = 'https://hooks.example.com/secret'")
-
-
-async def test_an_upgrade_loses_no_message(empty_database: str, tmp_path: Path) -> None:
-    """Alerts had an outbox of their own: what is pending is taken with its attempts, and what was sent stays."""
-    before = copy(tmp_path)
-    for path in (before / "tables").glob("*.sql"):
-        if path.name >= "0025":
-            path.unlink()
-    await migrate(empty_database, directory=before)
-    async with await psycopg.AsyncConnection.connect(empty_database, autocommit=True) as connection:
-        await connection.execute(OF_EARLIER)
-        await migrate(empty_database)
-        left = await connection.execute("select to_regclass('outbox'), count(*) from webhook_messages")
-        assert await left.fetchone() == (None, 5)
-    db = await PostgresDb.open(empty_database)
-    fleet = Fleet(db)
-    fleet.term = (await fleet.lead())["term"]
-    alerts = await take(fleet)
-    assert sorted((one["body"]["text"], one["attempts"], one["host"]) for one in alerts) == [
-        ("tried", 8, URL_NAME),
-        ("untried", 1, URL_NAME),
-    ]
-    (about_task,) = await take_of_tasks(fleet, WebhookStore(Clocked(fleet), FLEET))  # type: ignore[arg-type]
-    assert about_task["url"] == "https://h/x"
-    assert await note(fleet, [], "untried", "tried", "sent", "lost", "new") == 1
-    assert (await known(fleet))["last_failure"]["failure"] == "it answered 404"
-    await db.close()
 
 
 async def test_an_earlier_leader_neither_writes_nor_sends(fleet: Fleet) -> None:

@@ -621,7 +621,7 @@ async def test_reports_do_not_rest_on_statistics(fleet: Fleet, hand: AsyncConnec
                 from generate_series(1, 20000) n, lateral (select %(now)s - n * interval '1 s') x (t);
               insert into tasks (task_type, status, pool, max_attempts)
               select 'any', 'Complete', 'default', 3 from generate_series(1, 20000);
-              insert into task_attempts (task_id, attempt, worker_id, nonce, claim_no, started_at, ended_at, outcome)
+              insert into orchestrator.attempts (task_id, attempt, worker_id, nonce, claim_no, started_at, ended_at, outcome)
               select id, 1, 'w-' || 1 + row_number() over () %% 3000, 'n', 1, %(now)s - interval '1 h', %(now)s,
                      'complete' from tasks;"""
     tables = ("costs", "task_attempts", "tasks", "workers")

@@ -46,5 +46,6 @@ async def test_a_row_that_a_user_writes_is_checked_too(fleet: Fleet, hand: Any) 
     """The statement succeeds."""
     await hand.execute("insert into tasks (task_type, traceparent) values ('t', 'nonsense'), ('t', %s)", (TRACE,))
     await hand.execute("update tasks set traceparent = traceparent || 'x' where traceparent is not null")
-    rows = await (await hand.execute("select traceparent from tasks")).fetchall()
-    assert [row["traceparent"] for row in rows] == [None, None]
+    shown = (await fleet.call("task_list", p_status=None, p_task_type=None, p_limit=9))["tasks"]
+    claimed = await (await fleet.agent()).claim(batch=2)
+    assert [task["traceparent"] for task in (*shown, *claimed)] == [None] * 4
