@@ -39,7 +39,7 @@ begin
             select q.task_id from orchestrator.live q join public.tasks t on t.id = q.task_id
              where q.task_type = any (v_elsewhere) and t.pool is null and q.state <> 'running'
              order by q.place, q.turn, q.created_at, q.task_id limit c_most);  -- tenants get their turns in this order
-        perform orchestrator.reconcile(v_ids);
+        perform orchestrator.reconcile_free(v_ids);
     end if;
     return jsonb_build_object('declared', jsonb_array_length(coalesce(p_pools, '[]')), 'rerouted', coalesce(cardinality(v_ids), 0));
 end

@@ -84,7 +84,8 @@ create table orchestrator.launches (
     cluster text,  -- that reserves it
     lease interval not null,
     log_bytes bigint,
-    claim_no bigint not null default 0  -- the highest number that was answered
+    claim_no bigint not null default 0,  -- the highest number that was answered
+    skipped uuid[] not null default '{}'  -- tasks of the last heartbeat that a user's transaction had locked
 ) with (
     fillfactor = 30,
     autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0
@@ -113,8 +114,8 @@ create table orchestrator.publications (
 );
 create index publications_due on orchestrator.publications (retry_at);
 
--- What another transaction kept from being looked at; the leader looks again. kind: needs or show (of a task), key,
--- type, or limit (of a type that was set or removed).
+-- What another transaction kept from being looked at; the leader looks again. kind: needs, show or edit (of a task), unmet (of
+-- a task that others need), key, type, or limit (of a type that was set or removed).
 create table orchestrator.rechecks (
     no bigint generated always as identity primary key,
     kind text not null,

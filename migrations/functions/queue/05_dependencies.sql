@@ -96,7 +96,8 @@ begin
 end
 $$;
 
--- These tasks are not Complete any more, but Queued or In Progress: their dependants that do not run wait again.
+-- These tasks are not Complete any more, but Queued or In Progress: their dependants that do not run wait again. What runs,
+-- or is locked, is left to the leader: an open transaction of a user's must not hold up the dependant's agent.
 create or replace function orchestrator.unmeet(p_ids uuid[]) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
@@ -104,11 +105,28 @@ declare
     v_behind uuid[] := array(
         select q.task_id from orchestrator.live q
          where q.task_id = any (array(select e.task_id from orchestrator.edges e where e.needs = any (p_ids)))
-         order by q.task_id for update skip locked);
+           and q.state <> 'running' order by q.task_id for update skip locked);
 begin
     update orchestrator.edges e set is_met = false
      where e.needs = any (p_ids) and e.task_id = any (v_behind) and e.is_met;
     perform orchestrator.wait_again(v_behind);
+    insert into orchestrator.rechecks (kind, name)
+    select distinct 'unmet', e.needs::text from orchestrator.edges e where e.needs = any (p_ids) and e.is_met;
+end
+$$;
+
+-- The leader's part of it, for dependants that run.
+create or replace function orchestrator.unmeet_running(p_ids uuid[]) returns void
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_open uuid[] := array(select i.id from unnest(p_ids) i (id) where orchestrator.need_status(i.id) = 'open');
+begin
+    update orchestrator.edges e set is_met = false
+     where e.ctid = any (array(select f.ctid from orchestrator.edges f join orchestrator.live q on q.task_id = f.task_id
+                                where f.needs = any (v_open) and f.is_met and q.state = 'running'
+                                order by q.task_id for update skip locked));
+    perform orchestrator.unmeet(v_open);
 end
 $$;
 

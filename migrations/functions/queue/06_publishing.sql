@@ -122,6 +122,32 @@ begin
 end
 $$;
 
+-- Why a publication was refused: a user's trigger or constraint may raise anything. What is nobody's refusal, and passes
+-- by itself, is raised again.
+create or replace function orchestrator.refusal(p_state text, p_message text) returns text
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+begin
+    if p_state = '57014' then
+        perform set_config('orchestrator.is_cancelled', 'yes', true);
+        return 'A trigger of the database took too long: the call was cancelled';
+    elsif public.internal_is_transient(p_state) and p_state <> '55P03' then
+        raise exception using errcode = p_state, message = p_message;
+    end if;
+    return format('%s (%s)', p_message, p_state);
+end
+$$;
+
+-- Whether this call was cancelled, or its time was over, while a user's trigger ran. Then it publishes nothing more, because
+-- nothing would end the next trigger that sleeps.
+create or replace function orchestrator.is_cancelled() returns boolean
+language plpgsql stable security definer set search_path = '' as $$
+#variable_conflict use_variable
+begin
+    return coalesce(current_setting('orchestrator.is_cancelled', true) = 'yes', false);
+end
+$$;
+
 -- Publishes ends. What cannot be published now is published later.
 create or replace function orchestrator.publish(p_ends orchestrator.publications[]) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
@@ -133,10 +159,8 @@ declare
 begin
     begin
         v_left := orchestrator.write_ends(p_ends);
-    exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
-        if public.internal_is_transient(sqlstate) and sqlstate <> '55P03' then
-            raise;
-        end if;
+    exception when others or assert_failure or query_canceled then
+        v_why := orchestrator.refusal(sqlstate, sqlerrm);
         v_left := p_ends;
     end;
     foreach v_end in array coalesce(v_left, '{}') loop
@@ -148,11 +172,8 @@ begin
             else
                 v_why := 'Another transaction has locked its row';
             end if;
-        exception when others or assert_failure then
-            if public.internal_is_transient(sqlstate) and sqlstate <> '55P03' then
-                raise;
-            end if;
-            v_why := format('%s (%s)', sqlerrm, sqlstate);
+        exception when others or assert_failure or query_canceled then
+            v_why := orchestrator.refusal(sqlstate, sqlerrm);
         end;
         perform orchestrator.publish_later(array[v_end], v_why);
     end loop;
@@ -222,6 +243,9 @@ $$;
 create or replace function orchestrator.begin_publishing() returns void
 language plpgsql as $$
 begin
+    if orchestrator.is_cancelled() then
+        raise exception using errcode = '57014', message = 'this call was cancelled';
+    end if;
     perform pg_catalog.set_config('orchestrator.publishing', pg_catalog.pg_trigger_depth()::pg_catalog.text, true),
             pg_catalog.set_config('orchestrator.patience', pg_catalog.current_setting('lock_timeout'), true),
             pg_catalog.set_config('lock_timeout', '10ms', true),
@@ -264,21 +288,28 @@ begin
 end
 $$;
 
--- Publishes what is due, at most so many; returns how many it tried.
+-- Publishes what is due, at most so many; returns how many it found. What was refused before is tried by itself.
 create or replace function orchestrator.publish_due(p_most int) returns int
 language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_now();
     v_ends orchestrator.publications[];
+    v_refused orchestrator.publications[];
+    v_end orchestrator.publications;
 begin
-    select array_agg(p) into v_ends from (
+    select array_agg(p) filter (where p.reason is null), array_agg(p) filter (where p.reason is not null)
+      into v_ends, v_refused from (
         select * from orchestrator.publications d where d.retry_at <= v_now
          order by d.retry_at limit p_most for update skip locked) p;
-    if v_ends is null then
-        return 0;
+    if v_ends is not null then
+        perform orchestrator.publish(v_ends);
     end if;
-    perform orchestrator.publish(v_ends);
+    foreach v_end in array coalesce(v_refused, '{}') loop
+        exit when orchestrator.is_cancelled();
+        perform orchestrator.publish(array[v_end]);
+    end loop;
+    v_ends := coalesce(v_ends, '{}') || coalesce(v_refused, '{}');
     delete from orchestrator.publications p
      where p.task_id in (select e.task_id from unnest(v_ends) e)
        and (select t.published < p.no from public.tasks t where t.id = p.task_id) is not true;
@@ -309,11 +340,9 @@ begin
                  where t.id = v_id and t.status in ('Queued', 'Failed');
             end if;
             perform set_config('search_path', '', true);
-        exception when others or assert_failure then
-            if public.internal_is_transient(sqlstate) and sqlstate <> '55P03' then
-                raise;
-            end if;
-            raise warning 'task % could not be changed (%): % (%)', v_id, p_change, sqlerrm, sqlstate;
+        exception when others or assert_failure or query_canceled then
+            raise warning 'task % could not be changed (%): %', v_id, p_change, orchestrator.refusal(sqlstate, sqlerrm);
+            exit when orchestrator.is_cancelled();
         end;
     end loop;
 end

@@ -67,6 +67,11 @@ begin
             perform public.internal_refuse('OR006', 'the token is not of this worker');
         end if;
     end if;
+    -- Other calls lock a worker before its launch. A claim that may change the worker does so too.
+    select * into v_launch from orchestrator.launches l where l.worker_id = p_worker_id;
+    if v_launch.status <> 'active' or not v_launch.may then
+        perform from public.workers w where w.id = p_worker_id for no key update;
+    end if;
     select * into v_launch from orchestrator.launches l where l.worker_id = p_worker_id for no key update;
     if v_launch.worker_id is null or v_launch.status = 'terminated' then
         perform public.internal_refuse('OR005', 'no such worker, or it has terminated', '', 'stop');
@@ -102,7 +107,10 @@ begin
             v_status := 'active';
         elsif v_status = 'active' and p_launch.wanted = 'run' and (v_may or p_launch.cluster is not null) and not exists (
                 select from orchestrator.live q where q.worker_id = p_launch.worker_id and q.state = 'running') then
-            v_status := 'idle';
+            perform from public.workers w where w.id = p_launch.worker_id for no key update skip locked;
+            if found then
+                v_status := 'idle';
+            end if;
         end if;
         if v_tasks is not null or not p_may_wait then
             update orchestrator.launches l set claim_no = p_claim_no where l.worker_id = p_launch.worker_id;
@@ -229,12 +237,14 @@ begin
         if json_array_length(v_tasks) = cardinality(p_ids) then
             return v_tasks;
         end if;
-    exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
-        if public.internal_is_transient(sqlstate) and sqlstate <> '55P03' then
-            raise;
-        end if;
+    exception when others or assert_failure or query_canceled then
+        perform orchestrator.refusal(sqlstate, sqlerrm);
     end;
-    return orchestrator.hand_out_singly(p_launch, p_ids, p_attempts, p_now);
+    v_tasks := orchestrator.hand_out_singly(p_launch, p_ids, p_attempts, p_now);
+    insert into orchestrator.rechecks (kind, name)
+    select 'show', q.task_id::text from orchestrator.live q
+     where q.task_id = any (p_ids) and q.state = 'running' and q.shown < 2 * q.attempt;
+    return v_tasks;
 end
 $$;
 
@@ -319,24 +329,17 @@ language plpgsql security definer set search_path = '' as $$
 declare
     v_tasks json[] := '{}';
     v_one json;
-    v_why text;
     v_task public.tasks;
 begin
     for v_n in 1..cardinality(p_ids) loop
         v_one := null;
-        v_why := 'A trigger of the database suppressed it';
         begin
             perform from public.tasks t where t.id = p_ids[v_n] for no key update skip locked;
             if found then
                 v_one := orchestrator.write_running(p_launch, p_ids[v_n:v_n], p_attempts[v_n:v_n], p_now)->0;
-            else
-                v_why := 'Another transaction has locked its row';
             end if;
-        exception when others or assert_failure then
-            if public.internal_is_transient(sqlstate) and sqlstate <> '55P03' then
-                raise;
-            end if;
-            v_why := format('%s (%s)', sqlerrm, sqlstate);
+        exception when others or assert_failure or query_canceled then
+            perform orchestrator.refusal(sqlstate, sqlerrm);
         end;
         if v_one is null then
             select * into v_task from public.tasks t where t.id = p_ids[v_n];
@@ -349,8 +352,6 @@ begin
                set shown = case when v_task.status = 'In Progress' then v_task.published else 0 end,
                    attempts_shown = coalesce(v_task.attempts, 0)
              where q.task_id = p_ids[v_n] and v_task.published < 2 * q.attempt;
-            insert into orchestrator.rechecks (kind, name) select 'show', p_ids[v_n]::text
-             where v_task.published < 2 * p_attempts[v_n];
             v_one := orchestrator.for_agent(v_task, p_launch.nonce, p_attempts[v_n]);
         end if;
         v_tasks := v_tasks || v_one;

@@ -4,7 +4,8 @@
 -- for how many seconds a task has shown no sign of life. Earlier agents report only progress; a change of it counts as a
 -- sign. The clock is the database's. The word of an agent about an attempt counts for at most twice the task's timeout_s, so
 -- an agent that does not enforce the timeout cannot keep its pod for longer; but during an outage of the object store it
--- waits with a finished result. A task that a user's open transaction has changed keeps its lease as it is.
+-- waits with a finished result. A task that a user's open transaction has changed keeps its lease as it is; the launch shows
+-- that its agent named it.
 create or replace function orchestrator.renew(
     p_launch orchestrator.launches, p_tasks jsonb, p_now timestamptz, out held uuid[], out fenced uuid[]
 )
@@ -12,6 +13,7 @@ language plpgsql security definer set search_path = '' set enable_seqscan = off 
 #variable_conflict use_variable
 declare
     v_is_away boolean := public.internal_is_store_away(p_launch.fleet, p_now);
+    v_skipped uuid[];
 begin
     with named as (
         select (n.value->>'id')::uuid as id, (n.value->>'attempt')::int as attempt,
@@ -34,6 +36,13 @@ begin
           from locked l where q.task_id = l.task_id returning q.task_id
     )
     select array_agg(r.task_id) into held from renewed r;
+    v_skipped := array(
+        select q.task_id from jsonb_array_elements(p_tasks) n join orchestrator.live q on q.task_id = (n.value->>'id')::uuid
+         where q.attempt = (n.value->>'attempt')::int and q.state = 'running' and q.worker_id = p_launch.worker_id
+           and q.nonce = p_launch.nonce and (q.task_id = any (held)) is not true);
+    if v_skipped <> p_launch.skipped then
+        update orchestrator.launches l set skipped = v_skipped where l.worker_id = p_launch.worker_id;
+    end if;
     fenced := array(select (n.value->>'id')::uuid from jsonb_array_elements(p_tasks) n
                      where orchestrator.state_of(p_launch, (n.value->>'id')::uuid, (n.value->>'attempt')::int, '{}') = 'fenced');
 end
@@ -58,10 +67,8 @@ begin
       from jsonb_array_elements(p_tasks) n
      where t.id = any (v_ids) and t.id = (n.value->>'id')::uuid;
     perform orchestrator.end_publishing();
-exception when others or assert_failure then  -- a user's trigger or constraint may raise anything
-    if public.internal_is_transient(sqlstate) and sqlstate <> '55P03' then
-        raise;
-    end if;
+exception when others or assert_failure or query_canceled then
+    perform orchestrator.refusal(sqlstate, sqlerrm);
 end
 $$;
 

@@ -109,7 +109,10 @@ begin
         held_by := 'nobody';
         return;
     elsif p_task.lease_expires_at is not null then
-        rescue_at := p_task.lease_expires_at;
+        -- The agent may have named it in vain, because a user's transaction had locked it.
+        rescue_at := greatest(p_task.lease_expires_at, (
+            select w.last_heartbeat + l.lease from orchestrator.launches l join public.workers w on w.id = l.worker_id
+             where l.worker_id = p_task.worker_id and l.nonce = p_task.nonce and p_task.task_id = any (l.skipped)));
         held_by := case when rescue_at > p_now then 'lease' else 'nobody' end;
         return;
     end if;

@@ -67,6 +67,22 @@ begin
 end
 $$;
 
+-- Reconciles those of these tasks, in this order, that no other transaction has locked; the leader does the others.
+create or replace function orchestrator.reconcile_free(p_ids uuid[]) returns void
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_free uuid[] := array(select q.task_id from orchestrator.live q
+                            where q.task_id = any (p_ids) order by q.task_id for update skip locked);
+begin
+    insert into orchestrator.rechecks (kind, name)
+    select 'edit', q.task_id::text from orchestrator.live q
+     where q.task_id = any (p_ids) and (q.task_id in (select unnest(v_free))) is not true;
+    perform orchestrator.reconcile(array(
+        select i.id from unnest(p_ids) with ordinality i (id, n) where i.id in (select unnest(v_free)) order by i.n));
+end
+$$;
+
 -- A task that has a row in `live`.
 create or replace function orchestrator.follow(p_task public.tasks, p_live orchestrator.live) returns void
 language plpgsql security definer set search_path = '' as $$

@@ -40,7 +40,8 @@ begin
     loop
         v_count := orchestrator.publish_due(c_publications);
         v_published := v_published + v_count;
-        exit when v_count < c_publications or v_published >= c_most or clock_timestamp() > statement_timestamp() + interval '1 second';
+        exit when v_count < c_publications or v_published >= c_most or orchestrator.is_cancelled()
+               or clock_timestamp() > statement_timestamp() + interval '1 second';
     end loop;
     return jsonb_build_object('rechecked', v_rechecked, 'published', v_published,
                               'audited', cardinality(orchestrator.audit(null)));
@@ -57,6 +58,8 @@ declare
     v_limited text[];
     v_needs uuid[];
     v_shows uuid[];
+    v_unmet uuid[];
+    v_edited uuid[];
     v_count int;
 begin
     with taken as (
@@ -67,8 +70,16 @@ begin
     select array_agg(distinct t.name) filter (where t.kind = 'key'), array_agg(distinct t.name) filter (where t.kind = 'type'),
            array_agg(distinct t.name) filter (where t.kind = 'limit'),
            array_agg(distinct t.name::uuid) filter (where t.kind = 'needs'),
+           array_agg(distinct t.name::uuid) filter (where t.kind = 'unmet'),
+           array_agg(distinct t.name::uuid) filter (where t.kind = 'edit'),
            array_agg(distinct t.name::uuid) filter (where t.kind = 'show'), count(*)
-      into v_keys, v_types, v_limited, v_needs, v_shows, v_count from taken t;
+      into v_keys, v_types, v_limited, v_needs, v_unmet, v_edited, v_shows, v_count from taken t;
+    if v_edited is not null then
+        perform orchestrator.reconcile_free(v_edited);
+    end if;
+    if v_unmet is not null then
+        perform orchestrator.unmeet_running(v_unmet);
+    end if;
     if v_needs is not null then
         insert into orchestrator.rechecks (kind, name)
         select 'needs', n.id::text from unnest(orchestrator.look_again(v_needs, false)) n (id);
@@ -91,13 +102,14 @@ begin
 end
 $$;
 
--- Publishes In Progress of tasks whose claims could not.
+-- Publishes In Progress of tasks whose claims could not. One of which a user's trigger takes too long is not tried again.
 create or replace function orchestrator.show_running(p_ids uuid[]) returns void
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
 declare
     v_task orchestrator.live;
     v_launch orchestrator.launches;
+    v_slow uuid;
 begin
     for v_task in select q.* from orchestrator.live q
                    where q.task_id = any (p_ids) and q.state = 'running' and q.shown <> 2 * q.attempt and q.nonce is not null
@@ -106,7 +118,15 @@ begin
         v_launch.nonce := v_task.nonce;
         update orchestrator.live q set shown = 2 * q.attempt, attempts_shown = q.attempt where q.task_id = v_task.task_id;
         perform orchestrator.hand_out_singly(v_launch, array[v_task.task_id], array[v_task.attempt], v_task.claimed_at);
+        if orchestrator.is_cancelled() then
+            v_slow := v_task.task_id;
+            exit;
+        end if;
     end loop;
+    insert into orchestrator.rechecks (kind, name)
+    select 'show', q.task_id::text from orchestrator.live q
+     where q.task_id = any (p_ids) and q.state = 'running' and q.shown < 2 * q.attempt and q.nonce is not null
+       and q.task_id is distinct from v_slow;
 end
 $$;
 

@@ -108,10 +108,10 @@ async def test_an_index_whose_building_was_interrupted_is_built_again(
 ) -> None:
     """An invalid index is used by no query, and IF NOT EXISTS alone would keep it."""
     await migrate(empty_database)
-    await project.execute("delete from schema_migrations where version = '0019'")
-    await project.execute("update pg_index set indisvalid = false where indexrelid = 'tasks_gate_due'::regclass")
-    assert (await migrate(empty_database)).applied == ("0019",)
-    (found,) = await rows(project, "select indisvalid from pg_index where indexrelid = 'tasks_gate_due'::regclass")
+    await project.execute("delete from schema_migrations where version = '0024'")
+    await project.execute("update pg_index set indisvalid = false where indexrelid = 'workers_cluster'::regclass")
+    assert (await migrate(empty_database)).applied == ("0024",)
+    (found,) = await rows(project, "select indisvalid from pg_index where indexrelid = 'workers_cluster'::regclass")
     assert found == {"indisvalid": True}
 
 

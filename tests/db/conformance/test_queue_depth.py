@@ -28,7 +28,8 @@ BY_HAND = (
     "insert into tasks (task_type, status) values ('t', 'Complete'), ('t', 'Queued')",
     "truncate tasks",
 )
-UNSEEN = "set session_replication_role = replica; {}; set session_replication_role = origin"
+UNSEEN = """set session_replication_role = replica; {}; set session_replication_role = origin;
+            select orchestrator.audit(1000000), orchestrator.audit(1000000)"""  # to the end, and from the beginning
 
 
 async def agrees(fleet: Fleet, hand: AsyncConnection[DictRow]) -> list[Any]:

@@ -375,3 +375,30 @@ async def test_a_users_row_that_names_a_worker_holds_up_no_call_of_it(
         await agent.beat(task)
         assert await agent.complete(task) == "ok"
         await fleet.move(agent.id, State.ACTIVE, metadata={"a": "b"})
+
+
+@pytest.mark.parametrize("state", ["idle", "active"])
+async def test_a_claim_and_a_change_of_its_worker_do_not_wait_for_each_other(
+    fleet: Fleet, other: AsyncConnection[DictRow], hand: AsyncConnection[DictRow], state: str
+) -> None:
+    """The change locks the worker and then its launch; a claim that finds the first or the last task changes it, too."""
+    agent = await fleet.agent()
+    if state == "active":
+        await fleet.submit()
+        (task,) = await agent.claim()
+        await agent.complete(task)
+    else:
+        await agent.claim()
+        await fleet.submit()
+    assert await fleet.status(agent.id) == state
+    await other.execute("select from workers where id = %s for no key update", (agent.id,))
+    claim = asyncio.create_task(agent.claim())
+    waiting = "select count(*) as n from pg_stat_activity where wait_event_type = 'Lock'"
+    async with asyncio.timeout(PATIENCE_S):
+        while state == "idle" and (await (await hand.execute(waiting)).fetchall())[0]["n"] == 0:
+            await asyncio.sleep(0.01)
+        if state == "active":
+            assert await claim == []
+        await other.execute("update workers set log_bytes = jsonb_build_object(nonce, '{}'::jsonb)")
+        await other.commit()
+        assert len(await claim) == (state == "idle")

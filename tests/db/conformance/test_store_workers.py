@@ -621,16 +621,17 @@ async def test_reports_do_not_rest_on_statistics(fleet: Fleet, hand: AsyncConnec
                 from generate_series(1, 20000) n, lateral (select %(now)s - n * interval '1 s') x (t);
               insert into tasks (task_type, status, pool, max_attempts)
               select 'any', 'Complete', 'default', 3 from generate_series(1, 20000);
-              insert into orchestrator.attempts (task_id, attempt, worker_id, nonce, claim_no, started_at, ended_at, outcome)
+              insert into orchestrator.attempts (task_id, attempt, worker_id, nonce, claim_no, started_at, ended_at,
+                                                 outcome)
               select id, 1, 'w-' || 1 + row_number() over () %% 3000, 'n', 1, %(now)s - interval '1 h', %(now)s,
                      'complete' from tasks;"""
-    tables = ("costs", "task_attempts", "tasks", "workers")
+    tables = ("costs", "orchestrator.attempts", "tasks", "workers")
     await hand.execute("set session_replication_role = replica")  # rows as they are, without what triggers make of them
     async with AsyncClientCursor(hand) as cursor:  # several statements with parameters
         await cursor.execute(fill, {"now": fleet.now})
         for verb in ("delete from", "analyze"):
             for table in tables:
-                await cursor.execute(sql.SQL("{} {}").format(sql.SQL(verb), sql.Identifier(table)))
+                await cursor.execute(sql.SQL("{} {}").format(sql.SQL(verb), sql.Identifier(*table.split("."))))
         await cursor.execute(fill, {"now": fleet.now})
     window = {"p_fleet": FLEET, "p_since": fleet.now - timedelta(days=1), "p_until": fleet.now}
     assert len((await fleet.call("fleet_cost", **window))["workers"]) == 3000
