@@ -101,10 +101,6 @@ class TaskFailure(Explained):
         "Its params or its dependencies' results are nested too deeply, or a number is too long.",
         OPERATOR, "nothing: no worker could read it",
         "at most 64 levels and 4000 digits: change its params; then " + RETRY)
-    TASK_UNCLAIMABLE = "TASK_UNCLAIMABLE", Meaning(
-        "The database refused to hand it to a worker; the task's message has the database's error.",
-        OPERATOR, "nothing: the next claim would end the same way",
-        "correct the row, or the trigger or constraint of yours that refuses it; then " + RETRY)
     DEPENDENCY_FAILED = "DEPENDENCY_FAILED", Meaning(
         "A task that it depends on failed or was cancelled.",
         OPERATOR, "nothing until that one is retried: then this one is queued again too",

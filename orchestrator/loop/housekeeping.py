@@ -17,14 +17,19 @@ class Housekeeping:
     def __init__(self, runtime: Runtime, on_retention: Callable[[], Awaitable[None]] | None) -> None:
         """`on_retention` is called after old rows were deleted."""
         self._store, self._metrics, self._on_retention = runtime.store, runtime.metrics, on_retention
+        self._failure: str | None = None  # of the last maintenance: an outage is logged once, not each second
         self._counted_to: datetime | None = None  # finished tasks are counted up to this time, in this term
 
     async def maintain(self, term: int) -> None:
         """Make due tasks ready, publish what could not be published, and look again at what was locked."""
+        failure = None
         try:
             await self._store.maintain(term)
         except PortError as error:
-            log.warning("maintenance_failed", error=f"{type(error).__name__}: {error}")
+            failure = f"{type(error).__name__}: {error}"
+        if failure and failure != self._failure:
+            log.warning("maintenance_failed", error=failure)
+        self._failure = failure
 
     async def count(self, lease: Lease | None) -> None:
         """Count the tasks that finished since the last count, or since this process leads.

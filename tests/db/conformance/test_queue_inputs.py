@@ -29,7 +29,7 @@ create trigger slow before update on public.tasks for each row execute function 
 
 async def raw(hand: AsyncConnection[DictRow], ids: list[str]) -> list[str]:
     """The statuses that the table itself shows."""
-    rows = await hand.execute("select status::text from tasks where id = any (%s::uuid[]) order by created_at", (ids,))
+    rows = await hand.execute("select status::text from tasks where id = any (%s::uuid[])", (ids,))
     return [row["status"] for row in await rows.fetchall()]
 
 

@@ -192,7 +192,6 @@ CODES_ONLY_REAL = {
     "INPUTS_TOO_LARGE": "no task here has inputs near the limit",
     "UNKNOWN": "the code of a failure that names none; agents here name one",
     "INPUTS_UNREADABLE": "nobody here writes a task past task_submit, which refuses such inputs",
-    "TASK_UNCLAIMABLE": "the same: what submit lets in can be claimed",
     "DEPENDENCY_CYCLE": "nobody here changes what a task depends on after it was submitted",
     "DEPENDENCY_DELETED": "nobody deletes a task here",
     "NO_HOLDER": "nobody here writes `In Progress` past a claim",
