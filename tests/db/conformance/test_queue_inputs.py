@@ -121,7 +121,7 @@ async def test_params_of_too_many_values_are_refused_where_they_enter(
 async def test_tasks_whose_claims_are_cancelled_stop_no_pool(
     database: str, direct: PostgresDb, hand: AsyncConnection[DictRow], batch: int
 ) -> None:
-    """They are handed out as they are. Maintenance tries to show one of them at a time, and is cancelled for it, too."""
+    """They are handed out as they are. Maintenance tries to show one at a time, and is cancelled for it, too."""
     await hand.execute(SLOW)
     fleet = Fleet(direct)
     fleet.term = (await fleet.lead())["term"]
