@@ -82,7 +82,7 @@ $$;
 create or replace function public.fleet_message_close(
     p_fleet text, p_term bigint, p_id uuid, p_error text, p_retry_s numeric, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);

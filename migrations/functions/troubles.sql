@@ -21,7 +21,7 @@ begin
                   join orchestrator.attempts a on a.task_id = r.task_id and a.outcome = 'lost'
                        and a.failure_code is not null and a.ended_at > p_all
                   join public.workers w on w.id = a.worker_id and w.fleet = p_fleet
-                  join public.tasks t on t.id = a.task_id
+                 cross join lateral (select * from public.tasks k where k.id = a.task_id offset 0) t  -- by its key, each
                   left join orchestrator.publications p on p.task_id = t.id and p.no > t.published
                  group by a.task_id, t.task_type, 3) l), '[]');
 end
@@ -38,7 +38,7 @@ begin
           from (select orchestrator.pool_of(t.*) as pool, left(r.reason, 500) as reason, count(*) as n,
                        (array_agg(r.task_id order by r.at, r.task_id))[1] as task_id, min(r.at) as since
                   from (select * from orchestrator.publications f order by f.retry_at limit 10000) r
-                  join public.tasks t on t.id = r.task_id and r.no > t.published
+                 cross join lateral (select * from public.tasks k where k.id = r.task_id and k.published < r.no offset 0) t
                  where r.reason is not null and r.at < p_now - interval '10 seconds'
                  group by 1, 2 order by 3 desc, 1, 2 limit p_limit) f), '[]');
 end
@@ -112,7 +112,7 @@ $$;
 create or replace function public.fleet_task_troubles(p_fleet text, p_handled jsonb, p_now timestamptz default null)
 returns jsonb
 language plpgsql stable security definer set search_path = '' set plan_cache_mode = force_generic_plan
-set enable_seqscan = off set jit = off as $$
+set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -134,7 +134,7 @@ begin
                  (select q.task_type
                     from (select l.task_id, l.task_type, l.run_after from orchestrator.live l
                            where l.pool = p.pool and l.state = 'waits_for_time' order by l.pool, l.run_after limit c_head) q
-                    join public.tasks t on t.id = q.task_id
+                   cross join lateral (select k.failure_code from public.tasks k where k.id = q.task_id offset 0) t
                    where q.run_after <= v_now or t.failure_code = 'NO_HANDLER')) h
              where jsonb_array_length(p_handled) > 0 and not p_handled ? h.task_type
              group by 1, 2 order by 3 desc, 2 limit c_rows

@@ -77,10 +77,12 @@ begin
            and not exists (select from orchestrator.live q where q.task_id = l.task_id and q.state = 'running')
          order by l.task_id, l.created_at limit c_deleted));
     insert into public.webhook_messages (event, task_id, webhook, url, owner, host, body, created_at, give_up_at, next_at)
-    select 'task.progress', t.id, u.webhook, u.url, public.internal_message_owner(u.webhook, t.tenant), public.internal_webhook_host(u.url),
+    select 'task.progress', t.id, u.webhook, u.url, public.internal_message_owner(u.webhook, t.tenant),
+           public.internal_webhook_host(u.url),
            public.internal_webhook_body(orchestrator.current_task(t.id), 'task.progress', v_now), v_now,
            v_now + interval '1 minute', v_now
-      from orchestrator.live r join public.tasks t on t.id = r.task_id
+      from orchestrator.live r
+     cross join lateral (select * from public.tasks k where k.id = r.task_id offset 0) t  -- by its key, each
      cross join lateral (select null::text as webhook, t.webhook_url as url where t.webhook_progress
                           union all
                          select w.name, w.url from public.webhooks w

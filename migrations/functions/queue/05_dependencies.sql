@@ -40,9 +40,10 @@ begin
       from public.tasks t cross join lateral (select distinct u.id from unnest(t.depends_on) u (id)) n
      where t.id = any (p_ids) and n.id is not null
     on conflict do nothing;
-    v_ended := array(select distinct e.needs from orchestrator.edges e
-                      where e.task_id = any (p_ids) and not e.is_met
-                        and orchestrator.need_status(e.needs) in ('Failed', 'Cancelled'));
+    v_ended := array(select distinct n.needs  -- "offset 0": not in the order of all edges
+                       from (select e.needs from orchestrator.edges e
+                              where e.task_id = any (p_ids) and not e.is_met offset 0) n
+                      where orchestrator.need_status(n.needs) in ('Failed', 'Cancelled'));
     if v_ended <> '{}' then
         perform orchestrator.fail_dependants(v_ended, 'DEPENDENCY_FAILED');
     end if;
@@ -74,19 +75,39 @@ begin
 end
 $$;
 
+-- Those of these tasks that wait for tasks, by their keys: an index of all that wait may be long.
+create or replace function orchestrator.waiting(p_ids uuid[]) returns uuid[]
+language plpgsql stable security definer set search_path = '' set enable_seqscan = off set enable_sort = off
+set enable_bitmapscan = off set jit = off as $$
+#variable_conflict use_variable
+begin
+    return array(select q.task_id from orchestrator.live q
+                  where q.task_id = any (p_ids) and q.state = 'waits_for_tasks' order by q.task_id);
+end
+$$;
+
+-- The same, locked, without those that another transaction has locked.
+create or replace function orchestrator.lock_waiting(p_ids uuid[]) returns uuid[]
+language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
+set enable_bitmapscan = off set jit = off as $$
+#variable_conflict use_variable
+begin
+    return array(select q.task_id from orchestrator.live q
+                  where q.task_id = any (p_ids) and q.state = 'waits_for_tasks' order by q.task_id for update skip locked);
+end
+$$;
+
 -- Moves on those of these tasks that wait for no task any more.
 create or replace function orchestrator.let_go(p_ids uuid[]) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
-    v_locked uuid[] := array(select q.task_id from orchestrator.live q
-                              where q.task_id = any (p_ids) and q.state = 'waits_for_tasks'
-                              order by q.task_id for update skip locked);
+    v_locked uuid[] := orchestrator.lock_waiting(p_ids);
     v_free uuid[];
 begin
     insert into orchestrator.rechecks (kind, name)
-    select 'needs', q.task_id::text from orchestrator.live q
-     where q.task_id = any (p_ids) and q.state = 'waits_for_tasks' and (q.task_id in (select unnest(v_locked))) is not true;
+    select 'needs', w.id::text from unnest(orchestrator.waiting(p_ids)) w (id)
+     where (w.id in (select unnest(v_locked))) is not true;
     -- Under the locks: another transaction that had one has committed its edge.
     v_free := array(select l.id from unnest(v_locked) l (id)
                      where not exists (select from orchestrator.edges e where e.task_id = l.id and not e.is_met));
@@ -96,37 +117,36 @@ begin
 end
 $$;
 
--- These tasks are not Complete any more, but Queued or In Progress: their dependants that do not run wait again. What runs,
--- or is locked, is left to the leader: an open transaction of a user's must not hold up the dependant's agent.
-create or replace function orchestrator.unmeet(p_ids uuid[]) returns void
+-- These tasks are not Complete any more, but Queued or In Progress: their dependants wait again, those that run after their
+-- attempt. A row that is locked, or runs, is left to the leader: an open transaction of a user's must not hold up the
+-- dependant's agent. Without the row's lock, an agent that releases the dependant meanwhile does not see the change.
+create or replace function orchestrator.unmeet(p_ids uuid[], p_with_running boolean) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_behind uuid[] := array(
         select q.task_id from orchestrator.live q
          where q.task_id = any (array(select e.task_id from orchestrator.edges e where e.needs = any (p_ids)))
-           and q.state <> 'running' order by q.task_id for update skip locked);
+           and (p_with_running or q.state <> 'running') order by q.task_id for update skip locked);
 begin
     update orchestrator.edges e set is_met = false
-     where e.needs = any (p_ids) and e.task_id = any (v_behind) and e.is_met;
+     where e.ctid = any (array(select f.ctid from orchestrator.edges f where f.needs = any (p_ids) and f.is_met
+                                  for update skip locked));
     perform orchestrator.wait_again(v_behind);
     insert into orchestrator.rechecks (kind, name)
-    select distinct 'unmet', e.needs::text from orchestrator.edges e where e.needs = any (p_ids) and e.is_met;
+    select distinct 'unmet', e.needs::text from orchestrator.edges e
+     where e.needs = any (p_ids) and (e.is_met or e.task_id <> all (v_behind) and exists (
+               select from orchestrator.live q where q.task_id = e.task_id));
 end
 $$;
 
--- The leader's part of it, for dependants that run.
-create or replace function orchestrator.unmeet_running(p_ids uuid[]) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+-- The leader's part of it.
+create or replace function orchestrator.unmeet_again(p_ids uuid[]) returns void
+language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
-declare
-    v_open uuid[] := array(select i.id from unnest(p_ids) i (id) where orchestrator.need_status(i.id) = 'open');
 begin
-    update orchestrator.edges e set is_met = false
-     where e.ctid = any (array(select f.ctid from orchestrator.edges f join orchestrator.live q on q.task_id = f.task_id
-                                where f.needs = any (v_open) and f.is_met and q.state = 'running'
-                                order by q.task_id for update skip locked));
-    perform orchestrator.unmeet(v_open);
+    perform orchestrator.unmeet(
+        array(select i.id from unnest(p_ids) i (id) where orchestrator.need_status(i.id) = 'open'), true);
 end
 $$;
 
@@ -171,8 +191,10 @@ begin
             returning q as task
         ), left_over as (
             insert into orchestrator.rechecks (kind, name)
-            select 'needs', l.task_id::text from behind b join orchestrator.live l on l.task_id = b.task_id
-             where l.state <> 'running' and l.task_id not in (select (g.task).task_id from gone g)
+            select 'needs', b.task_id::text
+              from behind b
+             cross join lateral (select from orchestrator.live k where k.task_id = b.task_id and k.state <> 'running' offset 0) l
+             where b.task_id not in (select (g.task).task_id from gone g)
         ), ended as (
             select g.task, b.task_id, b.why, b.root,
                    format('Dependency %s (%s) ended as Failed: %s', b.task_id, (g.task).task_type,
@@ -227,11 +249,10 @@ create or replace function orchestrator.look_again(p_ids uuid[], p_lost boolean)
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
-    v_locked uuid[] := array(select q.task_id from orchestrator.live q
-                              where q.task_id = any (p_ids) and q.state = 'waits_for_tasks'
-                              order by q.task_id for update skip locked);
-    v_needs uuid[] := array(select distinct e.needs from orchestrator.edges e
-                             where e.task_id = any (v_locked) and not e.is_met);
+    v_locked uuid[] := orchestrator.lock_waiting(p_ids);
+    v_needs uuid[] := array(select distinct n.needs from (
+                                select e.needs from orchestrator.edges e
+                                 where e.task_id = any (v_locked) and not e.is_met offset 0) n);
     v_free uuid[] := array(select q.task_id from orchestrator.live q
                             where q.task_id = any (v_needs) order by q.task_id for key share skip locked);
     v_statuses jsonb;
@@ -252,13 +273,11 @@ begin
         perform orchestrator.fail_dependants(v_some, 'DEPENDENCY_DELETED');
     end if;
     perform orchestrator.let_go(v_locked);
-    return array(select q.task_id from orchestrator.live q
-                  where q.task_id = any (p_ids) and q.state = 'waits_for_tasks'
-                    and ((q.task_id in (select unnest(v_locked))) is not true
-                         or exists (select from orchestrator.edges e
-                                     where e.task_id = q.task_id and not e.is_met
-                                       and v_statuses->>(e.needs::text) = 'open'
-                                       and (e.needs in (select unnest(v_free))) is not true)));
+    return array(select w.id from unnest(orchestrator.waiting(p_ids)) w (id)
+                  where (w.id in (select unnest(v_locked))) is not true
+                     or exists (select from orchestrator.edges e
+                                 where e.task_id = w.id and not e.is_met and v_statuses->>(e.needs::text) = 'open'
+                                   and (e.needs in (select unnest(v_free))) is not true));
 end
 $$;
 
@@ -275,7 +294,7 @@ begin
         union
         select e.needs from reached r join orchestrator.edges e on e.task_id = r.id and not e.is_met
     ), waiting (id) as materialized (
-        select q.task_id from reached r join orchestrator.live q on q.task_id = r.id where q.state = 'waits_for_tasks'
+        select unnest(orchestrator.waiting(array(select r.id from reached r)))
     ), inner_edges (id, needs, is_inner) as materialized (
         select w.id, e.needs, e.needs in (select i.id from waiting i)
           from waiting w join orchestrator.edges e on e.task_id = w.id and not e.is_met
@@ -285,8 +304,7 @@ begin
         select n.id from free f join inner_edges n on n.needs = f.id
     )
     select array_agg(w.id) into v_stuck from waiting w where w.id not in (select f.id from free f);
-    v_stuck := array(select q.task_id from orchestrator.live q
-                      where q.task_id = any (v_stuck) and q.state = 'waits_for_tasks' order by q.task_id for update skip locked);
+    v_stuck := orchestrator.lock_waiting(v_stuck);
     if v_stuck <> '{}' then
         select array_agg(orchestrator.end_without_run(q.*, 'Failed', 'DEPENDENCY_CYCLE', format(
                    'It waits for task %s, and these tasks wait for each other: none can ever run', c.id)))

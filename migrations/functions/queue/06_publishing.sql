@@ -25,7 +25,6 @@ begin
     end if;
     v_task.created_at := public.internal_readable_time(v_task.created_at);
     v_task.run_after := public.internal_readable_time(v_task.run_after);
-    v_task.error_message := public.internal_message(v_task.error_message);
     v_task.traceparent := orchestrator.trace_of(v_task);
     select coalesce(v_task.pool, d.pool, 'default'), coalesce(v_task.max_attempts, d.max_attempts, 3),
            coalesce(v_task.timeout_s, d.timeout_s)

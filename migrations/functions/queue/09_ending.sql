@@ -97,11 +97,11 @@ returns void
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
 begin
-    update orchestrator.live q
-       set state = 'waits_for_tasks', pool = (select s.pool from orchestrator.specified s where s.task_id = q.task_id),
-           uncounted = q.uncounted + p_is_uncounted::int, run_after = p_run_after, worker_id = null,
+    update orchestrator.live q  -- what was changed while it ran counts from now on
+       set pool = s.pool, task_type = s.task_type, type_limited = s.type_limited, concurrency_key = s.concurrency_key,
+           state = 'waits_for_tasks', uncounted = q.uncounted + p_is_uncounted::int, run_after = p_run_after, worker_id = null,
            nonce = null, claim_no = null, claimed_at = null, progress_at = null, lease_expires_at = null, log_first = null
-     where q.task_id = p_task.task_id;
+      from orchestrator.specified s where q.task_id = p_task.task_id and s.task_id = q.task_id;
     perform orchestrator.advance(array[p_task.task_id], '', p_run_after is null);
     perform orchestrator.pass_on(
         case when p_task.concurrency_key is not null then array[p_task.concurrency_key] end,

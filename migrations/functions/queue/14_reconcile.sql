@@ -63,7 +63,7 @@ language plpgsql security definer set search_path = '' set enable_seqscan = off 
 begin
     delete from orchestrator.edges e where e.task_id = any (p_ids);  -- kept from a failure; what they need has changed since
     perform orchestrator.insert_live(p_ids);
-    perform orchestrator.unmeet(p_ids);
+    perform orchestrator.unmeet(p_ids, false);
 end
 $$;
 
@@ -141,27 +141,34 @@ begin
 end
 $$;
 
--- Follows the specification of a task. What a running task needs is stored for its next attempt.
+-- Follows the specification of a task. One that runs keeps its pool, its type and its key, with their places, until its attempt
+-- ends.
 create or replace function orchestrator.edit(p_task public.tasks, p_live orchestrator.live, p_run_after timestamptz) returns void
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
 declare
-    v_new record;
+    v_new orchestrator.specified;
     v_has_new_needs boolean;
     v_moves boolean;
 begin
     select * into v_new from orchestrator.specified s where s.task_id = p_task.id;
     v_new.run_after := public.internal_readable_time(p_run_after);
+    if p_live.state = 'running' then
+        v_new.pool := p_live.pool;
+        v_new.task_type := p_live.task_type;
+        v_new.type_limited := p_live.type_limited;
+        v_new.concurrency_key := p_live.concurrency_key;
+    end if;
     v_has_new_needs := (v_new.has_needs or p_live.has_needs) and (
         select array_agg(e.needs order by e.needs) from orchestrator.edges e where e.task_id = p_task.id)
         is distinct from (select array_agg(distinct n.id order by n.id) from unnest(p_task.depends_on) n (id));
-    v_moves := v_has_new_needs or (p_live.pool, p_live.place, p_live.created_at, p_live.run_after, p_live.concurrency_key,
-                                   p_live.task_type, p_live.tenant, p_live.type_limited)
-        is distinct from (v_new.pool, v_new.place, v_new.created_at, v_new.run_after, v_new.concurrency_key,
-                          v_new.task_type, v_new.tenant, v_new.type_limited);
+    v_moves := p_live.state <> 'running' and (v_has_new_needs or (
+            p_live.pool, p_live.place, p_live.created_at, p_live.run_after, p_live.concurrency_key, p_live.task_type,
+            p_live.tenant, p_live.type_limited)
+        is distinct from (v_new.pool, v_new.place, v_new.created_at, v_new.run_after, v_new.concurrency_key, v_new.task_type,
+                          v_new.tenant, v_new.type_limited));
     update orchestrator.live q
-       set pool = case when q.state = 'running' and p_task.pool is null then q.pool else v_new.pool end,
-           place = v_new.place, created_at = v_new.created_at, run_after = v_new.run_after,
+       set pool = v_new.pool, place = v_new.place, created_at = v_new.created_at, run_after = v_new.run_after,
            concurrency_key = v_new.concurrency_key, task_type = v_new.task_type, tenant = v_new.tenant,
            type_limited = v_new.type_limited, dedupe_key = v_new.dedupe_key, max_attempts = v_new.max_attempts,
            timeout_s = v_new.timeout_s, has_needs = v_new.has_needs, is_heavy = v_new.is_heavy,
@@ -172,19 +179,12 @@ begin
     if v_has_new_needs then
         perform orchestrator.set_edges(array[p_task.id]);
     end if;
-    if v_moves and p_live.state <> 'running' then
+    if v_moves then
         perform orchestrator.advance(array[p_task.id]);
-    elsif v_moves then  -- it takes a place of another limit: ready tasks may have to wait again
-        insert into orchestrator.rechecks (kind, name)
-        select 'key', v_new.concurrency_key where v_new.concurrency_key is not null
-        union all select 'type', v_new.task_type where v_new.type_limited;
-    end if;
-    if (v_moves or p_live.state = 'running') and (p_live.concurrency_key, p_live.task_type)
-           is distinct from (v_new.concurrency_key, v_new.task_type) or v_moves and p_live.state in ('ready', 'waits_for_type') then
         perform orchestrator.pass_on(
-            case when p_live.concurrency_key is not null and p_live.state in ('ready', 'waits_for_type', 'running')
+            case when p_live.concurrency_key is not null and p_live.state in ('ready', 'waits_for_type')
                  then array[p_live.concurrency_key] end,
-            case when p_live.type_limited and p_live.state in ('ready', 'running') then array[p_live.task_type] end);
+            case when p_live.type_limited and p_live.state = 'ready' then array[p_live.task_type] end);
     end if;
 end
 $$;
@@ -220,8 +220,9 @@ select t.id as task_id, t.status, t.worker_id, coalesce(t.attempts, 0) as attemp
        coalesce(t.max_attempts, d.max_attempts, 3) as max_attempts,
        case when coalesce(t.timeout_s, d.timeout_s) between 0.001 and 2592000 then coalesce(t.timeout_s, d.timeout_s) end as timeout_s,
        coalesce(t.depends_on <> '{}', false) as has_needs,
-       case when pg_column_size(t.params) > 2000 then true when pg_column_size(t.params) <= 200 and octet_length(t.params::text) <= 200 then false
-            else octet_length(t.params::text) > 2000 or public.internal_is_unreadable(t.params) end as is_heavy,
+       case when pg_column_size(t.params) > 2000 then true
+            when pg_column_size(t.params) <= 200 and octet_length(t.params::text) <= 200 then false
+            else coalesce(octet_length(t.params::text) > 2000 or public.internal_is_unreadable(t.params), false) end as is_heavy,
        exists (select from public.concurrency_limits l where l.scope = 'type' and l.name = t.task_type) as type_limited,
        t.webhook_url is not null as has_webhook
   from public.tasks t left join public.task_types d on d.task_type = t.task_type;
@@ -230,8 +231,9 @@ select t.id as task_id, t.status, t.worker_id, coalesce(t.attempts, 0) as attemp
 create or replace view orchestrator.differences as
 select t.id
   from public.tasks t
-  left join orchestrator.live q on q.task_id = t.id
-  left join orchestrator.publications p on p.task_id = t.id
+  left join lateral (select * from orchestrator.live l where l.task_id = t.id offset 0) q on true  -- by its key, each
+  left join lateral (select * from orchestrator.publications l where l.task_id = t.id offset 0) p on true
+  left join lateral (select * from orchestrator.specified l where l.task_id = t.id and q.task_id is not null offset 0) s on true
  where case
        when p.task_id is not null and q.task_id is null then t.status::text <> p.shown
        when q.task_id is null then t.status in ('Queued', 'In Progress') or exists (
@@ -241,15 +243,14 @@ select t.id
                                      or t.worker_id is distinct from q.worker_id
        else t.status <> 'Queued' end
     or q.task_id is not null and (
-           q.has_needs
-           or (q.pool, q.place, q.created_at, q.run_after, q.concurrency_key, q.task_type, q.tenant, q.dedupe_key,
-               q.max_attempts, q.timeout_s, q.has_needs, q.is_heavy, q.has_webhook, q.cancel_requested_at, q.attempts_shown,
-               q.type_limited)
-              is distinct from (
-               select (case when q.state = 'running' and t.pool is null then q.pool else s.pool end, s.place, s.created_at, s.run_after, s.concurrency_key, s.task_type, s.tenant, s.dedupe_key,
-                       s.max_attempts, s.timeout_s, s.has_needs, s.is_heavy, s.has_webhook, s.cancel_requested_at, s.attempts,
-                       s.type_limited)
-                 from orchestrator.specified s where s.task_id = t.id));
+           q.has_needs and (select array_agg(e.needs order by e.needs) from orchestrator.edges e where e.task_id = t.id)
+               is distinct from (select array_agg(distinct n.id order by n.id) from unnest(t.depends_on) n (id))
+           or (q.place, q.created_at, q.run_after, q.tenant, q.dedupe_key, q.max_attempts, q.timeout_s, q.has_needs, q.is_heavy,
+               q.has_webhook, q.cancel_requested_at, q.attempts_shown)
+              is distinct from (s.place, s.created_at, s.run_after, s.tenant, s.dedupe_key, s.max_attempts, s.timeout_s,
+                                s.has_needs, s.is_heavy, s.has_webhook, s.cancel_requested_at, s.attempts)
+           or q.state <> 'running' and (q.pool, q.concurrency_key, q.task_type, q.type_limited)
+              is distinct from (s.pool, s.concurrency_key, s.task_type, s.type_limited));
 
 -- Adds tasks to the queue. Numbers go on from the attempts of a task. A row that is there already is newer.
 create or replace function orchestrator.insert_live(p_ids uuid[]) returns void

@@ -42,7 +42,7 @@ begin
     -- If a task with this id was Complete when it was deleted, its result was kept.
     v_live := array(select r.id from added a join public.task_results r on r.id = a.id where a.status <> 'Complete');
     if v_live <> '{}' then
-        perform orchestrator.unmeet(v_live);
+        perform orchestrator.unmeet(v_live, false);
     end if;
     return null;
 end

@@ -78,7 +78,7 @@ begin
         perform orchestrator.reconcile_free(v_edited);
     end if;
     if v_unmet is not null then
-        perform orchestrator.unmeet_running(v_unmet);
+        perform orchestrator.unmeet_again(v_unmet);
     end if;
     if v_needs is not null then
         insert into orchestrator.rechecks (kind, name)

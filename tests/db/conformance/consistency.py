@@ -22,10 +22,12 @@ LAWS: Mapping[str, LiteralString] = {
             or q.state = 'running' and t.worker_id is distinct from q.worker_id or t.published > 2 * q.attempt + 1""",
     "live does not follow the specification": """
         select s.task_id from orchestrator.specified s join orchestrator.live q using (task_id)
-         where (s.pool, s.place, s.created_at, s.concurrency_key, s.task_type, s.tenant, s.max_attempts, s.has_needs,
-                s.type_limited, s.cancel_requested_at)
-               is distinct from (q.pool, q.place, q.created_at, q.concurrency_key, q.task_type, q.tenant,
-                                 q.max_attempts, q.has_needs, q.type_limited, q.cancel_requested_at)""",
+         where (s.place, s.created_at, s.tenant, s.max_attempts, s.has_needs, s.cancel_requested_at)
+               is distinct from (q.place, q.created_at, q.tenant, q.max_attempts, q.has_needs, q.cancel_requested_at)
+            or q.state <> 'running' and (s.pool, s.concurrency_key, s.task_type)
+               is distinct from (q.pool, q.concurrency_key, q.task_type)
+            or q.type_limited <> exists (
+                   select from concurrency_limits l where l.scope = 'type' and l.name = q.task_type)""",
     "an edge is wrong": """
         select q.task_id, q.state, e.needs, e.is_met, orchestrator.need_status(e.needs)
           from orchestrator.live q join orchestrator.edges e using (task_id)

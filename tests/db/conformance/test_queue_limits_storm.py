@@ -37,10 +37,10 @@ WRITES = (
     "select orchestrator.maintain(clock_timestamp())",
 )
 EXCEEDED = """
-    select concurrency_key as name, count(*) as n from tasks
-     where status = 'In Progress' and concurrency_key is not null group by 1
+    select concurrency_key as name, count(*) as n from orchestrator.live
+     where state = 'running' and concurrency_key is not null group by 1
     union all
-    select task_type, count(*) from tasks where status = 'In Progress' and task_type = 'y' group by 1"""
+    select task_type, count(*) from orchestrator.live where state = 'running' and task_type = 'y' group by 1"""
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(0, marks=pytest.mark.full)])

@@ -17,7 +17,7 @@ SOME = 5_000  # of each of several kinds
 FEW = 1_000
 # fleet_observe counts to 10,000 of each kind, here of two; fleet_maintain reads 16 pages of three tables in its audit,
 # with what their rows name, and 1,000 limits.
-MORE = {"fleet_observe": 21_000, "fleet_maintain": 20_000}
+MORE = {"fleet_observe": 21_000, "fleet_maintain": 25_000}
 TABLES = ("tasks", "webhook_messages", "live", "edges", "attempts", "marks", "publications", "rechecks", "launches")
 QUEUE = "tasks, orchestrator.live, orchestrator.edges, orchestrator.attempts"
 

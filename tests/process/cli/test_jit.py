@@ -92,5 +92,5 @@ def test_no_code_of_ours_reads_a_view() -> None:
     reading = re.compile(rf"\b(from|join)\s+(public\.)?({'|'.join(views)})\b", re.IGNORECASE)
     files = [file for part in ("orchestrator", "scripts", "worker") for file in (ROOT / part).rglob("*.py")]
     assert [str(file) for file in files if reading.search(file.read_text())] == []
-    functions = [file for file in (ROOT / "migrations/functions").iterdir() if reading.search(file.read_text())]
+    functions = [file for file in (ROOT / "migrations/functions").rglob("*.sql") if reading.search(file.read_text())]
     assert functions == []

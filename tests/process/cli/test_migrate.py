@@ -38,7 +38,8 @@ async def test_a_project_is_migrated_and_taken_back(
     plan = await cli("migrate", "--plan", DATABASE_URL=url)
     assert plan.code == 2, plan.out + plan.err
     assert "the trigger noted of tasks makes writes of the orchestrator fail" in " ".join((plan.out + plan.err).split())
-    assert (await cli("migrate", DATABASE_URL=url)).code == 0
+    made = await cli("migrate", DATABASE_URL=url)
+    assert made.code == 0, made.out + made.err
     refused = await cli("migrate", "--remove", DATABASE_URL=url)
     assert (refused.code, "E050" in refused.err) == (2, True)
     removed = await cli("migrate", "--remove", "--yes", DATABASE_URL=url)

@@ -39,8 +39,9 @@ async def test_tasks_go_to_the_pool_of_their_type(stack: Stack, until: Until, tm
     await submit(stack, [{"task_type": kind, "params": {"seconds": 0.1}} for kind in ("work", "train")])
     await until("select 1 where not exists (select 1 from tasks where status <> 'Complete')")
     rows = await until(
-        """select t.task_type, t.pool, w.pool as workers, t.timeout_s::int as timeout_s, t.max_attempts
-             from tasks t join workers w on w.id = t.worker_id order by 1"""
+        """select t.task_type, c.pool, w.pool as workers, c.timeout_s::int as timeout_s, c.max_attempts
+             from tasks t join workers w on w.id = t.worker_id
+            cross join orchestrator.current_task(t.id) c order by 1"""
     )
     assert [tuple(row.values()) for row in rows] == [
         ("train", "training", "training", 30, 2),
