@@ -37,7 +37,7 @@ begin
     if v_elsewhere is not null then
         v_ids := array(
             select q.task_id from orchestrator.live q join public.tasks t on t.id = q.task_id
-             where q.task_type = any (v_elsewhere) and t.pool is null and q.state <> 'running'
+             where q.task_type = any (v_elsewhere) and t.pool is null
              order by q.place, q.turn, q.created_at, q.task_id limit c_most);  -- tenants get their turns in this order
         perform orchestrator.reconcile_free(v_ids);
     end if;

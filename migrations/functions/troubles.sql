@@ -140,7 +140,7 @@ begin
              group by 1, 2 order by 3 desc, 2 limit c_rows
         )
         select jsonb_build_object(
-            'waiting_types', coalesce((select jsonb_agg(to_jsonb(w.*) order by w.n desc, w.task_type) from waiting w), '[]'),
+            'waiting_types', coalesce((select jsonb_agg(to_jsonb(w.*) order by w.n desc, w.pool, w.task_type) from waiting w), '[]'),
             'unpublished_tasks', public.internal_unpublished_tasks(v_now, c_rows),
             'schema_problems', public.fleet_schema_problems()->'problems',
             'webhooks', public.internal_webhook_troubles(v_now),

@@ -94,7 +94,8 @@ begin
     ), numbered as (
         select o.task_id, row_number() over (order by o.created_at, o.task_id) - 1 as n from oldest o
     ), given as (
-        update orchestrator.live q set turn = v_first + n.n * c_step from numbered n where q.task_id = n.task_id
+        update orchestrator.live q set turn = v_first + c_step * (select n.n from numbered n where n.task_id = q.task_id)
+         where q.task_id = any (array(select o.task_id from oldest o))
         returning q.turn, q.created_at
     )
     insert into orchestrator.marks (pool, place, turn, created_at, task_id)

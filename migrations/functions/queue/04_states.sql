@@ -38,15 +38,13 @@ declare
     v_types text[];
     v_pools text[];
 begin
-    with next as (
-        select q.task_id, q.pool, q.place, q.tenant, orchestrator.next_state(q.*, p_passed, v_now) as state
-          from orchestrator.live q where q.task_id = any (p_ids) and q.state <> 'running' offset 0
-    ), moved as (
+    with moved as (
         update orchestrator.live q
-           set state = n.state,
-               turn = case when n.state = 'ready' and (n.tenant is not null or p_front)
-                           then orchestrator.next_turn(n.pool, n.place, n.tenant, p_front) else 9007199254740991 end
-          from next n where q.task_id = n.task_id
+           set (state, turn) = (
+                   select n.state, case when n.state = 'ready' and (q.tenant is not null or p_front)
+                                        then orchestrator.next_turn(q.pool, q.place, q.tenant, p_front) else 9007199254740991 end
+                     from (select orchestrator.next_state(q.*, p_passed, v_now) as state offset 0) n)
+         where q.task_id = any (p_ids) and q.state <> 'running'
         returning q.state, q.pool, q.place, q.turn, q.created_at, q.concurrency_key, q.task_type
     ), marked as (
         insert into orchestrator.marks (pool, place, turn, created_at, task_id)

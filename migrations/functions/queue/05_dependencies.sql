@@ -48,8 +48,7 @@ begin
         perform orchestrator.fail_dependants(v_ended, 'DEPENDENCY_FAILED');
     end if;
     insert into orchestrator.rechecks (kind, name)
-    select 'needs', i.id::text from unnest(p_ids) i (id)
-     where exists (select from orchestrator.edges e where e.task_id = i.id);
+    select distinct 'needs', e.task_id::text from orchestrator.edges e where e.task_id = any (p_ids);
 end
 $$;
 
@@ -182,12 +181,13 @@ begin
         with behind as (
             select distinct on (e.task_id) e.task_id, c.why, c.root
               from unnest(v_ids, v_whys, v_roots) c (id, why, root) join orchestrator.edges e on e.needs = c.id
-             order by e.task_id
+             order by e.task_id, e.needs
         ), gone as (
             delete from orchestrator.live q
              where q.ctid = any (array(
-                       select l.ctid from behind b join orchestrator.live l on l.task_id = b.task_id
-                        where l.state <> 'running' limit c_most - v_count for update of l skip locked))
+                       select l.ctid from orchestrator.live l
+                        where l.task_id = any (array(select b.task_id from behind b)) and l.state <> 'running'
+                        limit c_most - v_count for update skip locked))
             returning q as task
         ), left_over as (
             insert into orchestrator.rechecks (kind, name)

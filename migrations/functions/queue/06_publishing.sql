@@ -53,6 +53,7 @@ $$;
 create or replace function orchestrator.task_json(p_id uuid) returns jsonb
 language sql stable security definer set search_path = '' as $$
     select to_jsonb(t.*) - 'published' || jsonb_build_object(
+               'error_message', public.internal_message(t.error_message),
                'pool', coalesce(q.pool, t.pool), 'max_attempts', coalesce(q.max_attempts, t.max_attempts),
                'state', case when q.state = 'waits_for_time' and q.run_after <= now() then 'ready' else q.state::text end,
                'blocked', coalesce(q.state in ('waits_for_tasks', 'waits_for_key', 'waits_for_type'), false),
@@ -184,6 +185,8 @@ create or replace function orchestrator.write_ends(p_ends orchestrator.publicati
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
 declare
+    -- The ids as a list, too: a plan from when the table was empty would read all of it for a join.
+    v_ids uuid[] := array(select e.task_id from unnest(p_ends) e);
     v_status public.tasks.status%type;
     v_shown uuid[];
     v_wishes uuid[];
@@ -204,7 +207,7 @@ begin
                    output_location = case when e.status = 'Complete' then e.output_location else t.output_location end,
                    output_object = case when e.status = 'Complete' then e.output_object else t.output_object end
               from unnest(p_ends) e
-             where t.id = e.task_id and t.published < e.no and e.status = v_status::text
+             where t.id = any (v_ids) and t.id = e.task_id and t.published < e.no and e.status = v_status::text
             returning t.id, t.published = e.no as is_new, t.status = v_status as is_so
         )
         select v_shown || array_agg(w.id) filter (where w.is_new),

@@ -22,7 +22,7 @@ begin
         select q.task_id, q.attempt, q.is_heavy or q.has_needs as is_heavy,
                case when v_nodes is not null then (
                    select public.internal_nodes_of(t.params) from public.tasks t where t.id = q.task_id) end as nodes
-          from unnest(p_ids) with ordinality i (id, n) join orchestrator.live q on q.task_id = i.id order by i.n
+          from orchestrator.live q where q.task_id = any (p_ids) order by array_position(p_ids, q.task_id)
     loop
         if cardinality(v_back) > 0 or ids is not null and clock_timestamp() > statement_timestamp() + c_time then
             v_back := v_back || v_task.task_id;

@@ -99,6 +99,7 @@ language plpgsql security definer set search_path = '' as $$
 begin
     update orchestrator.live q  -- what was changed while it ran counts from now on
        set pool = s.pool, task_type = s.task_type, type_limited = s.type_limited, concurrency_key = s.concurrency_key,
+           max_attempts = s.max_attempts, timeout_s = s.timeout_s,
            state = 'waits_for_tasks', uncounted = q.uncounted + p_is_uncounted::int, run_after = p_run_after, worker_id = null,
            nonce = null, claim_no = null, claimed_at = null, progress_at = null, lease_expires_at = null, log_first = null
       from orchestrator.specified s where q.task_id = p_task.task_id and s.task_id = q.task_id;

@@ -13,6 +13,8 @@ language plpgsql security definer set search_path = '' set enable_seqscan = off 
 #variable_conflict use_variable
 declare
     v_is_away boolean := public.internal_is_store_away(p_launch.fleet, p_now);
+    v_ids uuid[] := array(select (n.value->>'id')::uuid from jsonb_array_elements(p_tasks) n);
+    v_attempts int[] := array(select (n.value->>'attempt')::int from jsonb_array_elements(p_tasks) n);
     v_skipped uuid[];
 begin
     with named as (
@@ -22,29 +24,29 @@ begin
                     when n.value->'progress' <> 'null' and n.value->'progress' is distinct from (
                          select t.progress from public.tasks t where t.id = (n.value->>'id')::uuid) then p_now end as lived_at
           from jsonb_array_elements(p_tasks) n
-    ), locked as (
-        select q.task_id, n.lived_at from named n
-          join orchestrator.live q on q.task_id = n.id and q.attempt = n.attempt
-         where q.state = 'running' and q.worker_id = p_launch.worker_id and q.nonce = p_launch.nonce
-         order by q.task_id for update of q skip locked
     ), renewed as (
         update orchestrator.live q
            set lease_expires_at = p_now + p_launch.lease,
-               progress_at = greatest(q.progress_at, case when l.lived_at is not null then least(l.lived_at,
-                   case when v_is_away then p_now
-                        else q.claimed_at + 2 * coalesce(q.timeout_s, 3600) * interval '1 second' end) end)
-          from locked l where q.task_id = l.task_id returning q.task_id
+               progress_at = greatest(q.progress_at, (
+                   select max(least(n.lived_at, case when v_is_away then p_now
+                                        else q.claimed_at + 2 * coalesce(q.timeout_s, 3600) * interval '1 second' end))
+                     from named n where n.id = q.task_id and n.attempt = q.attempt and n.lived_at is not null))
+         where q.ctid = any (array(
+                   select l.ctid from orchestrator.live l
+                    where l.task_id = any (v_ids) and (l.task_id, l.attempt) in (select n.id, n.attempt from named n)
+                      and l.state = 'running' and l.worker_id = p_launch.worker_id and l.nonce = p_launch.nonce
+                    order by l.task_id for update skip locked))
+        returning q.task_id
     )
     select array_agg(r.task_id) into held from renewed r;
     v_skipped := array(
-        select q.task_id from jsonb_array_elements(p_tasks) n join orchestrator.live q on q.task_id = (n.value->>'id')::uuid
-         where q.attempt = (n.value->>'attempt')::int and q.state = 'running' and q.worker_id = p_launch.worker_id
-           and q.nonce = p_launch.nonce and (q.task_id = any (held)) is not true);
+        select n.id from unnest(v_ids, v_attempts) n (id, attempt)
+         where (n.id = any (held)) is not true and orchestrator.state_of(p_launch, n.id, n.attempt, '{}') = 'held');
     if v_skipped <> p_launch.skipped then
         update orchestrator.launches l set skipped = v_skipped where l.worker_id = p_launch.worker_id;
     end if;
-    fenced := array(select (n.value->>'id')::uuid from jsonb_array_elements(p_tasks) n
-                     where orchestrator.state_of(p_launch, (n.value->>'id')::uuid, (n.value->>'attempt')::int, '{}') = 'fenced');
+    fenced := array(select n.id from unnest(v_ids, v_attempts) n (id, attempt)
+                     where orchestrator.state_of(p_launch, n.id, n.attempt, '{}') = 'fenced');
 end
 $$;
 

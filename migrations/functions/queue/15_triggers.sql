@@ -93,7 +93,7 @@ end
 $$;
 
 create or replace function orchestrator.tasks_deleted() returns trigger
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_ids uuid[];

@@ -279,18 +279,24 @@ async def test_a_task_that_was_let_in_and_then_postponed_waits_for_its_limit_aga
     await consistent(hand)
 
 
-async def test_a_running_task_that_gets_another_key_takes_a_place_of_it(fleet: Fleet, hand: Hand) -> None:
-    """A task that was let in waits again; a running one goes on."""
-    (moved,) = await fleet.submit(concurrency_key="a")
+@pytest.mark.parametrize("end", ["complete", "release"])
+async def test_a_running_task_keeps_its_places_until_its_attempt_ends(fleet: Fleet, hand: Hand, end: str) -> None:
+    """Its program works with what its first key stands for, whatever a user writes meanwhile."""
+    await limit(fleet, "u", 1, "type")
+    (moved,) = await fleet.submit(concurrency_key="a", priority=1)
     agent = await fleet.agent()
-    await agent.claim()
-    (other,) = await fleet.submit(concurrency_key="b")
-    assert await demand(fleet) == (1, 0)
-    await hand.execute("update tasks set concurrency_key = 'b' where id = %s", (moved,))
+    (task,) = await agent.claim()
+    (same,) = await fleet.submit(concurrency_key="a")
+    await hand.execute(
+        "update tasks set concurrency_key = 'b', task_type = 'u', pool = 'second' where id = %s", (moved,)
+    )
     assert await demand(fleet) == (0, 1)
     assert await ids(agent) == []
-    await hand.execute("update tasks set status = 'Complete' where id = %s", (moved,))
-    assert await ids(agent) == [other]
+    await consistent(hand)
+    assert await (agent.complete(task) if end == "complete" else agent.release(task)) == "ok"
+    assert await ids(agent) == [same]
+    second = await fleet.agent(pool="second")
+    assert await ids(second) == ([] if end == "complete" else [moved])
     await consistent(hand)
 
 

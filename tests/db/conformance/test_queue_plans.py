@@ -9,7 +9,7 @@ from psycopg.rows import DictRow
 from psycopg.types.json import Jsonb
 
 from orchestrator.adapters.postgres import PostgresDb
-from tests.db.conformance.builders import FLEET, Agent, Fleet, result, rows_read
+from tests.db.conformance.builders import FLEET, Agent, Fleet, limit, result, rows_read
 
 ROUNDS = 12  # a place in the queue is marked after some claims, and plans are kept after some calls
 MANY = 30_000
@@ -158,23 +158,31 @@ async def test_no_call_reads_the_tasks_that_wait_for_a_limit(
     await hand.execute("truncate tasks, orchestrator.attempts")
 
 
-async def test_an_attempt_under_a_limit_that_nobody_waits_for_does_not_count_its_places(
-    direct: PostgresDb, hand: AsyncConnection[DictRow]
+@pytest.mark.parametrize("limited", [False, True])
+async def test_no_call_of_an_agent_reads_a_queue_that_was_emptied_and_filled_again(
+    direct: PostgresDb, hand: AsyncConnection[DictRow], limited: bool
 ) -> None:
-    """Its ready tasks have places, too: to count five thousand takes 2 ms at each completion."""
+    """Statistics of a few rows on many pages. And the places of a limit that nobody waits for are not counted."""
     fleet = Fleet(direct)
     fleet.term = (await fleet.lead())["term"]
     agent = await fleet.agent()
-    await fleet.call("task_limit_set", p_kind="type", p_name="wide", p_most=100_000)
-    await hand.execute("insert into tasks (task_type) select 'wide' from generate_series(1, %s)", (SOME,))
+    fill = "insert into tasks (task_type) select 'wide' from generate_series(1, %s)"
+    await hand.execute(fill, (SOME,))
+    await hand.execute("delete from tasks where id <> (select id from tasks order by ctid desc limit 1)")
+    await hand.execute(NEW)
+    if limited:
+        await limit(fleet, "wide", 100_000, "type")
+    await hand.execute(fill, (SOME,))
     counted = Counted(hand)
     fleet.db = counted  # type: ignore[assignment]
-    one, two, three, four = await agent.claim(batch=4)
-    await agent.beat(one, two)
+    one, two, three, four, five = await agent.claim(batch=5)
+    await agent.beat({**one, "progress": {"done": 1}}, two)
     await agent.complete(one)
     await agent.complete_many(result(two))
     await agent.fail(three, code="OOM", message="no memory")
     await agent.complete_and_claim(result(four))
+    if not limited:
+        await agent.release(five)
     assert counted.beyond() == {}
     await hand.execute("truncate tasks, orchestrator.attempts")
 

@@ -14,7 +14,7 @@ from tests.proofs.simulator.faults import BURST, CALM, HANGS_S, LASTS_S
 from tests.proofs.simulator.laws import STANDS
 from tests.proofs.simulator.provider import FLEET, MANGLED
 
-LIMIT_S = 7200.0  # of the liveness phase
+LIMIT_S = 10_800.0  # of the liveness phase: a budget may stop the work for an hour, and five attempts take half of one
 SETTLE_S = 5.0
 QUIET_S = 200.0  # of work without a report: longer than TASK_STUCK_TIMEOUT_SEC and HEARTBEAT_TIMEOUT_SEC together
 FLICKERS = 0.2  # of the seeds: in these, the database is never available for long

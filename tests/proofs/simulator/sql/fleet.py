@@ -269,7 +269,8 @@ class Database(Queue):
         return self.give_up(row, "lost", said, counted=True, backoff=self._was_lost(row))
 
     def _was_lost(self, row: Row) -> bool:
-        return any(attempt["outcome"] == "lost" for attempt in self.attempts.get(row["id"], ()))
+        since = row["uncounted"]  # a retry begins at zero
+        return any(a["outcome"] == "lost" and a["attempt"] > since for a in self.attempts.get(row["id"], ()))
 
     def _in_outage(self, row: Row) -> bool:
         """internal_is_outage."""

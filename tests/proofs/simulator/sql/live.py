@@ -83,6 +83,8 @@ class Live(Tables):
         """Follow a changed specification (reconcile)."""
         new, old = self.specified(self.tasks[row["id"]]), dict(row)
         row |= new
+        if row["state"] == "running":
+            row["pool"] = old["pool"]
         if any(old[name] != row[name] for name in ("pool", "run_after")):
             self.advance([row["id"]])
 
@@ -113,7 +115,7 @@ class Live(Tables):
             behind = sorted({i for cause in causes for i in self.edges.get(cause, ()) if i in self.live})
             for task_id in behind:
                 task, row = self.tasks[task_id], self.live[task_id]
-                cause = next(i for i in task["depends_on"] if i in causes)
+                cause = min(i for i in task["depends_on"] if i in causes)
                 self.leave(row)
                 self.publications[task_id] = (2 * row["attempt"] + 3, self.now)
                 told = {"failure_code": "DEPENDENCY_FAILED", "error_message": _because(self.tasks[cause])}
@@ -187,7 +189,7 @@ class Live(Tables):
                 pause_s = _backoff_s(row, outcome, used)
             run_after = None if pause_s is None else self.now + timedelta(seconds=pause_s)
             end |= {"status": "Queued", "worker_id": None, "generation_processed_at": None}
-            row |= {**IDLE, "state": "waits_for_tasks", "run_after": run_after}
+            row |= {**self.specified(self.tasks[row["id"]]), **IDLE, "state": "waits_for_tasks", "run_after": run_after}
             row["uncounted"] += not counted
             self.advance([row["id"]])
         else:
