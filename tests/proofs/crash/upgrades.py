@@ -46,7 +46,9 @@ select md5(string_agg(line, E'\\n' order by line)) from (
     union all select 'trigger ' || pg_get_triggerdef(oid) from pg_trigger where not tgisinternal
 ) s
 """
-ROWS = "select count(*) from public.tasks t join orchestrator.live q on q.task_id = t.id where t.attempts = 0 and q.attempt = 0"
+ROWS = """
+select count(*) from public.tasks t join orchestrator.live q on q.task_id = t.id where t.attempts = 0 and q.attempt = 0
+"""
 
 
 @dataclass
