@@ -251,10 +251,3 @@ begin
     return jsonb_build_object('upload_id', p_item->'upload_id', 'parts', v_parts);
 end
 $$;
-
--- Whether this call came through PostgREST. PostgREST sets this in every transaction; a pod can neither set it through
--- the gateway nor omit it here.
-create or replace function public.internal_is_over_postgrest() returns boolean
-language sql stable security definer set search_path = '' as $$
-    select nullif(current_setting('request.method', true), '') is not null
-$$;

@@ -132,3 +132,10 @@ begin
         or p_sqlstate = '25006' and current_setting('transaction_read_only')::boolean;
 end
 $$;
+
+-- Whether this call came through PostgREST. PostgREST sets this in every transaction; a pod can neither set it through
+-- the gateway nor omit it here.
+create or replace function public.internal_is_over_postgrest() returns boolean
+language sql stable security definer set search_path = '' as $$
+    select nullif(current_setting('request.method', true), '') is not null
+$$;

@@ -10,23 +10,6 @@ language sql stable security definer set search_path = '' as $$
      where not t.is_ready or t.nodes <= internal_cluster_demand.p_row.max_nodes
 $$;
 
--- The number of nodes that the params of a task ask for: 1 without a whole number from 1 to 64. The handler refuses such
--- params, or runs the job on one node.
-create or replace function public.internal_nodes_of(p_params jsonb) returns int
-language plpgsql immutable security definer set search_path = '' as $$
-#variable_conflict use_variable
-declare
-    v_text text := p_params->>'nodes';
-begin
-    if jsonb_typeof(p_params->'nodes') = 'number' and v_text ~ '^[0-9]{1,2}([.]0+)?$' then
-        if v_text::numeric between 1 and 64 then
-            return v_text::numeric::int;
-        end if;
-    end if;
-    return 1;
-end
-$$;
-
 -- The running and the ready tasks of the cluster's pool with their numbers of nodes. The first 1,000 tasks count, and of
 -- these the first 16 MB of params: of later ones, one node.
 create or replace function public.internal_cluster_tasks(p_row public.cluster_apps, p_now timestamptz)

@@ -204,3 +204,28 @@ language sql stable security definer set search_path = '' as $$
        and exists (select from named o where o.is_ours and o.proname = n.proname and n.least_args <= o.pronargs
                                          and (n.any_more or n.pronargs >= o.least_args))
 $$;
+
+-- Whether this is a copy of the database in which the fleets were led. Its rows name pods that the original's
+-- orchestrator may still use.
+create or replace function public.internal_is_copy() returns boolean
+language sql stable security definer set search_path = '' set jit = off as $$
+    select coalesce((select i.led_in <> public.internal_place() from public.database_identity i), false)
+$$;
+
+create or replace function public.internal_copy_fix() returns text
+language sql immutable security definer set search_path = '' as $$
+    select 'if the original is gone and this database takes its place: python -m orchestrator sync database_moved; '
+        || 'if the original is still used: python -m orchestrator sync database_copied'
+$$;
+
+-- The server and the database of this session. Null if the server does not tell; then copies are not recognised.
+create or replace function public.internal_place() returns text
+language plpgsql stable security definer set search_path = '' set jit = off as $$
+#variable_conflict use_variable
+begin
+    return (select c.system_identifier || '/' || d.oid from pg_catalog.pg_control_system() c, pg_catalog.pg_database d
+             where d.datname = current_database());
+exception when insufficient_privilege or undefined_function or feature_not_supported then
+    return null;
+end
+$$;

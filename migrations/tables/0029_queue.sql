@@ -114,8 +114,8 @@ create table orchestrator.publications (
 );
 create index publications_due on orchestrator.publications (retry_at);
 
--- What another transaction kept from being looked at; the leader looks again. kind: needs, show or edit (of a task), unmet (of
--- a task that others need), key, type, or limit (of a type that was set or removed).
+-- What another transaction kept from being looked at; the leader looks again. kind: needs, show or edit (of a task), unmet or
+-- ended (of a task that others need), key, type, or limit (of a type that was set or removed).
 create table orchestrator.rechecks (
     no bigint generated always as identity primary key,
     kind text not null,

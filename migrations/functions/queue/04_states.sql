@@ -93,8 +93,9 @@ declare
     v_found text[];
 begin
     v_rooms := array(
-        select least(orchestrator.room(p_scope, n.name), n.freed, c_most)
-          from unnest(v_names, p_freed[:cardinality(v_names)]) with ordinality n (name, freed, place) order by n.place);
+        select least(n.room, n.freed, c_most)
+          from unnest(v_names, orchestrator.rooms(p_scope, v_names), p_freed[:cardinality(v_names)])
+               with ordinality n (name, room, freed, place) order by n.place);
     if p_freed is null and exists (select from unnest(v_rooms) r (room) where r.room < 0) then
         perform orchestrator.take_back(p_scope, n.name, -n.room) from unnest(v_names, v_rooms) n (name, room) where n.room < 0;
     end if;
@@ -115,55 +116,61 @@ begin
     end if;
     -- Somebody waits still: behind a lock, behind c_most, or because places that others free now were counted.
     insert into orchestrator.rechecks (kind, name)
-    select p_scope, n.name
-      from unnest(v_names, v_rooms, p_freed[:cardinality(v_names)]) n (name, room, freed)
-     where (n.room < n.freed or n.room = c_most or n.room > cardinality(array_positions(v_found, n.name)) or v_found is null)
-       and (n.room > 0 or n.freed > 0)
-       and orchestrator.is_waited_for(p_scope, n.name, coalesce(v_ids, '{}'));
+    select p_scope, w.name
+      from unnest(orchestrator.waited_for(p_scope, array(
+               select n.name from unnest(v_names, v_rooms, p_freed[:cardinality(v_names)]) n (name, room, freed)
+                where (n.room < n.freed or n.room = c_most or (n.name, n.room) not in (
+                           select f.name, count(*)::int from unnest(v_found) f (name) group by 1))
+                  and (n.room > 0 or n.freed > 0)), coalesce(v_ids, '{}'))) w (name);
     if v_ids is not null then
         perform orchestrator.advance(v_ids, p_scope);
     end if;
 end
 $$;
 
--- How many more tasks a limit lets through; null for any number. A key without a limit of its own has the limit 1. The rows
--- are counted in an order that only one index has: a plan that was made while the queue was short must not read another one.
-create or replace function orchestrator.room(p_scope text, p_name text) returns int
+-- How many more tasks each of these limits lets through; null for any number. A key without a limit of its own has the limit
+-- 1. The rows are counted in an order that only one index has: a plan that was made while the queue was short must not read
+-- another one.
+create or replace function orchestrator.rooms(p_scope text, p_names text[]) returns int[]
 language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
 set enable_bitmapscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
 begin
     if p_scope = 'key' then
-        return coalesce((select l.most from public.concurrency_limits l where l.scope = 'key' and l.name = p_name), 1)
+        return array(
+            select coalesce((select l.most from public.concurrency_limits l where l.scope = 'key' and l.name = n.name), 1)
+                 - (select count(*) from (
+                       select from orchestrator.live q
+                        where q.concurrency_key = n.name and q.state in ('ready', 'waits_for_type', 'running')
+                        order by q.concurrency_key offset 0) c)
+              from unnest(p_names) with ordinality n (name, place) order by n.place);
+    end if;
+    return array(
+        select (select l.most from public.concurrency_limits l where l.scope = 'type' and l.name = n.name)
              - (select count(*) from (
                    select from orchestrator.live q
-                    where q.concurrency_key = p_name and q.state in ('ready', 'waits_for_type', 'running')
-                    order by q.concurrency_key offset 0) n);
-    end if;
-    return (select l.most from public.concurrency_limits l where l.scope = 'type' and l.name = p_name)
-         - (select count(*) from (
-               select from orchestrator.live q
-                where q.task_type = p_name and q.type_limited and q.state in ('ready', 'running')
-                order by q.task_type offset 0) n);
+                    where q.task_type = n.name and q.type_limited and q.state in ('ready', 'running')
+                    order by q.task_type offset 0) c)
+          from unnest(p_names) with ordinality n (name, place) order by n.place);
 end
 $$;
 
--- Whether a task other than these waits for a limit.
-create or replace function orchestrator.is_waited_for(p_scope text, p_name text, p_but uuid[]) returns boolean
+-- Those of these limits that a task other than p_but waits for.
+create or replace function orchestrator.waited_for(p_scope text, p_names text[], p_but uuid[]) returns text[]
 language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
 set enable_bitmapscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
 begin
     if p_scope = 'key' then
-        perform from orchestrator.live q
-          where q.concurrency_key = p_name and q.state = 'waits_for_key' and q.task_id <> all (p_but)
-          order by q.concurrency_key, q.place limit 1;
-    else
-        perform from orchestrator.live q
-          where q.task_type = p_name and q.state = 'waits_for_type' and q.task_id <> all (p_but)
-          order by q.task_type, q.place limit 1;
+        return array(select n.name from unnest(p_names) n (name)
+                      where (select true from orchestrator.live q
+                              where q.concurrency_key = n.name and q.state = 'waits_for_key' and q.task_id <> all (p_but)
+                              order by q.concurrency_key, q.place limit 1));
     end if;
-    return found;
+    return array(select n.name from unnest(p_names) n (name)
+                  where (select true from orchestrator.live q
+                          where q.task_type = n.name and q.state = 'waits_for_type' and q.task_id <> all (p_but)
+                          order by q.task_type, q.place limit 1));
 end
 $$;
 
@@ -264,25 +271,29 @@ $$;
 create or replace function orchestrator.pass_on(p_keys text[], p_types text[]) returns void
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
+begin
+    if p_keys is not null then
+        perform orchestrator.pass_on_scope('key', p_keys);
+    end if;
+    if p_types is not null then
+        perform orchestrator.pass_on_scope('type', p_types);
+    end if;
+end
+$$;
+
+create or replace function orchestrator.pass_on_scope(p_scope text, p_names text[]) returns void
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
 declare
+    v_waited text[] := orchestrator.waited_for(p_scope, array(select distinct n.name from unnest(p_names) n (name)), '{}');
     v_names text[];
     v_freed int[];
 begin
-    if p_keys is not null then
+    if v_waited <> '{}' then
         select array_agg(f.name), array_agg(f.n) into v_names, v_freed
-          from (select n.name, count(*)::int as n from unnest(p_keys) n (name) group by 1) f
-         where orchestrator.is_waited_for('key', f.name, '{}');
-        if v_names is not null then
-            perform orchestrator.admit('key', v_names, v_freed);
-        end if;
-    end if;
-    if p_types is not null then
-        select array_agg(f.name), array_agg(f.n) into v_names, v_freed
-          from (select n.name, count(*)::int as n from unnest(p_types) n (name) group by 1) f
-         where orchestrator.is_waited_for('type', f.name, '{}');
-        if v_names is not null then
-            perform orchestrator.admit('type', v_names, v_freed);
-        end if;
+          from (select n.name, count(*)::int as n from unnest(p_names) n (name) group by 1) f
+         where (f.name in (select unnest(v_waited))) is true;
+        perform orchestrator.admit(p_scope, v_names, v_freed);
     end if;
 end
 $$;

@@ -225,9 +225,8 @@ begin
          where (e.task_id = any (v_shown)) is not true
            and (select t.published < e.no from public.tasks t where t.id = e.task_id);
     end if;
-    if v_wishes is not null then  -- a user's trigger has put another status there
-        perform orchestrator.reconcile(v_wishes);
-    end if;
+    insert into orchestrator.rechecks (kind, name)  -- a user's trigger has put another status there
+    select 'edit', w.id::text from unnest(v_wishes) w (id);
     return v_left;
 end
 $$;

@@ -291,35 +291,6 @@ begin
 end
 $$;
 
--- The results that a task needs, in the order of depends_on.
-create or replace function orchestrator.inputs(p_ids uuid[]) returns json
-language plpgsql stable security definer set search_path = '' as $$
-#variable_conflict use_variable
-begin
-    return (
-        select coalesce(json_agg(json_build_object('id', n.id, 'task_type', r.task_type, 'output_location', r.output_location,
-                                                   'result_data', r.result_data) order by n.place), '[]')
-          from (select u.id, min(u.place) as place from unnest(p_ids) with ordinality u (id, place) group by u.id) n
-         cross join lateral orchestrator.result_of(n.id) r);
-end
-$$;
-
--- The result of a Complete task, also of one that was deleted since, or that `tasks` does not show yet.
-create or replace function orchestrator.result_of(
-    p_id uuid, out task_type text, out output_location text, out result_data jsonb, out output_object jsonb
-)
-returns setof record
-language sql stable security definer set search_path = '' rows 1 as $$
-    select t.task_type, coalesce(p.output_location, case when p.task_id is null then t.output_location end),
-           case when p.task_id is null then t.result_data else p.result_data end,
-           case when p.task_id is null then t.output_object else p.output_object end
-      from public.tasks t left join orchestrator.publications p on p.task_id = t.id
-     where t.id = result_of.p_id
-    union all
-    select r.task_type, r.output_location, r.result_data, r.output_object from public.task_results r
-     where r.id = result_of.p_id and not exists (select from public.tasks t where t.id = result_of.p_id)
-$$;
-
 -- Publishes and reads taken tasks one by one, after an error with all of them.
 create or replace function orchestrator.hand_out_singly(
     p_launch orchestrator.launches, p_ids uuid[], p_attempts int[], p_now timestamptz
@@ -345,7 +316,7 @@ begin
             select * into v_task from public.tasks t where t.id = p_ids[v_n];
             if v_task.id is null or v_task.status in ('Complete', 'Failed', 'Cancelled') then
                 -- It was written while the triggers were off, or a user's trigger has ended it now.
-                perform orchestrator.reconcile(p_ids[v_n:v_n]);
+                insert into orchestrator.rechecks (kind, name) values ('edit', p_ids[v_n]::text);
                 continue;
             end if;
             update orchestrator.live q

@@ -75,7 +75,7 @@ begin
 end
 $$;
 
--- Ends a locked task that no worker can get.
+-- Ends a locked task that no worker can get. What follows for others is left to the leader.
 create or replace function orchestrator.end_unclaimable(p_task orchestrator.live, p_code text, p_message text) returns void
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
@@ -83,7 +83,7 @@ begin
     perform orchestrator.leave(array[p_task.task_id]);
     perform orchestrator.publish_later(
         array[orchestrator.end_without_run(p_task, 'Failed', p_code, p_message, 'Claiming')], null);
-    perform orchestrator.ended(array[p_task.task_id], 'Failed');
+    insert into orchestrator.rechecks (kind, name) values ('ended', p_task.task_id::text);
 end
 $$;
 
@@ -132,5 +132,51 @@ begin
 exception when program_limit_exceeded or statement_too_complex or numeric_value_out_of_range then
     code := 'INPUTS_TOO_LARGE';
     message := format('Its params or the results of the tasks that it depends on cannot be written as text: %s', sqlerrm);
+end
+$$;
+
+-- The results that a task needs, in the order of depends_on.
+create or replace function orchestrator.inputs(p_ids uuid[]) returns json
+language plpgsql stable security definer set search_path = '' as $$
+#variable_conflict use_variable
+begin
+    return (
+        select coalesce(json_agg(json_build_object('id', n.id, 'task_type', r.task_type, 'output_location', r.output_location,
+                                                   'result_data', r.result_data) order by n.place), '[]')
+          from (select u.id, min(u.place) as place from unnest(p_ids) with ordinality u (id, place) group by u.id) n
+         cross join lateral orchestrator.result_of(n.id) r);
+end
+$$;
+
+-- The result of a Complete task, also of one that was deleted since, or that `tasks` does not show yet.
+create or replace function orchestrator.result_of(
+    p_id uuid, out task_type text, out output_location text, out result_data jsonb, out output_object jsonb
+)
+returns setof record
+language sql stable security definer set search_path = '' rows 1 as $$
+    select t.task_type, coalesce(p.output_location, case when p.task_id is null then t.output_location end),
+           case when p.task_id is null then t.result_data else p.result_data end,
+           case when p.task_id is null then t.output_object else p.output_object end
+      from public.tasks t left join orchestrator.publications p on p.task_id = t.id
+     where t.id = result_of.p_id
+    union all
+    select r.task_type, r.output_location, r.result_data, r.output_object from public.task_results r
+     where r.id = result_of.p_id and not exists (select from public.tasks t where t.id = result_of.p_id)
+$$;
+
+-- The number of nodes that the params of a task ask for: 1 without a whole number from 1 to 64. The handler refuses such
+-- params, or runs the job on one node.
+create or replace function public.internal_nodes_of(p_params jsonb) returns int
+language plpgsql immutable security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_text text := p_params->>'nodes';
+begin
+    if jsonb_typeof(p_params->'nodes') = 'number' and v_text ~ '^[0-9]{1,2}([.]0+)?$' then
+        if v_text::numeric between 1 and 64 then
+            return v_text::numeric::int;
+        end if;
+    end if;
+    return 1;
 end
 $$;

@@ -159,3 +159,58 @@ begin
                                 where l.task_id = any (p_ids) and l.uncounted < l.attempt for update skip locked));
 end
 $$;
+
+-- Whether the worker belongs to another fleet that has a leader. That leader knows when its agents could have renewed
+-- their leases. If a fleet has no leader, any other fleet rescues its tasks.
+create or replace function public.internal_is_of_other_fleet(p_fleet text, p_worker_id text, p_now timestamptz)
+returns boolean
+language sql stable security definer set search_path = '' as $$
+    select exists (select from public.workers w join public.fleet_lease l on l.fleet = w.fleet
+                    where w.id = internal_is_of_other_fleet.p_worker_id
+                        and w.fleet <> internal_is_of_other_fleet.p_fleet
+                        and l.expires_at > internal_is_of_other_fleet.p_now)
+$$;
+
+-- Whether a lease expired because of an outage: its worker renewed it until about the time when the leader's own lease
+-- was last renewed, it ended before or soon after there was a leader again, and the outage was long enough.
+create or replace function public.internal_is_outage(p_fleet text, p_lease_s numeric, p_lease_expires_at timestamptz)
+returns boolean
+language sql stable security definer set search_path = '' as $$
+    select exists (
+        select from public.fleet_lease l
+         where l.fleet = internal_is_outage.p_fleet and l.unled_from is not null
+           and l.since - l.unled_from >= greatest(internal_is_outage.p_lease_s - 20,
+               internal_is_outage.p_lease_s / 2) * interval '1 second'
+           and internal_is_outage.p_lease_expires_at - internal_is_outage.p_lease_s * interval '1 second' >= l.unled_from - interval '60 seconds'
+           and internal_is_outage.p_lease_expires_at > l.unled_from
+               and internal_is_outage.p_lease_expires_at < l.since + interval '30 seconds')
+$$;
+
+create or replace function public.fleet_rescue(
+    p_fleet text, p_term bigint, p_worker_id text, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_rescue');
+    return jsonb_build_object('tasks', orchestrator.rescue(p_worker_id, v_now));
+end
+$$;
+
+-- Rescues tasks whose lease ended more than p_over_s ago. If the orchestrator was not reachable during that time, their
+-- workers get the same time again. It is a separate function, because an earlier version that runs at the same time
+-- calls fleet_rescue.
+create or replace function public.fleet_rescue_overdue(
+    p_fleet text, p_term bigint, p_over_s numeric, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_rescue_overdue');
+    return jsonb_build_object('tasks', orchestrator.rescue(null, v_now, p_over_s, p_fleet));
+end
+$$;

@@ -11,6 +11,7 @@ set enable_mergejoin = off set jit = off set plan_cache_mode = force_generic_pla
 #variable_conflict use_variable
 declare
     v_new uuid[];
+    v_done uuid[];
     v_id uuid;
     v_task public.tasks;
     v_live orchestrator.live;
@@ -24,7 +25,8 @@ begin
     if v_new <> '{}' then
         perform orchestrator.enter(v_new);
     end if;
-    for v_id in select i.id from unnest(p_ids) i (id) where i.id not in (select n.id from unnest(v_new) n (id)) loop
+    v_done := v_new || orchestrator.edit_waiting(p_ids);
+    for v_id in select i.id from unnest(p_ids) i (id) where i.id not in (select n.id from unnest(v_done) n (id)) loop
         select * into v_task from public.tasks t where t.id = v_id;
         select * into v_live from orchestrator.live q where q.task_id = v_id;
         select * into v_end from orchestrator.publications p where p.task_id = v_id;
@@ -186,6 +188,52 @@ begin
                  then array[p_live.concurrency_key] end,
             case when p_live.type_limited and p_live.state = 'ready' then array[p_live.task_type] end);
     end if;
+end
+$$;
+
+-- The same for tasks that wait without needing another one, all at once; returns their ids. Those of tenants get their turns
+-- one after the other.
+create or replace function orchestrator.edit_waiting(p_ids uuid[]) returns uuid[]
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_before orchestrator.live[];
+    v_ids uuid[];
+    v_moved uuid[];
+    v_keys text[];
+    v_types text[];
+begin
+    select array_agg(q), array_agg(q.task_id) into v_before, v_ids
+      from unnest(p_ids) i (id)
+     cross join lateral (select * from public.tasks k where k.id = i.id offset 0) t  -- by its key, each
+     cross join lateral (select * from orchestrator.live l where l.task_id = i.id offset 0) q
+     where t.status = 'Queued' and q.state <> 'running' and not q.has_needs and t.depends_on = '{}'
+       and t.tenant is null and q.tenant is null and t.cancel_requested_at is not distinct from q.cancel_requested_at
+       and not exists (select from orchestrator.publications p where p.task_id = i.id);
+    if v_ids is null then
+        return '{}';
+    end if;
+    update orchestrator.live q
+       set (pool, place, created_at, run_after, concurrency_key, task_type, type_limited, dedupe_key, max_attempts, timeout_s,
+            is_heavy, has_webhook, uncounted, attempts_shown) = (
+           select s.pool, s.place, s.created_at, s.run_after, s.concurrency_key, s.task_type, s.type_limited, s.dedupe_key,
+                  s.max_attempts, s.timeout_s, s.is_heavy, s.has_webhook,
+                  greatest(0, least(q.attempt, q.uncounted + q.attempts_shown - s.attempts)), s.attempts
+             from orchestrator.specified s where s.task_id = q.task_id)
+     where q.task_id = any (v_ids);
+    select array_agg(b.task_id),
+           array_agg(b.concurrency_key) filter (where b.concurrency_key is not null and b.state in ('ready', 'waits_for_type')),
+           array_agg(b.task_type) filter (where b.type_limited and b.state = 'ready')
+      into v_moved, v_keys, v_types
+      from unnest(v_before) b
+     cross join lateral (select * from orchestrator.live l where l.task_id = b.task_id offset 0) q
+     where (b.pool, b.place, b.created_at, b.run_after, b.concurrency_key, b.task_type, b.type_limited)
+           is distinct from (q.pool, q.place, q.created_at, q.run_after, q.concurrency_key, q.task_type, q.type_limited);
+    if v_moved is not null then
+        perform orchestrator.advance(v_moved);
+        perform orchestrator.pass_on(v_keys, v_types);
+    end if;
+    return v_ids;
 end
 $$;
 

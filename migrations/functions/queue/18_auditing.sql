@@ -91,11 +91,11 @@ begin
                          where q.state = 'waits_for_type' and q.task_type > v_after order by q.task_type limit 1);
         end if;
         exit when v_after is null;
-        if coalesce(orchestrator.room(p_scope, v_after) > 0, true) then
-            v_names := v_names || v_after;
-        end if;
+        v_names := v_names || v_after;
     end loop;
     update orchestrator.audits a set next_name = v_after where a.rel = v_rel and a.next_name is distinct from v_after;
+    select array_agg(n.name) into v_names
+      from unnest(v_names, orchestrator.rooms(p_scope, v_names)) n (name, room) where n.room > 0 or n.room is null;
     if v_names is not null then
         perform orchestrator.admit(p_scope, v_names, null);
     end if;

@@ -1,6 +1,7 @@
 """The schema: current, its transitions those of the core, closed to everybody it is not for."""
 
 import asyncio
+import graphlib
 import itertools
 import re
 import shutil
@@ -70,6 +71,16 @@ def test_an_assertion_of_a_user_is_caught_like_any_other_error() -> None:
     """OTHERS leaves out ASSERT_FAILURE: one trigger with ASSERT stopped every claim."""
     for file in sql_files().current:
         assert not re.findall(r"when others (?!or assert_failure (or query_canceled )?then)", file.sql), file.path
+
+
+def test_no_two_files_of_functions_call_each_other() -> None:
+    """Each can be read after those that it builds on."""
+    functions = {name: file.path for file in sql_files().current for name in file.functions}
+    calls = {
+        file.path: {functions[name] for name in re.findall(r"\.(\w+)\(", re.sub("--.*", "", file.sql)) if name in functions}
+        for file in sql_files().current
+    }
+    graphlib.TopologicalSorter({path: called - {path} for path, called in calls.items()}).prepare()
 
 
 def test_every_function_is_defined_once() -> None:

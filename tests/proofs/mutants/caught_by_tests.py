@@ -46,7 +46,7 @@ MUTANTS_WITH_TESTS = (
            "migrations/functions/queue/07_claiming.sql",
            " and not (public.internal_is_pod() and public.internal_is_over_postgrest())", "", "worker_claim"),
     Mutant("a fleet without a leader keeps its tasks", f"{DB}/test_queue_endings.py::test_a_fleet_leaves_anothers_tasks_to_it",
-           "migrations/functions/rescuing.sql", " and l.expires_at > internal_is_of_other_fleet.p_now", "", "internal_is_of_other_fleet"),
+           "migrations/functions/queue/13_rescuing.sql", " and l.expires_at > internal_is_of_other_fleet.p_now", "", "internal_is_of_other_fleet"),
     Mutant("a chain of tasks is always first", f"{DB}/test_queue_fairness.py::test_tasks_that_become_ready_one_after_the_other_delay_no_other_tenant",
            "migrations/functions/queue/03_turns.sql", "v_head + case when p_front then 0 else 1 end", "v_head", "next_turn"),
     Mutant("the call that reports and claims reads no disk", f"{PROCESS}/worker/test_small_disk.py::test_a_disk_that_a_task_filled_is_noticed_before_the_next_claim",
