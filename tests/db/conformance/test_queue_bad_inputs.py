@@ -163,7 +163,7 @@ async def test_a_bad_release_is_named_and_no_further_worker_is_started(fleet: Fl
     for _ in range(60):
         await run.step()
     half = await SqlStore(fleet.db, FLEET).snapshot()
-    for _ in range(60):  # for a moment each may have tried tasks that the other one has not tried yet
+    for _ in range(240):  # for a while each may have tried tasks that the other one has not tried yet
         if all(one.held_back and not one.held_back.suspect for one in half.workers):
             break
         await run.step()

@@ -263,6 +263,7 @@ async def test_a_task_too_large_for_a_claim_fails_and_delays_no_other(
     assert (task["id"], [len(one["result_data"]["x"]) for one in task["dependencies"]]) == (small, [10**6] * 2)
     failed = await large.task(stitch)
     assert (failed["status"], failed["failure_code"], failed["attempts"]) == ("Failed", "INPUTS_TOO_LARGE", 0)
+    await large.maintain()
     assert (await large.task(waits))["failure_code"] == "DEPENDENCY_FAILED"
     assert (await large.snapshot())["demand"][0]["claimable"] == 0
 

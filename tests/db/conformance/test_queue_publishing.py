@@ -214,6 +214,7 @@ async def test_a_task_that_a_users_trigger_cancels_at_its_claim_is_not_handed_ou
     bad, tasks = await claimed(fleet, agent, batch)
     assert (len(tasks), bad in [task["id"] for task in tasks]) == (batch - 1, False)
     assert await shown(owner, bad) == "Cancelled"
+    await fleet.maintain()
     query = "select task_id::text from orchestrator.live where task_id = %s"
     assert await (await owner.execute(query, (bad,))).fetchall() == []
 
