@@ -80,7 +80,7 @@ TABLES = ("tasks", "orchestrator.live", "orchestrator.edges")
 
 @pytest.fixture
 async def emptied(hand: AsyncConnection[DictRow]) -> AsyncIterator[None]:
-    """Tables that were analyzed while they held a few rows and many empty pages: plans for them look cheap, row by row."""
+    """Tables that were analyzed with a few rows on many pages: plans for them look cheap, row by row."""
     for table in TABLES:
         await hand.execute(f"alter table {table} set (autovacuum_enabled = off)".encode())
     await hand.execute(FIRST, (-1, LARGE))

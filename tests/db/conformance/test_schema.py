@@ -76,11 +76,11 @@ def test_an_assertion_of_a_user_is_caught_like_any_other_error() -> None:
 def test_no_two_files_of_functions_call_each_other() -> None:
     """Each can be read after those that it builds on."""
     functions = {name: file.path for file in sql_files().current for name in file.functions}
-    calls = {
-        file.path: {functions[name] for name in re.findall(r"\.(\w+)\(", re.sub("--.*", "", file.sql)) if name in functions}
-        for file in sql_files().current
-    }
-    graphlib.TopologicalSorter({path: called - {path} for path, called in calls.items()}).prepare()
+    calls: dict[str, set[str]] = {}
+    for file in sql_files().current:
+        named = re.findall(r"\.(\w+)\(", re.sub("--.*", "", file.sql))
+        calls[file.path] = {functions[name] for name in named if name in functions} - {file.path}
+    graphlib.TopologicalSorter(calls).prepare()
 
 
 def test_every_function_is_defined_once() -> None:

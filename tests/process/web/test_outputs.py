@@ -60,7 +60,7 @@ async def test_an_output_that_is_not_there_completes_nothing(gateway: ServerUnde
 async def test_a_completion_that_a_trigger_refuses_counts(
     gateway: ServerUnderTest, owner: psycopg.AsyncConnection[Any]
 ) -> None:
-    """The agent is done with it, and every reader of the API sees it; the user's row follows when the trigger lets it."""
+    """The agent is done with it, and the API shows it; the user's row follows when the trigger lets it."""
     worker, key = await _claimed(gateway)
     task_id = key.split("/")[1]
     body = f"if new.id = '{task_id}' and new.status = 'Complete' then raise exception 'not now'; end if; return new;"
@@ -68,7 +68,9 @@ async def test_a_completion_that_a_trigger_refuses_counts(
         f"create function users_own() returns trigger language plpgsql as $$ begin {body} end $$".encode()
     )
     await owner.execute("create trigger users_own before update on tasks for each row execute function users_own()")
-    shown = "select t.status, p.reason from tasks t left join orchestrator.publications p on p.task_id = t.id where t.id = %s"
+    shown = """
+        select t.status, p.reason from tasks t
+          left join orchestrator.publications p on p.task_id = t.id where t.id = %s"""
     try:
         reply = await worker.call(protocol.COMPLETE, **done(task_id))
         assert (reply.status_code, reply.json()["outcome"]) == (200, "ok")
