@@ -11,7 +11,7 @@ set enable_mergejoin = off set jit = off set plan_cache_mode = force_generic_pla
 #variable_conflict use_variable
 declare
     v_new uuid[];
-    v_done uuid[];
+    v_edited uuid[];
     v_id uuid;
     v_task public.tasks;
     v_live orchestrator.live;
@@ -25,8 +25,11 @@ begin
     if v_new <> '{}' then
         perform orchestrator.enter(v_new);
     end if;
-    v_done := v_new || orchestrator.edit_waiting(p_ids);
-    for v_id in select i.id from unnest(p_ids) i (id) where i.id not in (select n.id from unnest(v_done) n (id)) loop
+    v_edited := orchestrator.edited(p_ids);
+    if v_edited <> '{}' then
+        perform orchestrator.edit(v_edited);
+    end if;
+    for v_id in select i.id from unnest(p_ids) i (id) where i.id not in (select n.id from unnest(v_new || v_edited) n (id)) loop
         select * into v_task from public.tasks t where t.id = v_id;
         select * into v_live from orchestrator.live q where q.task_id = v_id;
         select * into v_end from orchestrator.publications p where p.task_id = v_id;
@@ -35,7 +38,7 @@ begin
         elsif v_end.task_id is not null and v_task.status::text = v_end.shown and v_live.state is distinct from 'running' then
             -- It shows what it showed before: the end is published later, and the rest are edits of the next attempt.
             if v_live.task_id is not null then
-                perform orchestrator.edit(v_task, v_live, v_end.run_after);
+                perform orchestrator.edit(array[v_id], v_end);
             end if;
         else
             if v_end.task_id is not null then
@@ -117,7 +120,7 @@ begin
         perform orchestrator.publish_later(array[orchestrator.end_without_run(p_live, 'Cancelled', null, null)], null);
         perform orchestrator.ended(array[p_task.id], 'Cancelled');
     else
-        perform orchestrator.edit(p_task, p_live, p_task.run_after);
+        perform orchestrator.edit(array[p_task.id]);
     end if;
 end
 $$;
@@ -143,97 +146,73 @@ begin
 end
 $$;
 
--- Follows the specification of a task. One that runs keeps its pool, its type and its key, with their places, until its attempt
--- ends.
-create or replace function orchestrator.edit(p_task public.tasks, p_live orchestrator.live, p_run_after timestamptz) returns void
-language plpgsql security definer set search_path = '' as $$
-#variable_conflict use_variable
-declare
-    v_new orchestrator.specified;
-    v_has_new_needs boolean;
-    v_moves boolean;
-begin
-    select * into v_new from orchestrator.specified s where s.task_id = p_task.id;
-    v_new.run_after := public.internal_readable_time(p_run_after);
-    if p_live.state = 'running' then
-        v_new.pool := p_live.pool;
-        v_new.task_type := p_live.task_type;
-        v_new.type_limited := p_live.type_limited;
-        v_new.concurrency_key := p_live.concurrency_key;
-    end if;
-    v_has_new_needs := (v_new.has_needs or p_live.has_needs) and (
-        select array_agg(e.needs order by e.needs) from orchestrator.edges e where e.task_id = p_task.id)
-        is distinct from (select array_agg(distinct n.id order by n.id) from unnest(p_task.depends_on) n (id));
-    v_moves := p_live.state <> 'running' and (v_has_new_needs or (
-            p_live.pool, p_live.place, p_live.created_at, p_live.run_after, p_live.concurrency_key, p_live.task_type,
-            p_live.tenant, p_live.type_limited)
-        is distinct from (v_new.pool, v_new.place, v_new.created_at, v_new.run_after, v_new.concurrency_key, v_new.task_type,
-                          v_new.tenant, v_new.type_limited));
-    update orchestrator.live q
-       set pool = v_new.pool, place = v_new.place, created_at = v_new.created_at, run_after = v_new.run_after,
-           concurrency_key = v_new.concurrency_key, task_type = v_new.task_type, tenant = v_new.tenant,
-           type_limited = v_new.type_limited, dedupe_key = v_new.dedupe_key, max_attempts = v_new.max_attempts,
-           timeout_s = v_new.timeout_s, has_needs = v_new.has_needs, is_heavy = v_new.is_heavy,
-           has_webhook = v_new.has_webhook, cancel_requested_at = p_task.cancel_requested_at,
-           uncounted = greatest(0, least(q.attempt, q.uncounted + q.attempts_shown - p_task.attempts)),
-           attempts_shown = p_task.attempts
-     where q.task_id = p_task.id;
-    if v_has_new_needs then
-        perform orchestrator.set_edges(array[p_task.id]);
-    end if;
-    if v_moves then
-        perform orchestrator.advance(array[p_task.id]);
-        perform orchestrator.pass_on(
-            case when p_live.concurrency_key is not null and p_live.state in ('ready', 'waits_for_type')
-                 then array[p_live.concurrency_key] end,
-            case when p_live.type_limited and p_live.state = 'ready' then array[p_live.task_type] end);
-    end if;
-end
-$$;
-
--- The same for tasks that wait without needing another one, all at once; returns their ids. Those of tenants get their turns
--- one after the other.
-create or replace function orchestrator.edit_waiting(p_ids uuid[]) returns uuid[]
+-- Follows the specifications of tasks. One that runs keeps its pool, its type and its key, with their places, until its attempt
+-- ends. p_end: of the one task, if its last attempt is not shown yet as it ended; its pause counts, and not the row's.
+create or replace function orchestrator.edit(p_ids uuid[], p_end orchestrator.publications default null) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
-    v_before orchestrator.live[];
-    v_ids uuid[];
+    v_before orchestrator.live[] := array(select q from orchestrator.live q where q.task_id = any (p_ids));
+    v_needing uuid[];
     v_moved uuid[];
     v_keys text[];
     v_types text[];
 begin
-    select array_agg(q), array_agg(q.task_id) into v_before, v_ids
-      from unnest(p_ids) i (id)
-     cross join lateral (select * from public.tasks k where k.id = i.id offset 0) t  -- by its key, each
-     cross join lateral (select * from orchestrator.live l where l.task_id = i.id offset 0) q
-     where t.status = 'Queued' and q.state <> 'running' and not q.has_needs and t.depends_on = '{}'
-       and t.tenant is null and q.tenant is null and t.cancel_requested_at is not distinct from q.cancel_requested_at
-       and not exists (select from orchestrator.publications p where p.task_id = i.id);
-    if v_ids is null then
-        return '{}';
-    end if;
     update orchestrator.live q
-       set (pool, place, created_at, run_after, concurrency_key, task_type, type_limited, dedupe_key, max_attempts, timeout_s,
-            is_heavy, has_webhook, uncounted, attempts_shown) = (
-           select s.pool, s.place, s.created_at, s.run_after, s.concurrency_key, s.task_type, s.type_limited, s.dedupe_key,
-                  s.max_attempts, s.timeout_s, s.is_heavy, s.has_webhook,
-                  greatest(0, least(q.attempt, q.uncounted + q.attempts_shown - s.attempts)), s.attempts
+       set (place, created_at, run_after, tenant, dedupe_key, max_attempts, timeout_s, has_needs, is_heavy, has_webhook,
+            cancel_requested_at, uncounted, attempts_shown, pool, concurrency_key, task_type, type_limited) = (
+           select s.place, s.created_at,
+                  case when p_end.task_id is null then s.run_after else public.internal_readable_time(p_end.run_after) end,
+                  s.tenant, s.dedupe_key, s.max_attempts, s.timeout_s, s.has_needs, s.is_heavy, s.has_webhook,
+                  s.cancel_requested_at, greatest(0, least(q.attempt, q.uncounted + q.attempts_shown - s.attempts)), s.attempts,
+                  case when q.state = 'running' then q.pool else s.pool end,
+                  case when q.state = 'running' then q.concurrency_key else s.concurrency_key end,
+                  case when q.state = 'running' then q.task_type else s.task_type end,
+                  case when q.state = 'running' then q.type_limited else s.type_limited end
              from orchestrator.specified s where s.task_id = q.task_id)
-     where q.task_id = any (v_ids);
+     where q.task_id = any (p_ids);
+    v_needing := array(
+        select b.task_id
+          from unnest(v_before) b
+         cross join lateral (select * from public.tasks k where k.id = b.task_id offset 0) t  -- by its key, each
+         where (b.has_needs or t.depends_on <> '{}')
+           and (select array_agg(e.needs order by e.needs) from orchestrator.edges e where e.task_id = b.task_id)
+               is distinct from (select array_agg(distinct n.id order by n.id) from unnest(t.depends_on) n (id)));
+    if v_needing <> '{}' then
+        perform orchestrator.set_edges(v_needing);
+    end if;
     select array_agg(b.task_id),
-           array_agg(b.concurrency_key) filter (where b.concurrency_key is not null and b.state in ('ready', 'waits_for_type')),
+           array_agg(b.concurrency_key) filter (where b.concurrency_key is not null
+                                                  and b.state in ('ready', 'waits_for_type')),
            array_agg(b.task_type) filter (where b.type_limited and b.state = 'ready')
       into v_moved, v_keys, v_types
       from unnest(v_before) b
      cross join lateral (select * from orchestrator.live l where l.task_id = b.task_id offset 0) q
-     where (b.pool, b.place, b.created_at, b.run_after, b.concurrency_key, b.task_type, b.type_limited)
-           is distinct from (q.pool, q.place, q.created_at, q.run_after, q.concurrency_key, q.task_type, q.type_limited);
+     where b.state <> 'running'
+       and ((b.pool, b.place, b.created_at, b.run_after, b.concurrency_key, b.task_type, b.tenant, b.type_limited)
+            is distinct from (q.pool, q.place, q.created_at, q.run_after, q.concurrency_key, q.task_type, q.tenant, q.type_limited)
+            or (b.task_id in (select unnest(v_needing))) is true);
     if v_moved is not null then
         perform orchestrator.advance(v_moved);
         perform orchestrator.pass_on(v_keys, v_types);
     end if;
-    return v_ids;
+end
+$$;
+
+-- Those of these tasks of which only the specification has changed, and that may be edited all at once. Tasks of tenants get
+-- their turns one after the other.
+create or replace function orchestrator.edited(p_ids uuid[]) returns uuid[]
+language plpgsql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+begin
+    return array(
+        select i.id
+          from unnest(p_ids) i (id)
+         cross join lateral (select * from public.tasks k where k.id = i.id offset 0) t  -- by its key, each
+         cross join lateral (select * from orchestrator.live l where l.task_id = i.id offset 0) q
+         where t.status = 'Queued' and q.state <> 'running' and t.tenant is null and q.tenant is null
+           and t.cancel_requested_at is not distinct from q.cancel_requested_at
+           and not exists (select from orchestrator.publications p where p.task_id = i.id));
 end
 $$;
 
