@@ -78,10 +78,12 @@ SETTINGS = (  # whatever the role or the database has as its default
 )
 TRIGGERS = "triggers.sql"
 DROPPED_INDEX = re.compile(r"^drop index concurrently if exists public\.(\w+);", re.MULTILINE)
+DROPPED_TABLE = re.compile(r"^drop table if exists public\.(\w+);", re.MULTILINE)
 DROPPED_CONSTRAINT = re.compile(r"drop constraint if exists (\w+)")
 MAKES = re.compile(
     r"^(?:(?:--[^\n]*)?\n)*(?:create (?:unique )?index concurrently if not exists (\w+)"
-    r"|alter table public\.\w+ validate constraint (\w+);)"
+    r"|alter table public\.\w+ validate constraint (\w+);"
+    r"|do \$\$\nbegin\n    lock table public\.(\w+) )"
 )
 ADDS = re.compile(r",\s*add constraint (\w+) check \([^()]*\) not valid")
 COMMIT = re.compile(r"^\s*commit;\n", re.MULTILINE)  # of a batch within a DO block
@@ -145,16 +147,16 @@ def _of_script(step: Step) -> list[str]:
 
 
 def _gone(files: SqlFiles, missing: Sequence[SqlFile]) -> frozenset[str]:
-    """Return the indexes and constraints that later steps drop: a user's table must not wait for these to be built."""
-    indexes = {name for file in missing for name in DROPPED_INDEX.findall(file.sql)}
+    """Return what later steps drop: a user's table must not wait for it to be built or filled."""
+    dropped = {name for file in missing for each in (DROPPED_INDEX, DROPPED_TABLE) for name in each.findall(file.sql)}
     (triggers,) = (file.sql for file in files.current if file.path == TRIGGERS)
-    return frozenset(indexes | set(DROPPED_CONSTRAINT.findall(triggers)))
+    return frozenset(dropped | set(DROPPED_CONSTRAINT.findall(triggers)))
 
 
 def _without(gone: frozenset[str], statement: str) -> str:
     """Return a statement without what is gone later; empty if nothing is left."""
     made = MAKES.search(statement)
-    if made and (made[1] or made[2]) in gone:
+    if made and not gone.isdisjoint(made.groups()):
         return ""
     return ADDS.sub(lambda clause: "" if clause[1] in gone else clause[0], statement)
 

@@ -45,14 +45,17 @@ begin
                 delete from orchestrator.publications p where p.task_id = v_id;
             end if;
             if v_live.task_id is null then
-                case
-                    when v_task.status in ('Queued', 'In Progress') then perform orchestrator.enter(array[v_id]);
-                    when v_task.status = 'Complete' then perform orchestrator.meet(array[v_id]);
+                if v_task.status in ('Queued', 'In Progress') then
+                    perform orchestrator.enter(array[v_id]);
+                else
+                    delete from orchestrator.edges e
+                     where e.task_id = v_id and v_task.failure_code is distinct from 'DEPENDENCY_FAILED';
+                    if v_task.status = 'Complete' then
+                        perform orchestrator.meet(array[v_id]);
                     else
-                        delete from orchestrator.edges e
-                         where e.task_id = v_id and v_task.failure_code is distinct from 'DEPENDENCY_FAILED';
                         perform orchestrator.fail_dependants(array[v_id], 'DEPENDENCY_FAILED');
-                end case;
+                    end if;
+                end if;
             else
                 perform orchestrator.follow(v_task, v_live);
             end if;
@@ -264,7 +267,9 @@ select t.id
  where case
        when p.task_id is not null and q.task_id is null then t.status::text <> p.shown
        when q.task_id is null then t.status in ('Queued', 'In Progress') or exists (
-           select from orchestrator.edges e where e.needs = t.id and e.is_met <> (t.status = 'Complete'))
+           select from orchestrator.edges e where e.needs = t.id and e.is_met <> (t.status = 'Complete')
+            union all  -- kept from a failure that a user has taken back
+           select from orchestrator.edges e where e.task_id = t.id and t.failure_code is distinct from 'DEPENDENCY_FAILED')
        when p.task_id is not null then true  -- its queued row is edited, or the user's write takes the place of the end
        when q.state = 'running' then t.status <> 'In Progress' or q.shown <> 2 * q.attempt and q.nonce is not null
                                      or t.worker_id is distinct from q.worker_id

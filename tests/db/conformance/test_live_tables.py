@@ -11,6 +11,9 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from orchestrator.migrate import migrate, run
+from orchestrator.migrate.files import sql_files
+from orchestrator.migrate.ledger import Ledger
+from orchestrator.migrate.steps import steps
 from orchestrator.ports import Unavailable
 from tests.db.conformance.test_schema_legacy import TASKS, TEXT, WORKERS, project, rows
 
@@ -101,6 +104,13 @@ async def test_no_writer_waits_longer_than_one_lock_may_take(
     assert found == {"incomplete": 0, "unfollowed": 0, "unblocked": 0, "unleased": 0, "missing": 0}
     assert await rows(live, "select 1 from pg_constraint where conrelid = 'tasks'::regclass and not convalidated") == []
     assert await rows(live, "select 1 from pg_index where indrelid = 'tasks'::regclass and not indisvalid") == []
+
+
+def test_no_table_is_filled_that_a_later_file_drops() -> None:
+    """A user's rows that are written meanwhile need not be such as it takes."""
+    texts = [one.text for step in steps(sql_files(), Ledger()) for one in step.statements]
+    assert any("create table public.task_counts" in text for text in texts)
+    assert [text for text in texts if "into public.task_counts" in text] == []
 
 
 async def test_an_index_whose_building_was_interrupted_is_built_again(

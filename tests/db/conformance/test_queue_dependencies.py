@@ -365,3 +365,20 @@ async def test_tasks_that_wait_for_each_other_end_also_if_they_need_a_complete_t
     await hand.execute("delete from tasks where id = %s", (first,))
     await fleet.fleet("retention")
     assert [(await fleet.task(numbered(n)))["failure_code"] for n in (1, 2)] == ["DEPENDENCY_CYCLE"] * 2
+
+
+async def test_a_dependant_that_a_user_completes_after_it_has_failed_needs_nothing_more(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """What it needed is kept for a retry only, whether the triggers see the write or not."""
+    for role in ("origin", "replica"):
+        first, second = await fleet.submit({}, {"depends_on": ["#0"]})
+        await fleet.call("task_cancel", p_id=first)
+        await fleet.maintain()
+        assert (await fleet.task(second))["failure_code"] == "DEPENDENCY_FAILED"
+        await hand.execute(f"set session_replication_role = {role}".encode())
+        await hand.execute("update tasks set status = 'Complete', failure_code = null where id = %s", (second,))
+        await hand.execute("reset session_replication_role")
+        await hand.execute("select orchestrator.audit(1000)")
+        edges = await hand.execute("select * from orchestrator.edges where task_id = %s", (second,))
+        assert await edges.fetchall() == []
