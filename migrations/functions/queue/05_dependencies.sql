@@ -139,13 +139,18 @@ begin
 end
 $$;
 
--- The leader's part of it.
+-- The leader's part of it: under the locks of those that are open, so that none of them is completed in between.
 create or replace function orchestrator.unmeet_again(p_ids uuid[]) returns void
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
+declare
+    v_open uuid[] := array(select q.task_id from orchestrator.live q
+                            where q.task_id = any (p_ids) order by q.task_id for key share skip locked);
 begin
-    perform orchestrator.unmeet(
-        array(select i.id from unnest(p_ids) i (id) where orchestrator.need_status(i.id) = 'open'), true);
+    insert into orchestrator.rechecks (kind, name)
+    select 'unmet', q.task_id::text from orchestrator.live q
+     where q.task_id = any (p_ids) and q.task_id <> all (v_open);
+    perform orchestrator.unmeet(v_open, true);
 end
 $$;
 

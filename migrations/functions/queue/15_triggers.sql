@@ -101,16 +101,17 @@ begin
     insert into public.task_results (id, task_type, output_location, result_data, output_object, deleted_at)
     select r.id, r.task_type, coalesce(p.output_location, r.output_location), coalesce(p.result_data, r.result_data),
            coalesce(p.output_object, r.output_object), public.internal_now()
-      from removed r left join orchestrator.publications p on p.task_id = r.id
+      from removed r
+      left join lateral (select * from orchestrator.publications l where l.task_id = r.id offset 0) p on true
      where coalesce(p.status, r.status::text) = 'Complete'
-       and exists (select from orchestrator.edges e where e.needs = r.id)
+       and (select true from orchestrator.edges e where e.needs = r.id limit 1)  -- by its key, each
     on conflict (id) do update
        set output_location = excluded.output_location, result_data = excluded.result_data,
            output_object = excluded.output_object, deleted_at = excluded.deleted_at;
     v_ids := array(select r.id from removed r
-                    where exists (select from orchestrator.live q where q.task_id = r.id)
-                       or exists (select from orchestrator.publications p where p.task_id = r.id)
-                       or exists (select from orchestrator.edges e where e.task_id = r.id));
+                    where (select true from orchestrator.live q where q.task_id = r.id)
+                       or (select true from orchestrator.publications p where p.task_id = r.id)
+                       or (select true from orchestrator.edges e where e.task_id = r.id limit 1));
     if v_ids <> '{}' then
         perform orchestrator.reconcile(v_ids);
     end if;

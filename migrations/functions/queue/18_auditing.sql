@@ -39,7 +39,9 @@ begin
                       where e.ctid >= v_from and e.ctid < v_to and e.is_met
                         and orchestrator.need_status(e.needs) not in ('Complete', 'Failed', 'Cancelled'));
     if v_needs <> '{}' then  -- a Complete task was deleted without its result being kept
-        perform orchestrator.unmeet(v_needs, true);
+        perform orchestrator.unmeet_again(v_needs);
+        perform orchestrator.unmeet(
+            array(select n.id from unnest(v_needs) n (id) where orchestrator.need_status(n.id) = 'absent'), true);
     end if;
     return v_ids || v_needs;
 end

@@ -22,6 +22,7 @@ ALL_FAIL = """
 """
 SICK = "a second worker gives its opinion; the sick one is replaced"
 LIMIT_S = 180  # a failed task waits for half a minute
+TASKS = 80  # so that the second worker still has work when the failed ones come back
 PODS = 8
 
 
@@ -76,7 +77,7 @@ async def corrected(env: Environment) -> None:
 
 
 def _sick(name: str, description: str, damage: Callable[[Path], None], **more: Any) -> Case:
-    more = {"outcome": SICK, "ends_as": (FailureCode.TASKS_FAIL_HERE,), "settings": HANDLERS, **more}
+    more = {"outcome": SICK, "ends_as": (FailureCode.TASKS_FAIL_HERE,), "settings": HANDLERS, "tasks": TASKS, **more}
     return Case(name, description, says=HELD_BACK, act=sickened(damage), pods=PODS, limit_s=LIMIT_S, **more)
 
 
@@ -88,7 +89,7 @@ SICK_WORKERS: tuple[Case, ...] = (
     _sick("sick_alone", "the only worker that is allowed loses its GPU", lose_gpu,
           outcome="replaced once its next tasks fail too; its successor does the work",
           ends_as=(FailureCode.TASKS_FAIL_UNJUDGED,),
-          settings={**HANDLERS, "MAX_ACTIVE_GPUS": "1"}),
+          settings={**HANDLERS, "MAX_ACTIVE_GPUS": "1"}, tasks=24),
     Case("disk_fills", "the disk of one pod becomes full", "it claims nothing, and is replaced after 30 s",
           "DISK_FULL: ", until_applied, faults=({"kind": "disk_fills", "times": 1, "seconds": FILLS_S},),
           settings=POD_PYTHON, ends_as=(FailureCode.DISK_FULL,), after_s=BOOT_S[0] + FILLS_S, pods=PODS),
