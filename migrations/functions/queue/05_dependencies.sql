@@ -255,9 +255,10 @@ language plpgsql security definer set search_path = '' set enable_seqscan = off 
 #variable_conflict use_variable
 declare
     v_locked uuid[] := orchestrator.lock_waiting(p_ids);
+    -- A ready task, too, fails if what it needed was Complete and a user has failed that since.
     v_needs uuid[] := array(select distinct n.needs from (
-                                select e.needs from orchestrator.edges e
-                                 where e.task_id = any (v_locked) and not e.is_met offset 0) n);
+                                select e.needs, e.is_met from orchestrator.edges e where e.task_id = any (p_ids) offset 0) n
+                             where not n.is_met or orchestrator.need_status(n.needs) in ('Failed', 'Cancelled'));
     v_free uuid[] := array(select q.task_id from orchestrator.live q
                             where q.task_id = any (v_needs) order by q.task_id for key share skip locked);
     v_statuses jsonb;

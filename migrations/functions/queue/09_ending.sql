@@ -103,6 +103,7 @@ begin
            state = 'waits_for_tasks', uncounted = q.uncounted + p_is_uncounted::int, run_after = p_run_after, worker_id = null,
            nonce = null, claim_no = null, claimed_at = null, progress_at = null, lease_expires_at = null, log_first = null
       from orchestrator.specified s where q.task_id = p_task.task_id and s.task_id = q.task_id;
+    insert into orchestrator.rechecks (kind, name) select 'needs', p_task.task_id::text where p_task.has_needs;
     perform orchestrator.advance(array[p_task.task_id], '', p_run_after is null);
     perform orchestrator.pass_on(
         case when p_task.concurrency_key is not null then array[p_task.concurrency_key] end,

@@ -382,3 +382,19 @@ async def test_a_dependant_that_a_user_completes_after_it_has_failed_needs_nothi
         await hand.execute("select orchestrator.audit(1000)")
         edges = await hand.execute("select * from orchestrator.edges where task_id = %s", (second,))
         assert await edges.fetchall() == []
+
+
+async def test_a_task_that_ran_while_a_user_failed_what_it_needs_fails_when_it_comes_back(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """Its attempt goes on; the next one would have no input."""
+    first, second = await fleet.submit({}, {"depends_on": ["#0"]})
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    await agent.complete(task)
+    (task,) = await agent.claim()
+    await hand.execute("update tasks set status = 'Cancelled' where id = %s", (first,))
+    assert await agent.beat(task) is not None
+    assert await agent.release(task) == "ok"
+    await fleet.maintain()
+    assert (await fleet.task(second))["failure_code"] == "DEPENDENCY_FAILED"
