@@ -1,7 +1,7 @@
 -- What a user's write to `tasks` means for the queue: a wish is a difference from what the queue has shown.
 --
 -- reconcile() derives the row of `live` from the row of `tasks`. It is idempotent. Triggers call it for the rows of a user's
--- statement, the audit for rows that were written while the triggers were off, and a claim that meets a row which is gone.
+-- statement, and the leader for rows that were written while the triggers were off, or within a publication.
 -- It runs in users' statements: it has no exception block, and it writes only our tables. An end that it causes for another
 -- task is published later.
 

@@ -93,6 +93,10 @@ async def emptied(hand: AsyncConnection[DictRow]) -> AsyncIterator[None]:
 
 
 async def _is_not_quadratic(hand: AsyncConnection[DictRow], statement: str) -> None:
+    for number, rows in enumerate((1, SMALL, LARGE)):
+        await hand.execute(FIRST, (number, rows))
+        await hand.execute(SECOND, (str(number),))
+    await explained(hand)
     query = statement.replace("first", "depends_on = '{}'").replace("labelled = {n}", "params->>'n' = '{n}'")
     _, small, large = [await work(hand, query.replace("{n}", str(n))) for n in range(3)]
     assert small > SMALL
@@ -104,10 +108,6 @@ async def test_a_large_statement_after_a_small_one_is_not_quadratic(
     hand: AsyncConnection[DictRow], statement: str
 ) -> None:
     """In the same session, whose plans were made for the small one."""
-    for number, rows in enumerate((1, SMALL, LARGE)):
-        await hand.execute(FIRST, (number, rows))
-        await hand.execute(SECOND, (str(number),))
-    await explained(hand)
     await _is_not_quadratic(hand, STATEMENTS[statement])
 
 
@@ -117,10 +117,6 @@ async def test_a_large_statement_on_an_emptied_queue_is_not_quadratic(
     hand: AsyncConnection[DictRow], statement: str
 ) -> None:
     """Whatever the statistics say."""
-    for number, rows in enumerate((1, SMALL, LARGE)):
-        await hand.execute(FIRST, (number, rows))
-        await hand.execute(SECOND, (str(number),))
-    await explained(hand)
     await _is_not_quadratic(hand, STATEMENTS[statement])
 
 

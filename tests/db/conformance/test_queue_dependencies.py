@@ -393,8 +393,9 @@ async def test_a_task_that_ran_while_a_user_failed_what_it_needs_fails_when_it_c
     (task,) = await agent.claim()
     await agent.complete(task)
     (task,) = await agent.claim()
+    await fleet.maintain()
     await hand.execute("update tasks set status = 'Cancelled' where id = %s", (first,))
     assert await agent.beat(task) is not None
     assert await agent.release(task) == "ok"
-    await fleet.maintain()
+    await hand.execute("select orchestrator.look_at_rechecks(1000)")  # the audit would find it, too, within an hour
     assert (await fleet.task(second))["failure_code"] == "DEPENDENCY_FAILED"
