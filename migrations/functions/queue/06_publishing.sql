@@ -182,7 +182,7 @@ $$;
 
 -- Writes ends into `tasks`; returns those that it shows still differently. A row that is gone or newer needs nothing.
 create or replace function orchestrator.write_ends(p_ends orchestrator.publications[]) returns orchestrator.publications[]
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = '' set lock_timeout = '10ms' as $$
 #variable_conflict use_variable
 declare
     -- The ids as a list, too: a plan from when the table was empty would read all of it for a join.
@@ -248,8 +248,6 @@ begin
         raise exception using errcode = '57014', message = 'this call was cancelled';
     end if;
     perform pg_catalog.set_config('orchestrator.publishing', pg_catalog.pg_trigger_depth()::pg_catalog.text, true),
-            pg_catalog.set_config('orchestrator.patience', pg_catalog.current_setting('lock_timeout'), true),
-            pg_catalog.set_config('lock_timeout', '10ms', true),
             pg_catalog.set_config('search_path', 'pg_catalog, ' || public.internal_users_path() || ', pg_temp', true);
 end
 $$;
@@ -259,7 +257,6 @@ language plpgsql as $$
 begin
     set constraints all immediate;
     perform pg_catalog.set_config('orchestrator.publishing', '', true),
-            pg_catalog.set_config('lock_timeout', pg_catalog.current_setting('orchestrator.patience'), true),
             pg_catalog.set_config('search_path', '', true);
 end
 $$;

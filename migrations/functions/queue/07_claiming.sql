@@ -252,7 +252,7 @@ $$;
 create or replace function orchestrator.write_running(
     p_launch orchestrator.launches, p_ids uuid[], p_attempts int[], p_now timestamptz
 ) returns json
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = '' set lock_timeout = '10ms' as $$
 #variable_conflict use_variable
 declare
     v_tasks json;
@@ -260,35 +260,32 @@ begin
     perform orchestrator.begin_publishing();
     with written as (
         update public.tasks t
-           set status = 'In Progress', worker_id = p_launch.worker_id, attempts = p_attempts[array_position(p_ids, t.id)],
-               published = 2 * p_attempts[array_position(p_ids, t.id)], updated_at = p_now, generation_started_at = p_now,
+           set status = 'In Progress', worker_id = p_launch.worker_id, attempts = q.attempt, published = 2 * q.attempt,
+               updated_at = p_now, generation_started_at = p_now,
                generation_processed_at = null, run_after = null, progress = null, error_message = null, failure_code = null,
                failed_at_point = null
-         where t.id = any (p_ids) and t.published < 2 * p_attempts[array_position(p_ids, t.id)]
+          from orchestrator.live q
+         where t.id = any (p_ids) and q.task_id = t.id and t.published < 2 * q.attempt
            and t.status in ('Queued', 'In Progress')
-        returning t.id, orchestrator.for_agent(t.*, p_launch.nonce, p_attempts[array_position(p_ids, t.id)]) as task,
-                  t.status = 'In Progress' and t.published = 2 * p_attempts[array_position(p_ids, t.id)] as is_shown
+        returning q.place, q.turn, q.created_at, t.id, orchestrator.for_agent(t.*, q.*) as task,
+                  t.status = 'In Progress' and t.published = 2 * q.attempt as is_shown
     )
-    select json_agg(w.task order by array_position(p_ids, w.id)) into v_tasks from written w where w.is_shown;
+    select json_agg(w.task order by w.place, w.turn, w.created_at, w.id) into v_tasks from written w where w.is_shown;
     perform orchestrator.end_publishing();
     return v_tasks;
 end
 $$;
 
--- The JSON of a task for an agent. Add a column that agents need here and nowhere else.
-create or replace function orchestrator.for_agent(p_task public.tasks, p_nonce text, p_attempt int) returns json
-language plpgsql stable security definer set search_path = '' as $$
-#variable_conflict use_variable
-declare
-    v_live orchestrator.live;
-begin
-    select * into v_live from orchestrator.live q where q.task_id = p_task.id;
-    return json_build_object(
-        'id', p_task.id, 'task_type', p_task.task_type, 'params', p_task.params, 'attempt', p_attempt,
-        'max_attempts', v_live.max_attempts, 'timeout_s', v_live.timeout_s,
-        'output_prefix', public.internal_output_prefix(p_task.id, p_attempt, p_nonce), 'traceparent', orchestrator.trace_of(p_task),
-        'dependencies', case when v_live.has_needs then orchestrator.inputs(p_task.depends_on) else '[]' end);
-end
+-- The JSON of a task for an agent. Add a column that agents need here and nowhere else. Without settings of its own, so that
+-- PostgreSQL makes it part of the statement that calls it.
+create or replace function orchestrator.for_agent(t public.tasks, q orchestrator.live) returns json
+language sql stable as $$
+    select json_build_object(
+        'id', t.id, 'task_type', t.task_type, 'params', t.params, 'attempt', q.attempt,
+        'max_attempts', q.max_attempts, 'timeout_s', q.timeout_s,
+        'output_prefix', 'outputs/' || t.id || '/' || q.attempt || '-' || left(md5(q.nonce), 11) || '/',
+        'traceparent', case when t.traceparent is not null then orchestrator.trace_of(t) end,
+        'dependencies', case when q.has_needs then orchestrator.inputs(t.depends_on) else '[]' end)
 $$;
 
 -- Publishes and reads taken tasks one by one, after an error with all of them.
@@ -323,7 +320,7 @@ begin
                set shown = case when v_task.status = 'In Progress' then v_task.published else 0 end,
                    attempts_shown = coalesce(v_task.attempts, 0)
              where q.task_id = p_ids[v_n] and v_task.published < 2 * q.attempt;
-            v_one := orchestrator.for_agent(v_task, p_launch.nonce, p_attempts[v_n]);
+            select orchestrator.for_agent(v_task, q) into v_one from orchestrator.live q where q.task_id = v_task.id;
         end if;
         v_tasks := v_tasks || v_one;
     end loop;
@@ -337,7 +334,7 @@ language plpgsql stable security definer set search_path = '' as $$
 #variable_conflict use_variable
 begin
     return (
-        select json_agg(orchestrator.for_agent(t.*, p_launch.nonce, q.attempt) order by q.place, q.turn, q.created_at, q.task_id)
+        select json_agg(orchestrator.for_agent(t.*, q.*) order by q.place, q.turn, q.created_at, q.task_id)
           from orchestrator.live q join public.tasks t on t.id = q.task_id
          where q.worker_id = p_launch.worker_id and q.state = 'running' and q.nonce = p_launch.nonce
            and q.claim_no = p_claim_no);

@@ -75,10 +75,12 @@ create or replace function orchestrator.state_of(
 ) returns text
 language plpgsql stable security definer set search_path = '' as $$
 #variable_conflict use_variable
+declare
+    v_task orchestrator.live;
 begin
-    if exists (select from orchestrator.live q
-                where q.task_id = p_task_id and q.attempt = p_attempt and q.state = 'running'
-                  and q.worker_id = p_launch.worker_id and q.nonce = p_launch.nonce) then
+    select * into v_task from orchestrator.live q where q.task_id = p_task_id;
+    if v_task.attempt = p_attempt and v_task.state = 'running' and v_task.worker_id = p_launch.worker_id
+       and v_task.nonce = p_launch.nonce then
         return 'held';
     elsif (select a.worker_id = p_launch.worker_id and a.outcome = any (p_outcomes) from orchestrator.attempts a
             where a.task_id = p_task_id and a.attempt = p_attempt) then
@@ -234,12 +236,13 @@ begin
         return array_to_json(array_fill('ok'::text, array[cardinality(v_ids)]));
     end if;
     -- Locked by another call, or one task with other numbers too.
-    if orchestrator.wait_for_rows(v_ids) then
+    if orchestrator.wait_for_rows(array(select i.id from unnest(v_ids) i (id) where (i.id = any (v_held)) is not true)) then
         select v_held || orchestrator.finish(p_launch, array_agg(h.id), array_agg(h.attempt), array_agg(h.data), null, null, null,
                                              p_now) into v_held
           from (select distinct on (n.id) n.id, n.attempt, n.data
                   from unnest(v_ids, v_attempts, v_data) n (id, attempt, data)
-                 where orchestrator.state_of(p_launch, n.id, n.attempt, array['complete']) = 'held') h;
+                 where (n.id = any (v_held)) is not true
+                   and orchestrator.state_of(p_launch, n.id, n.attempt, array['complete']) = 'held') h;
     end if;
     return (select json_agg(case when u.id = any (v_held) and u.state = 'already' then 'ok'
                                  when u.state = 'held' then 'pending' else u.state end order by u.n)
