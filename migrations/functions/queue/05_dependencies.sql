@@ -158,7 +158,7 @@ $$;
 -- depth.
 create or replace function orchestrator.fail_dependants(p_ids uuid[], p_code text) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_mergejoin = off
-set enable_hashjoin = off set plan_cache_mode = force_generic_plan set jit = off as $$
+set enable_hashjoin = on set enable_nestloop = on set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_variable
 declare
     c_most constant int := 10000;  -- tasks of one call; the leader continues
@@ -185,7 +185,8 @@ begin
     loop  -- one level of dependants after the other
         with behind as (
             select distinct on (e.task_id) e.task_id, c.why, c.root
-              from unnest(v_ids, v_whys, v_roots) c (id, why, root) join orchestrator.edges e on e.needs = c.id
+              from unnest(v_ids, v_whys, v_roots) c (id, why, root)
+             cross join lateral (select f.task_id, f.needs from orchestrator.edges f where f.needs = c.id offset 0) e  -- by its key
              order by e.task_id, e.needs
         ), gone as (
             delete from orchestrator.live q

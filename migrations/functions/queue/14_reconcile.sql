@@ -75,6 +75,25 @@ begin
 end
 $$;
 
+-- Reconciles tasks. A row that the queue cannot hold, which was written while the triggers were off, harms no other.
+create or replace function orchestrator.reconcile_each(p_ids uuid[]) returns void
+language plpgsql security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_id uuid;
+begin
+    perform orchestrator.reconcile(p_ids);
+exception when others then
+    foreach v_id in array p_ids loop
+        begin
+            perform orchestrator.reconcile(array[v_id]);
+        exception when others then
+            raise warning 'task % cannot be queued (%): %', v_id, sqlstate, left(sqlerrm, 1000);
+        end;
+    end loop;
+end
+$$;
+
 -- Reconciles those of these tasks, in this order, that no other transaction has locked; the leader does the others.
 create or replace function orchestrator.reconcile_free(p_ids uuid[]) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
@@ -86,7 +105,7 @@ begin
     insert into orchestrator.rechecks (kind, name)
     select 'edit', q.task_id::text from orchestrator.live q
      where q.task_id = any (p_ids) and (q.task_id in (select unnest(v_free))) is not true;
-    perform orchestrator.reconcile(array(
+    perform orchestrator.reconcile_each(array(
         select i.id from unnest(p_ids) with ordinality i (id, n) where i.id in (select unnest(v_free)) order by i.n));
 end
 $$;
@@ -266,7 +285,7 @@ select t.id
   left join lateral (select * from orchestrator.specified l where l.task_id = t.id and q.task_id is not null offset 0) s on true
  where case
        when p.task_id is not null and q.task_id is null then t.status::text <> p.shown
-       when q.task_id is null then t.status in ('Queued', 'In Progress') or exists (
+       when q.task_id is null then t.status in ('Queued', 'In Progress') and t.published <= 2000000 or exists (
            select from orchestrator.edges e where e.needs = t.id and e.is_met <> (t.status = 'Complete')
             union all  -- kept from a failure that a user has taken back
            select from orchestrator.edges e where e.task_id = t.id and t.failure_code is distinct from 'DEPENDENCY_FAILED')
@@ -322,7 +341,7 @@ begin
                                          when s.concurrency_key is not null then 'waits_for_key'
                                          when s.type_limited then 'waits_for_type'
                                          else 'ready' end::orchestrator.task_state as state offset 0) w
-         where s.status in ('Queued', 'In Progress')
+         where s.status in ('Queued', 'In Progress') and s.published <= 2000000  -- more was written while the triggers were off
         on conflict (task_id) do nothing
         returning task_id, pool, place, turn, created_at, state, concurrency_key, task_type, type_limited, has_needs
     ), marked as (

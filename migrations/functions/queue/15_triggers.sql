@@ -24,7 +24,8 @@ begin
         or pg_column_size(a.result_data) > 65536 or pg_column_size(a.progress) > 65536
         or octet_length(a.output_location) > 65536
         or a.status::text not in ('Queued', 'In Progress', 'Complete', 'Failed', 'Cancelled')
-        or a.pool !~ '^[A-Za-z0-9][A-Za-z0-9_-]*$' or octet_length(a.pool) > 63 or a.max_attempts < 1 or a.attempts < 0;
+        or a.pool !~ '^[A-Za-z0-9][A-Za-z0-9_-]*$' or octet_length(a.pool) > 63 or a.max_attempts < 1 or a.attempts < 0
+        or a.published not between 0 and 2000000;
     if v_problem is not null then
         perform public.internal_refuse('OR007', split_part(v_problem, E'\n', 1), split_part(v_problem, E'\n', 2),
                                        split_part(v_problem, E'\n', 3));
@@ -61,9 +62,13 @@ begin
     end if;
     -- The plan of the first statement is kept, and a nested loop would compare each row of a large one with all others.
     perform set_config('enable_nestloop', 'off', true);
-    select min(orchestrator.row_problem(c.*)) into v_problem
+    select min(case when b.id is null or b.published <> c.published then concat_ws(E'\n',
+                        'id and published of a task cannot be changed', format('task %s', coalesce(b.id, c.id)),
+                        'insert another task')
+                    else orchestrator.row_problem(c.*) end)
+      into v_problem
       from changed c left join was b on b.id = c.id
-     where (pg_column_size(c.params) > 200 or octet_length(c.params::text) > 200 or c.labels is not null or c.webhook_url is not null or c.tenant is not null
+     where b.id is null or b.published <> c.published or (pg_column_size(c.params) > 200 or octet_length(c.params::text) > 200 or c.labels is not null or c.webhook_url is not null or c.tenant is not null
             or c.concurrency_key is not null or cardinality(c.depends_on) > 0 or c.timeout_s is not null
             or length(c.task_type) > 200 or pg_column_size(c.result_data) > 65536 or pg_column_size(c.progress) > 65536
             or octet_length(c.output_location) > 65536
@@ -78,7 +83,7 @@ begin
         perform public.internal_refuse('OR007', split_part(v_problem, E'\n', 1), split_part(v_problem, E'\n', 2),
                                        split_part(v_problem, E'\n', 3));
     end if;
-    v_ids := array(select c.id from changed c union select b.id from was b);  -- an id may have changed, too
+    v_ids := array(select c.id from changed c);
     -- Until the user's transaction ends, no claim takes a task that it has changed.
     perform from orchestrator.live q where q.task_id = any (v_ids) and q.state <> 'running' order by q.task_id for update;
     -- A program of the user's shows that it lives.
@@ -152,6 +157,8 @@ begin
             'letters, digits, _ and -, at most 63, or NULL for the pool of its type')
         when p_task.max_attempts < 1 or p_task.attempts < 0 then concat_ws(E'\n', 'max_attempts or attempts is not valid',
             format('got %s and %s', p_task.max_attempts, p_task.attempts), 'at least 1 and 0')
+        when p_task.published not between 0 and 2000000 then concat_ws(E'\n', 'published is not valid',
+            format('got %s', p_task.published), 'leave it out: the queue counts with it')
         when p_task.timeout_s not between 0.001 and 2592000 then concat_ws(E'\n', 'timeout_s is not valid',
             format('got %s', p_task.timeout_s), 'seconds, at most 2592000, or NULL for none')
         when array_position(p_task.depends_on, null) is not null then concat_ws(E'\n', 'depends_on contains NULL', '',

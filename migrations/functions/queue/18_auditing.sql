@@ -33,7 +33,7 @@ begin
     v_ids := v_locked || array(select i.id from unnest(v_ids) i (id)
                                 where not exists (select from orchestrator.live q where q.task_id = i.id));
     if v_ids <> '{}' then
-        perform orchestrator.reconcile(v_ids);
+        perform orchestrator.reconcile_each(v_ids);
     end if;
     v_needs := array(select distinct e.needs from orchestrator.edges e
                       where e.ctid >= v_from and e.ctid < v_to and e.is_met

@@ -190,3 +190,18 @@ async def test_a_long_chain_is_inserted_cancelled_and_retried_in_linear_time(han
         writes = [plan for plan in large if plan["Node Type"] == "ModifyTable"]
         assert len(writes) < MOST_WRITES * LARGE, statement
         assert len([plan for plan in writes if plan["Relation Name"] == "tasks"]) <= 1, statement
+
+
+FAN = """with root as (insert into tasks (task_type, params) values ('r', jsonb_build_object('n', {n})) returning id)
+         insert into tasks (task_type, depends_on) select 't', array[root.id] from root, generate_series(1, {rows})"""
+
+
+async def test_the_end_of_a_task_that_many_need_is_not_quadratic(hand: AsyncConnection[DictRow]) -> None:
+    """All of them fail with it."""
+    for number, rows in enumerate((1, SMALL, LARGE)):
+        await hand.execute(FAN.replace("{n}", str(number)).replace("{rows}", str(rows)).encode())
+    await explained(hand)
+    query = "update tasks set status = 'Failed' where params->>'n' = '{n}'"
+    _, small, large = [await work(hand, query.replace("{n}", str(n))) for n in range(3)]
+    assert small > SMALL
+    assert large < MOST_GROWTH * small, f"{small} rows, then {large}"

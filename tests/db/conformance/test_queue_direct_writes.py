@@ -1,6 +1,7 @@
 """What users write to `tasks` themselves: no such write stops the queue, and no claim is mistaken for another."""
 
 import asyncio
+import random
 import string
 from typing import Any
 
@@ -13,6 +14,7 @@ from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.core.states import State
 from tests.db.conformance.builders import FLEET, Fleet, result
 
+Hand = AsyncConnection[DictRow]
 LEASE_S = 60
 RESET = "update tasks set status = 'Queued', attempts = 0"
 AGAIN = "insert into tasks (id, task_type) select task_id, 't' from kept"
@@ -203,3 +205,44 @@ async def test_a_users_column_of_any_name_stops_nothing(fleet: Fleet, user: Asyn
         assert {one["id"] for one in listed["tasks"]} == {first, second, third}
     finally:
         await user.execute(sql.SQL("alter table tasks {}").format(drops))
+
+
+REFUSED = {
+    "its id": "update tasks set id = gen_random_uuid()",
+    "what was published": "update tasks set published = 1000",
+    "what was published, in a new row": "insert into tasks (task_type, published) values ('t', 2147483647)",
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+async def test_what_the_queue_counts_with_cannot_be_written(fleet: Fleet, user: Hand, what: str) -> None:
+    """The statement is refused, and the task that runs completes."""
+    agent = await fleet.agent()
+    await fleet.submit()
+    (task,) = await agent.claim()
+    with pytest.raises(psycopg.Error) as refused:
+        await user.execute(REFUSED[what].encode())
+    assert refused.value.sqlstate == "OR007"
+    assert await agent.complete(task) == "ok"
+    assert await (await user.execute("select status from tasks")).fetchone() == {"status": "Complete"}
+
+
+UNHEARD = {
+    "two tasks with one dedupe_key": "insert into tasks (task_type, dedupe_key) values ('t', 'd'), ('t', 'd')",
+    "a key that no index can hold": "insert into tasks (task_type, concurrency_key) values ('t', repeat('{noise}', 1000))",
+    "a number beyond all attempts": "insert into tasks (task_type, published) values ('t', 2147483647)",
+}
+
+
+@pytest.mark.parametrize("what", UNHEARD)
+async def test_a_row_that_the_queue_cannot_hold_harms_no_other(fleet: Fleet, user: Hand, what: str) -> None:
+    """It was written while the triggers were off. The leader goes on, and the other rows of its statement are queued."""
+    noise = "".join(random.Random(1).choices(string.ascii_letters, k=64))
+    await user.execute("set session_replication_role = replica")
+    await user.execute(UNHEARD[what].replace("{noise}", noise).encode())
+    await user.execute("insert into tasks (task_type) values ('good')")
+    await user.execute("reset session_replication_role")
+    for _ in range(2):
+        await fleet.maintain()
+    agent = await fleet.agent()
+    assert "good" in [task["task_type"] for task in await agent.claim(batch=10)]
