@@ -30,6 +30,10 @@ class Allowances:
         if not (self._requests.take(caller, 1, now_s) and self._bytes.take(caller, size_bytes, now_s)):
             raise Refusal(TOO_MANY, TOO_FAST, "Too many requests or bytes from this worker", hint="try again")
 
+    def give_back(self, caller: str) -> None:
+        """Do not count a call that brought a task: the queue limits how many of them there are."""
+        self._requests.give_back(caller, 1)
+
     def admit_keys(self, caller: str, keys: Any) -> None:
         """Count the keys of a call for URLs. What is no list of keys is refused by the database."""
         requests = len(keys) / KEYS_A_REQUEST if isinstance(keys, list) else 0

@@ -181,6 +181,8 @@ class Gateway:
         if function == protocol.GRANTS:
             self._allowances.admit_keys(claims["jti"], arguments.get("p_items"))
         answer = await self._call(claims, function, arguments)
+        if function == protocol.COMPLETE_AND_CLAIM and answer.get("tasks"):
+            self._allowances.give_back(claims["jti"])
         if function == protocol.RENEW and answer["outcome"] == protocol.OK:
             return {**answer, "sealed": list(self._sealed(claims["sub"], claims["jti"]))}
         if function == protocol.GRANTS:

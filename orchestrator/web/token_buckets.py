@@ -42,3 +42,9 @@ class Buckets:
         if len(self._left) > MAX_CALLERS:
             self._left.popitem(last=False)
         return enough
+
+    def give_back(self, caller: str, amount: float) -> None:
+        """Return what a caller took."""
+        if caller in self._left:
+            left, since_s = self._left[caller]
+            self._left[caller] = (left + amount, since_s)

@@ -7,6 +7,7 @@ import pytest
 from orchestrator.web import allowances
 from orchestrator.web.allowances import CALLS, Allowances
 from orchestrator.web.errors import Refusal
+from orchestrator.web.token_buckets import Rate
 
 
 async def test_calls_of_one_token_wait_for_each_other_and_those_of_others_do_not() -> None:
@@ -68,3 +69,16 @@ async def test_keys_count_as_requests() -> None:
     allowed.admit_keys("one", None)
     allowed.admit_keys("one", [])
     allowed.admit_keys("two", keys)
+
+
+async def test_calls_that_bring_tasks_do_not_use_up_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent with short tasks makes many of them; without tasks, the same number is too fast."""
+    monkeypatch.setattr(allowances, "WORKER_REQUESTS", Rate(3, 0))
+    allowed = Allowances()
+    for _ in range(10):
+        allowed.admit("one", 100)
+        allowed.give_back("one")
+    for _ in range(3):
+        allowed.admit("one", 100)
+    with pytest.raises(Refusal):
+        allowed.admit("one", 100)
