@@ -1,6 +1,7 @@
 """Users' transactions that stay open hold up nobody's work; in whatever order they end, nothing waits for ever."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import datetime
@@ -14,7 +15,8 @@ from psycopg.rows import DictRow, dict_row
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.states import State
-from tests.db.conformance.builders import FLEET, Agent, Fleet
+from orchestrator.ports import PortError
+from tests.db.conformance.builders import FLEET, Agent, Fleet, result
 from tests.db.conformance.consistency import broken
 
 ROUNDS = 12
@@ -411,3 +413,64 @@ async def test_a_claim_that_finds_nothing_does_not_wait_for_a_change_of_its_work
         assert await fleet.status(agent.id) == "active"
         assert await agent.claim() == []
     assert await fleet.status(agent.id) == "idle"
+
+
+ENDS = {
+    "complete": lambda agent, task: agent.complete(task),
+    "complete_many": lambda agent, task: agent.complete_many(result(task)),
+    "fail": lambda agent, task: agent.fail(task, retryable=False),
+    "release": lambda agent, task: agent.release(task),
+}
+ENDED = ("ok", ["ok"], "failed")
+
+
+@pytest.mark.parametrize("how", ENDS)
+async def test_a_dependency_that_an_open_transaction_takes_back_holds_up_no_end(
+    fleet: Fleet, hand: AsyncConnection[DictRow], other: AsyncConnection[DictRow], how: str
+) -> None:
+    """The dependant that runs ends, and nothing is left of what it needed."""
+    agent = await fleet.agent()
+    (first,) = await fleet.submit()
+    (task,) = await agent.claim()
+    assert await agent.complete(task) == "ok"
+    await fleet.submit({"depends_on": [first]})
+    (dependant,) = await agent.claim()
+    await other.execute("update tasks set status = 'Queued' where id = %s", (first,))
+    async with asyncio.timeout(PATIENCE_S):
+        assert await ENDS[how](agent, dependant) in ENDED
+    await other.commit()
+    await fleet.maintain()
+    edges = await (await hand.execute("select from orchestrator.edges")).fetchall()
+    assert len(edges) == (how == "release")
+    assert await broken(hand) == []
+
+
+TABLE_LOCKS = {"it is locked": "lock table tasks in access exclusive mode", "it is emptied": "truncate tasks"}
+
+
+@pytest.mark.parametrize("why", TABLE_LOCKS)
+@pytest.mark.parametrize("how", ENDS)
+async def test_a_table_that_an_open_transaction_locks_stops_no_call(
+    fleet: Fleet, hand: AsyncConnection[DictRow], other: AsyncConnection[DictRow], how: str, why: str
+) -> None:
+    """Heartbeats and the leader go on. An end counts, or its agent repeats it: nothing is lost."""
+    agent = await fleet.agent()
+    await fleet.submit(count=2)
+    (task,) = await agent.claim()
+    await other.execute(TABLE_LOCKS[why].encode())
+    async with asyncio.timeout(PATIENCE_S):
+        answer = await agent.beat({"id": task["id"], "attempt": task["attempt"]})
+        assert (answer["outcome"], answer["fenced"]) == ("ok", [])
+        with contextlib.suppress(PortError):
+            await ENDS[how](agent, task)
+        with contextlib.suppress(PortError):
+            await agent.claim()
+        await fleet.maintain()
+    await other.rollback()
+    fleet.wait(5)
+    await fleet.maintain()
+    if await state(fleet, task["id"]) == ("In Progress", False):
+        assert await ENDS[how](agent, task) in ENDED
+    wanted = {"fail": "Failed", "release": "Queued"}.get(how, "Complete")
+    assert await state(fleet, task["id"]) == (wanted, False)
+    assert await broken(hand) == []

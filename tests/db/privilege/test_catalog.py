@@ -81,12 +81,54 @@ async def test_only_a_pod_may_call_anything_and_only_its_own(owner: Owner, role:
 
 
 async def test_every_function_has_a_search_path_of_its_own(owner: Owner) -> None:
-    """What runs with the owner's rights must not find an outsider's table or operator."""
+    """What runs with the owner's rights must not find an outsider's table, type or operator.
+
+    An empty path would look into the session's temporary schema first.
+    """
     query = """
         select proname from pg_proc where pronamespace = 'public'::regnamespace and prosecdef
-           and not coalesce(proconfig, '{}') @> array['search_path=""'] and proname <> 'internal_users_path'
+           and not coalesce(proconfig, '{}') @> array['search_path=pg_catalog, pg_temp'] and proname <> 'internal_users_path'
     """  # that one says which path the users' own statements have
     assert await _rows(owner, query) == []
+
+
+TRAPS = """
+    create function pg_temp.spring(pg_catalog.text) returns pg_catalog.bool language plpgsql as $$
+    begin
+        if current_user <> session_user then
+            raise exception 'sprung with the rights of %', current_user;
+        end if;
+        return true;
+    end $$;
+    do $$
+    declare v_type text;
+    begin
+        foreach v_type in array array['uuid', 'text', 'int4', 'int8', 'bool', 'numeric', 'json', 'jsonb', 'timestamptz', 'record'] loop
+            begin
+                execute format('create domain pg_temp.%1$I as pg_catalog.%1$I check (pg_temp.spring(value::pg_catalog.text))', v_type);
+            exception when others then null;
+            end;
+        end loop;
+    end $$
+"""
+
+
+async def test_the_types_of_a_session_are_not_those_of_our_functions(owner: Owner) -> None:
+    """A role that may insert tasks makes types of the names that our triggers use; none of them is used."""
+    await owner.execute("create role mallory login; grant usage on schema public to mallory")
+    await owner.execute("grant select, insert, update, delete on tasks to mallory")
+    await owner.execute("create policy mallory on tasks to mallory using (true) with check (true)")
+    try:
+        async with await psycopg.AsyncConnection.connect(
+            host=owner.info.host, port=owner.info.port, dbname=owner.info.dbname, user="mallory", autocommit=True
+        ) as mallory:
+            await mallory.execute(TRAPS)
+            await mallory.execute("insert into public.tasks (task_type, depends_on) values ('t', array[gen_random_uuid()])")
+            await mallory.execute("update public.tasks set priority = 3")
+            await mallory.execute("update public.tasks set status = 'Failed'")
+            await mallory.execute("delete from public.tasks")
+    finally:
+        await owner.execute("drop policy mallory on tasks; drop owned by mallory; drop role mallory")
 
 
 async def test_a_pod_cannot_become_anybody_else(owner: Owner) -> None:
