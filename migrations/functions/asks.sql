@@ -16,7 +16,7 @@ language plpgsql security definer set search_path = '' set jit = off as $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_worker public.workers := public.internal_caller(p_worker_id, false);
-    v_asks boolean := public.internal_is_pod() and public.internal_is_over_postgrest();
+    v_asks boolean := coalesce(public.internal_is_pod() and current_setting('request.method', true) <> '', false);
     v_item record;
     v_answer jsonb;
     v_granted jsonb[] := '{}';
@@ -70,10 +70,9 @@ declare
     v_earlier text[];
     v_needs uuid[];  -- what the held tasks depend on, and an item names
 begin
-    select array_agg(q.task_id), array_agg(public.internal_output_prefix(q.task_id, q.attempt, p_nonce)),
-           array_agg(format('outputs/%s/%s/', q.task_id, q.attempt))
+    select array_agg(h.task_id), array_agg(h.output_prefix), array_agg(format('outputs/%s/%s/', h.task_id, h.attempt))
       into v_held, v_prefixes, v_earlier
-      from orchestrator.live q where q.worker_id = p_worker_id and q.state = 'running' and q.nonce = p_nonce;
+      from orchestrator.held h where h.worker_id = p_worker_id and h.nonce = p_nonce;
     v_needs := array(
         select n.id from (select distinct unnest(t.depends_on) as id from public.tasks t where t.id = any (v_held)) n
           join (select distinct public.internal_key_task(e.value->>'key') as id
@@ -127,7 +126,7 @@ begin
     if v_worker.nonce is distinct from p_nonce then
         return jsonb_build_object('outcome', 'fenced');
     end if;
-    if not (public.internal_is_pod() and public.internal_is_over_postgrest()) then
+    if not (public.internal_is_pod() and coalesce(current_setting('request.method', true), '') <> '') then
         return jsonb_build_object('outcome', 'ok');
     end if;
     v_answer := public.internal_ask(p_worker_id, 'RENEW', v_worker.token_jti, '{}', v_now);

@@ -33,11 +33,6 @@ begin
 end
 $$;
 
-create or replace function public.internal_is_store_away(p_fleet text, p_now timestamptz) returns boolean
-language plpgsql stable security definer set search_path = '' as $$
-#variable_conflict use_variable
-begin
-    return exists (select from public.fleet_settings s
-                    where s.fleet = p_fleet and s.name = 'store_away' and s.expires_at > p_now);
-end
-$$;
+-- The outages that leaders have declared, by fleet. Each ends at expires_at.
+create or replace view orchestrator.store_outages as
+select s.fleet, s.expires_at from public.fleet_settings s where s.name = 'store_away';

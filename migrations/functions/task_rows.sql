@@ -93,13 +93,3 @@ begin
        and p_value @? 'strict $.** ? (@.type() == "number" && (@ >= 1e4000 || @ <= -1e4000))';
 end
 $$;
-
--- The prefix of a claim's outputs. It contains the attempt number and eleven characters of the launch. So a task that
--- was deleted and inserted again, or a restored database, finds no earlier object under its keys.
-create or replace function public.internal_output_prefix(p_task_id uuid, p_attempt int, p_nonce text) returns text
-language plpgsql immutable security definer set search_path = '' as $$
-#variable_conflict use_variable
-begin
-    return 'outputs/' || p_task_id || '/' || p_attempt || '-' || left(md5(p_nonce), 11) || '/';
-end
-$$;

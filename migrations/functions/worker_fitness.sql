@@ -148,28 +148,26 @@ begin
 end
 $$;
 
--- Whether a worker that is held back may claim now. It decides again by what became of its tasks elsewhere. It runs in the
--- worker's claim, which has locked its row.
-create or replace function public.internal_may_claim_again(p_worker public.workers, p_now timestamptz) returns boolean
+-- Decides again about a worker that is held back, by what became of its tasks elsewhere. It may claim from `until` on, which
+-- its launch shows. The caller has locked its row.
+create or replace function public.internal_review_hold(p_worker public.workers, p_now timestamptz) returns void
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
 declare
     v_held jsonb := p_worker.held_back;
     v_limit int := public.internal_max_failures(p_worker);
-    v_since timestamptz;
-    v_until timestamptz;
+    v_since timestamptz := public.internal_held_moment(v_held, 'since');
+    v_until timestamptz := public.internal_held_moment(v_held, 'until');
     v_failures int;
     v_own int;
     v_done int;
     v_waits boolean;
     v_suspect boolean;
-    v_trials int := coalesce((p_worker.held_back->>'trials')::int, 0);
+    v_trials int := coalesce((v_held->>'trials')::int, 0);
     c_wait constant interval := '15 minutes';  -- for another worker to try the tasks
 begin
-    v_since := public.internal_held_moment(v_held, 'since');
-    v_until := public.internal_held_moment(v_held, 'until');
     if v_since is null then  -- a person wrote it
-        return false;
+        return;
     end if;
     select count(*), count(*) filter (where f.own), count(*) filter (where f.done),
            coalesce(bool_or(f.own and f.waits and not f.done), false)
@@ -178,12 +176,13 @@ begin
     if v_failures < v_limit then  -- it has completed a task
         update public.workers w set held_back = null, waiting_on = 'worker', waiting_for = 'tasks' where w.id = p_worker.id;
         perform pg_notify('orchestrator_fleet', p_worker.id);
-        return true;
+        return;
     end if;
     v_suspect := public.internal_is_suspect(v_limit, v_failures, v_own, v_done);
     if not v_suspect and v_held->'suspect' is distinct from 'false' then
         v_until := least(v_until, p_now);
-    elsif v_suspect and v_until is null and v_done * 2 >= v_limit and not (select c.meanwhile from public.internal_compared(p_worker) c) then
+    elsif v_suspect and v_until is null and v_done * 2 >= v_limit
+          and not (select c.meanwhile from public.internal_compared(p_worker) c) then
         v_until := p_now;  -- perhaps the world was at fault, and is well again
     elsif v_suspect and v_until is null and p_now >= v_since + public.internal_hold_pause(v_trials) then
         v_waits := v_waits and exists (  -- by the workers that are there, or on their way
@@ -201,8 +200,25 @@ begin
     if v_held <> p_worker.held_back then
         update public.workers w set held_back = v_held where w.id = p_worker.id;
         perform pg_notify('orchestrator_fleet', p_worker.id);
+    elsif v_until <= p_now and not (select l.may from orchestrator.launches l where l.worker_id = p_worker.id) then
+        perform orchestrator.keep_launch(p_worker);
+        perform pg_notify('orchestrator_fleet', p_worker.id);
     end if;
-    return coalesce(v_until <= p_now, false);
+end
+$$;
+
+-- Looks at all workers that are held back, without waiting for one that another transaction has locked.
+create or replace function orchestrator.review_holds(p_now timestamptz) returns void
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_worker public.workers;
+begin
+    for v_worker in select * from public.workers w
+                     where w.status in ('active', 'idle') and w.held_back is not null
+                     order by w.id for no key update skip locked loop
+        perform public.internal_review_hold(v_worker, p_now);
+    end loop;
 end
 $$;
 

@@ -66,7 +66,8 @@ begin
     end if;
     perform pg_notify('orchestrator_fleet', l.worker_id)
        from orchestrator.launches l where l.worker_id = p_task.worker_id and l.wanted <> 'run';
-    perform orchestrator.publish(array[v_end]);
+    perform orchestrator.publish(array[v_end], p_task.pool, exists (
+        select from orchestrator.slow_pools s where s.pool = p_task.pool and s.until > p_now));
     if v_outcome <> 'requeued' then
         perform orchestrator.ended(array[p_task.task_id], v_end.status);
     end if;

@@ -26,10 +26,11 @@ set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
-    v_launch orchestrator.launches := orchestrator.caller(p_worker_id, p_nonce);
+    v_launch orchestrator.launches := orchestrator.caller(p_worker_id);
     v_state text;
     v_answer jsonb;
-    v_over_postgrest boolean := public.internal_is_pod() and public.internal_is_over_postgrest();
+    v_over_postgrest boolean := coalesce(
+        public.internal_is_pod() and current_setting('request.method', true) <> '', false);
     v_object jsonb := case when not v_over_postgrest then p_output end;  -- a pod must not say what the bucket shows
 begin
     if v_launch.nonce is distinct from p_nonce then
@@ -103,6 +104,7 @@ declare
     v_needs boolean;
     v_has_webhook boolean;
     v_is_needed boolean;
+    v_is_slow boolean;
     v_ends orchestrator.publications[];
 begin
     with done as (
@@ -128,12 +130,13 @@ begin
     select array_agg(d.task_id), array_agg(d.concurrency_key) filter (where d.concurrency_key is not null),
            array_agg(d.task_type) filter (where d.type_limited), bool_or(d.has_needs), bool_or(d.has_webhook),
            exists (select from orchestrator.edges e where e.needs = any (p_ids)),
+           exists (select from orchestrator.slow_pools s where s.pool = p_launch.pool and s.until > p_now),
            array_agg(row(d.task_id, 2 * d.attempt + 1, 'Complete', case when d.shown > 0 then 'In Progress' else 'Queued' end,
                          p_now, d.claimed_at, p_launch.worker_id, d.attempt, p_data[array_position(p_ids, d.task_id)],
                          p_location, case when p_location is not null then
                              nullif(p_object, '{}') || jsonb_build_object('location', p_location) end,
                          null, null, null, null, null, 0, null)::orchestrator.publications)
-      into v_ids, v_keys, v_types, v_needs, v_has_webhook, v_is_needed, v_ends from done d;
+      into v_ids, v_keys, v_types, v_needs, v_has_webhook, v_is_needed, v_is_slow, v_ends from done d;
     if v_ids is null then
         return null;
     end if;
@@ -143,7 +146,7 @@ begin
     if v_needs then
         delete from orchestrator.edges e where e.task_id = any (v_ids);
     end if;
-    perform orchestrator.publish(v_ends);
+    perform orchestrator.publish(v_ends, p_launch.pool, v_is_slow);
     if v_has_webhook or exists (select from public.webhooks) then
         perform public.internal_webhooks_write(v_ids, p_now);
     end if;
@@ -167,7 +170,7 @@ set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
-    v_launch orchestrator.launches := orchestrator.caller(p_worker_id, p_nonce);
+    v_launch orchestrator.launches := orchestrator.caller(p_worker_id);
     v_outcomes json := orchestrator.complete_many(v_launch, p_nonce, p_results, v_now);
 begin
     return json_build_object('outcome', case when v_launch.nonce is distinct from p_nonce then 'fenced' else 'ok' end,
@@ -185,12 +188,11 @@ set enable_hashjoin = off set enable_mergejoin = off set lock_timeout = '3s' set
 set jit = off as $$
 #variable_conflict use_variable
 declare
-    v_launch orchestrator.launches := orchestrator.caller(p_worker_id, p_nonce);
+    v_launch orchestrator.launches := orchestrator.caller(p_worker_id);
     v_now timestamptz := public.internal_clock(p_now);  -- after the lock, for which it may have waited
     v_outcomes json;
     v_claim json;
 begin
-    perform orchestrator.check_claim(p_claim_no, p_batch);
     v_outcomes := orchestrator.complete_many(v_launch, p_nonce, p_results, v_now);
     if v_launch.nonce is distinct from p_nonce then
         return json_build_object('outcome', 'fenced', 'wanted', 'stop', 'tasks', '[]'::json, 'outcomes', v_outcomes);

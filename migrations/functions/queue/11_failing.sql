@@ -8,7 +8,7 @@ language plpgsql security definer set search_path = '' set enable_seqscan = off 
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_is_unable boolean := coalesce(p_failure->>'code' = 'NO_HANDLER', false);
-    v_launch orchestrator.launches := orchestrator.caller(p_worker_id, p_nonce);
+    v_launch orchestrator.launches := orchestrator.caller(p_worker_id);
     v_held record;
     v_task orchestrator.live;
     v_worker public.workers;
@@ -73,7 +73,7 @@ language plpgsql security definer set search_path = '' set enable_seqscan = off 
 declare
     c_free constant int := 2;  -- times in a row after which a task can be claimed at once
     v_now timestamptz := public.internal_clock(p_now);
-    v_launch orchestrator.launches := orchestrator.caller(p_worker_id, p_nonce);
+    v_launch orchestrator.launches := orchestrator.caller(p_worker_id);
     v_held record;
     v_times int;
     v_pause_s int;
