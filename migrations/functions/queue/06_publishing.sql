@@ -348,3 +348,21 @@ begin
     end loop;
 end
 $$;
+
+-- Writes the messages about tasks that have just ended; it refuses nothing.
+create or replace function public.internal_webhooks_write(p_ids uuid[], p_now timestamptz) returns void
+language sql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+    insert into public.webhook_messages (event, task_id, webhook, url, owner, host, body, created_at, give_up_at, next_at)
+    select e.event, t.id, u.webhook, u.url, public.internal_message_owner(u.webhook, t.tenant), public.internal_webhook_host(u.url),
+           public.internal_webhook_body(t.*, e.event, internal_webhooks_write.p_now), internal_webhooks_write.p_now,
+               internal_webhooks_write.p_now + interval '1 day', internal_webhooks_write.p_now
+      from unnest(internal_webhooks_write.p_ids) i (id)
+     cross join lateral orchestrator.current_task(i.id) t
+     cross join lateral (select case t.status when 'Complete' then 'task.completed' when 'Failed' then 'task.failed'
+                                              when 'Cancelled' then 'task.cancelled' end as event) e
+     cross join lateral (select null::text as webhook, t.webhook_url as url
+                          union all
+                         select w.name, w.url from public.webhooks w
+                          where w.task_type is null or w.task_type = t.task_type) u
+     where t.id is not null and e.event is not null and public.internal_webhook_host(u.url) is not null
+$$;

@@ -16,6 +16,10 @@ begin
 end
 $$;
 
+-- The outages that leaders have declared, by fleet. Each ends at expires_at.
+create or replace view orchestrator.store_outages as
+select s.fleet, s.expires_at from public.fleet_settings s where s.name = 'store_away';
+
 -- What launches hold. The prefix of a claim's outputs has the attempt and eleven characters of the launch: a task that was
 -- deleted and inserted again, or a restored database, finds no earlier object under its keys.
 create or replace view orchestrator.held as

@@ -71,13 +71,6 @@ language sql immutable security definer set search_path = '' as $$
     select least(20 * 2 ^ least(greatest(internal_hold_pause.p_trials, 0), 10), 300) * interval '1 second'
 $$;
 
--- A time of a hold; null if it has none, or if a person wrote something else there.
-create or replace function public.internal_held_moment(p_held jsonb, p_name text) returns timestamptz
-language sql stable security definer set search_path = '' as $$
-    select case when internal_held_moment.p_held->>internal_held_moment.p_name ~ E'^\\d{4}-\\d\\d-\\d\\dT\\d\\d:\\d\\d:\\d\\d'
-                then (internal_held_moment.p_held->>internal_held_moment.p_name)::timestamptz end
-$$;
-
 -- Holds a worker back if its last tasks all failed, each a different one. Other workers then run the remaining tasks.
 create or replace function public.internal_hold_back(p_worker public.workers, p_now timestamptz) returns void
 language plpgsql security definer set search_path = '' as $$

@@ -81,8 +81,8 @@ $$;
 -- owns its tasks until deadline_at. A spawning or terminating row keeps the times of its stage. The answer names the
 -- stuck tasks: those without a sign of life for the time that the leader declared. The agent ends these attempts. The
 -- answer also says whether an orchestrator leads the fleet: if none has led for DEADMAN_TIMEOUT_SEC, the agent ends its
--- tasks and has its pod stopped. Without a leader, the heartbeats maintain the queue. `node_tasks`, if there are any: see
--- functions/cluster_operations.sql.
+-- tasks and has its pod stopped. Without a leader, the heartbeats maintain the queue. `node_tasks`: those of a
+-- cluster, if there are any.
 create or replace function public.worker_heartbeat(
     p_worker_id text, p_nonce text, p_tasks jsonb, p_health jsonb, p_logs jsonb, p_now timestamptz default null
 ) returns jsonb
@@ -156,5 +156,30 @@ begin
                        where jsonb_typeof(l.value) <> 'number' or l.value::text !~ '^[0-9]{1,15}$')) then
         perform public.internal_refuse('OR007', 'p_logs must be {stream: bytes}', left(p_logs::text, 200));
     end if;
+end
+$$;
+
+-- The node tasks for the agent of a worker, as a part of the answer to a heartbeat; {} if there are none. They are
+-- repeated with each heartbeat until their end is reported.
+create or replace function public.internal_node_tasks(p_worker public.workers, p_now timestamptz) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    c_tasks constant int := 10;
+    v_ids bigint[];
+begin
+    v_ids := array(
+        select n.id from public.node_tasks n
+         where n.worker_id = p_worker.id and n.via = 'agent' and n.status in ('queued', 'dispatched')
+           and n.deadline_at > p_now and not public.internal_is_unreadable(n.payload)  -- by hand; it expires
+         order by n.id limit c_tasks for no key update skip locked);
+    if v_ids = '{}' then
+        return '{}';
+    end if;
+    perform public.internal_because('worker', null, 'sent to the agent');
+    update public.node_tasks n set status = 'dispatched' where n.id = any (v_ids) and n.status = 'queued';
+    return jsonb_build_object('node_tasks', (
+        select jsonb_agg(jsonb_build_object('id', n.id, 'kind', n.kind, 'payload', n.payload) order by n.id)
+          from public.node_tasks n where n.id = any (v_ids)));
 end
 $$;

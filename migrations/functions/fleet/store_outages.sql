@@ -32,7 +32,3 @@ begin
     return jsonb_build_object('away', p_reason is not null);
 end
 $$;
-
--- The outages that leaders have declared, by fleet. Each ends at expires_at.
-create or replace view orchestrator.store_outages as
-select s.fleet, s.expires_at from public.fleet_settings s where s.name = 'store_away';
