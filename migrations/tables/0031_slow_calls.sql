@@ -1,6 +1,7 @@
 -- pre-deploy
 -- Calls of agents in which users' triggers took long while they published; see the view orchestrator.slow_pools.
 create table orchestrator.slow_calls (
+    no bigint generated always as identity primary key,
     pool text not null,
     at timestamptz not null
 );

@@ -37,8 +37,8 @@ begin
 end
 $$;
 
--- A worker of an earlier release has no handler for a task, and the declared one has: the task waits for that. It is ready
--- at once if such a worker is there, and this one is drained.
+-- A worker of an earlier release has no handler for a task, and the declared one has: the task waits for that. It is
+-- ready at once if such a worker is there, and this one is drained.
 create or replace function orchestrator.fail_as_earlier(
     p_worker public.workers, p_task orchestrator.live, p_failure jsonb, p_release text, p_now timestamptz
 ) returns text

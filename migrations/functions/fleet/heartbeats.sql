@@ -1,11 +1,11 @@
 -- Heartbeats of workers.
 
--- Renews the leases of the tasks that an agent names and its launch holds, and says what became of the others. An agent says
--- for how many seconds a task has shown no sign of life. Earlier agents report only progress; a change of it counts as a
--- sign. The clock is the database's. The word of an agent about an attempt counts for at most twice the task's timeout_s, so
--- an agent that does not enforce the timeout cannot keep its pod for longer; but during an outage of the object store it
--- waits with a finished result. A task that a user's open transaction has changed keeps its lease as it is; the launch shows
--- that its agent named it.
+-- Renews the leases of the tasks that an agent names and its launch holds, and says what became of the others. An agent
+-- says for how many seconds a task has shown no sign of life. Earlier agents report only progress; a change of it
+-- counts as a sign. The clock is the database's. The word of an agent about an attempt counts for at most twice the
+-- task's timeout_s, so an agent that does not enforce the timeout cannot keep its pod for longer; but during an outage
+-- of the object store it waits with a finished result. A task that a user's open transaction has changed keeps its
+-- lease as it is; the launch shows that its agent named it.
 create or replace function orchestrator.renew(
     p_launch orchestrator.launches, p_tasks jsonb, p_now timestamptz, out held uuid[], out fenced uuid[]
 )

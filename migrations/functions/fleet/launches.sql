@@ -1,7 +1,7 @@
 -- The launches of agents: what their calls must know, kept by a trigger of `workers`.
 
--- `may`: it may claim. A worker that is held back may from `until` on, and of a cluster only the controller, while it is ready
--- and the cluster runs: it passes the tasks on to Slurm.
+-- `may`: it may claim. A worker that is held back may from `until` on, and of a cluster only the controller, while it
+-- is ready and the cluster runs: it passes the tasks on to Slurm.
 create or replace function orchestrator.keep_launch(p_worker public.workers) returns void
 language plpgsql security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable

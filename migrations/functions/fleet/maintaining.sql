@@ -32,7 +32,7 @@ begin
               from pools p where p.pool is not null)
         select p.pool from pools p where p.pool is not null
     loop
-        perform orchestrator.let_due(v_pool, c_most);
+        perform orchestrator.advance_due(v_pool, c_most);
     end loop;
     perform orchestrator.audit_limits('key', c_most);
     perform orchestrator.audit_limits('type', c_most);
@@ -109,8 +109,8 @@ begin
 end
 $$;
 
--- Publishes In Progress of tasks whose claims could not, for a second; the next call continues. One of which a user's trigger
--- takes too long is not tried again.
+-- Publishes In Progress of tasks whose claims could not, for a second; the next call continues. One of which a user's
+-- trigger takes too long is not tried again.
 create or replace function orchestrator.show_running(p_ids uuid[]) returns void
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
@@ -186,8 +186,8 @@ begin
 end
 $$;
 
--- What is looked at once an hour: results that nobody needs any more, dependencies that have been absent for an hour, tasks
--- that wait for each other, and the turns of tenants.
+-- What is looked at once an hour: results that nobody needs any more, dependencies that have been absent for an hour,
+-- tasks that wait for each other, and the turns of tenants.
 create or replace function orchestrator.maintain_hourly(p_now timestamptz) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_nestloop = on set jit = off as $$
 #variable_conflict use_variable
@@ -203,5 +203,34 @@ begin
            and (select t.updated_at from public.tasks t where t.id = w.id) < p_now - interval '1 hour'), true);
     perform orchestrator.end_cycles(v_waiting);
     perform orchestrator.level_turns();
+end
+$$;
+
+create or replace function public.fleet_rescue(
+    p_fleet text, p_term bigint, p_worker_id text, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_rescue');
+    return jsonb_build_object('tasks', orchestrator.rescue(p_worker_id, v_now));
+end
+$$;
+
+-- Rescues tasks whose lease ended more than p_over_s ago. If the orchestrator was not reachable during that time, their
+-- workers get the same time again. It is a separate function, because an earlier version that runs at the same time
+-- calls fleet_rescue.
+create or replace function public.fleet_rescue_overdue(
+    p_fleet text, p_term bigint, p_over_s numeric, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_rescue_overdue');
+    return jsonb_build_object('tasks', orchestrator.rescue(null, v_now, p_over_s, p_fleet));
 end
 $$;

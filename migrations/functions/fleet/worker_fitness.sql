@@ -2,10 +2,10 @@
 --
 -- Such a worker is held back, and its own tasks decide: a task that another worker of its release completes speaks
 -- against the worker, unless first attempts fail on the others as well; a task that fails on another machine too says
--- nothing about either. A worker with
--- WORKER_MAX_CONSECUTIVE_FAILURES failures of its own is `suspect`: it claims nothing while other workers can try these
--- tasks. If those that others have tried failed there too, the inputs or the release are the cause, and it only pauses. It
--- claims again from `until` on, and its next success ends the hold. Each hold in a row doubles the pause.
+-- nothing about either. A worker with WORKER_MAX_CONSECUTIVE_FAILURES failures of its own is `suspect`: it claims
+-- nothing while other workers can try these tasks. If those that others have tried failed there too, the inputs or the
+-- release are the cause, and it only pauses. It claims again from `until` on, and its next success ends the hold. Each
+-- hold in a row doubles the pause.
 --
 -- Failures that the handler calls permanent hold a worker back only if another worker completes tasks of these types. A
 -- task of a type for which the declared release has no handler says nothing about the worker. Tasks that a sick worker
@@ -141,8 +141,8 @@ begin
 end
 $$;
 
--- Decides again about a worker that is held back, by what became of its tasks elsewhere. It may claim from `until` on, which
--- its launch shows. The caller has locked its row.
+-- Decides again about a worker that is held back, by what became of its tasks elsewhere. It may claim from `until` on,
+-- which its launch shows. The caller has locked its row.
 create or replace function public.internal_review_hold(p_worker public.workers, p_now timestamptz) returns void
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
@@ -244,11 +244,12 @@ language sql stable security definer set search_path = '' as $$
 $$;
 
 -- What attempts at such tasks on other workers say about the failures here. `alike`: tasks that had not failed before
--- failed there too, and may succeed in a later attempt. `meanwhile`: some were completed while tasks failed here, so the
--- world was well. If they fail alike, only first attempts count, and so many must have failed here in a row that chance
--- explains it in less than one case of ten thousand: the others' share to the power of the failures. The share is that of
--- the rule of succession, because a few attempts say little. If others completed none of the tasks that failed here, their
--- last attempts count too: this worker's may have had such inputs. `unlike`: so many of those that others completed.
+-- failed there too, and may succeed in a later attempt. `meanwhile`: some were completed while tasks failed here, so
+-- the world was well. If they fail alike, only first attempts count, and so many must have failed here in a row that
+-- chance explains it in less than one case of ten thousand: the others' share to the power of the failures. The share
+-- is that of the rule of succession, because a few attempts say little. If others completed none of the tasks that
+-- failed here, their last attempts count too: this worker's may have had such inputs. `unlike`: so many of those that
+-- others completed.
 create or replace function public.internal_compared(p_worker public.workers) returns table (
     meanwhile boolean, alike boolean, unlike boolean
 ) language sql stable security definer set search_path = '' as $$
@@ -269,8 +270,8 @@ create or replace function public.internal_compared(p_worker public.workers) ret
            lateral (select c.failed, ln((o.done + c.failed + 2)::double precision / (c.failed + 1)) as odds) r
 $$;
 
--- Whether this worker's release has completed a task of the types that it failed: in the last attempts of its workers, or
--- when one of them was held back for such tasks. More failures since then do not change that.
+-- Whether this worker's release has completed a task of the types that it failed: in the last attempts of its workers,
+-- or when one of them was held back for such tasks. More failures since then do not change that.
 create or replace function public.internal_release_works(p_worker public.workers) returns boolean
 language sql stable security definer set search_path = '' as $$
     with release as (

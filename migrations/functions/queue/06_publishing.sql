@@ -1,16 +1,16 @@
 -- How `tasks` comes to show what has happened in the queue.
 --
 -- A publication is one UPDATE of `tasks` in a block of its own, which waits 10 ms for locks. A user's trigger or
--- constraint may refuse, suppress or rewrite it: then the row is in `publications`, which is the truth until the leader, or
--- the next call of any agent, publishes it. `tasks.published` only grows (2 * attempt for In Progress, 2 * attempt + 1 for
--- an end), so an old publication never overwrites a newer one.
+-- constraint may refuse, suppress or rewrite it: then the row is in `publications`, which is the truth until the
+-- leader, or the next call of any agent, publishes it. `tasks.published` only grows (2 * attempt for In Progress, 2 *
+-- attempt + 1 for an end), so an old publication never overwrites a newer one.
 --
--- What a user adds to `tasks` runs under the search path of the database's users, as in their own statements, and not under
--- our empty one. A setting names the depth of triggers at which we publish: our trigger skips that statement, and not one of
--- a user's trigger within it, which runs deeper.
+-- What a user adds to `tasks` runs under the search path of the database's users, as in their own statements, and not
+-- under our empty one. A setting names the depth of triggers at which we publish: our trigger skips that statement, and
+-- not one of a user's trigger within it, which runs deeper.
 
--- A task as it will be shown: with its end or its present attempt, if that is not published yet, and with what it does not
--- name itself. An end that is older than what `tasks` shows waits only for its removal.
+-- A task as it will be shown: with its end or its present attempt, if that is not published yet, and with what it does
+-- not name itself. An end that is older than what `tasks` shows waits only for its removal.
 create or replace function orchestrator.current_task(p_id uuid) returns public.tasks
 language plpgsql stable security definer set search_path = '' as $$
 #variable_conflict use_variable
@@ -112,9 +112,9 @@ begin
 end
 $$;
 
--- Why a publication was refused: a user's trigger or constraint may raise anything. What is nobody's refusal, and passes
--- by itself, is raised again. After a call was cancelled while a user's trigger ran, it publishes nothing more, because
--- nothing would end the next trigger that sleeps.
+-- Why a publication was refused: a user's trigger or constraint may raise anything. What is nobody's refusal, and
+-- passes by itself, is raised again. After a call was cancelled while a user's trigger ran, it publishes nothing more,
+-- because nothing would end the next trigger that sleeps.
 create or replace function orchestrator.refusal(p_state text, p_message text) returns text
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
@@ -144,7 +144,8 @@ select g.tgname from pg_catalog.pg_trigger g join pg_catalog.pg_proc p on p.oid 
  where g.tgrelid = 'public.tasks'::regclass and not g.tgisinternal and g.tgenabled <> 'D'
    and p.pronamespace <> 'orchestrator'::regnamespace;
 
--- Publishes ends. What cannot be published now is published later; if p_is_slow, all of them. p_pool: of a call of an agent.
+-- Publishes ends. What cannot be published now is published later; if p_is_slow, all of them. p_pool: of a call of an
+-- agent.
 create or replace function orchestrator.publish(
     p_ends orchestrator.publications[], p_pool text default null, p_is_slow boolean default false
 ) returns void
@@ -240,8 +241,8 @@ begin
 end
 $$;
 
--- What a user adds to `tasks` runs as in their own statements from here until the search path is '' again. It has no search
--- path of its own, because one that it set would end with it.
+-- What a user adds to `tasks` runs as in their own statements from here until the search path is '' again. It has no
+-- search path of its own, because one that it set would end with it.
 create or replace function orchestrator.enter_users_path() returns void
 language plpgsql as $$
 begin
@@ -318,8 +319,8 @@ begin
 end
 $$;
 
--- Writes to tasks as a user would, one at a time: one that a trigger or a lock of the user's refuses stays as it is. p_change:
--- 'due' (they need not wait any more) or 'back' (they failed, and are queued again with one attempt more).
+-- Writes to tasks as a user would, one at a time: one that a trigger or a lock of the user's refuses stays as it is.
+-- p_change: 'due' (they need not wait any more) or 'back' (they failed, and are queued again with one attempt more).
 create or replace function orchestrator.write_each(p_change text, p_ids uuid[]) returns void
 language plpgsql security definer set search_path = '' set lock_timeout = '100ms' set jit = off as $$
 #variable_conflict use_variable

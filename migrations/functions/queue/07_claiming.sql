@@ -1,7 +1,7 @@
 -- How a worker takes tasks.
 --
--- (task id, attempt number) is the fencing token of a claim and part of the keys of its outputs. It never repeats: a row of
--- `live` counts on from the attempts of its task, which outlive a deleted task.
+-- (task id, attempt number) is the fencing token of a claim and part of the keys of its outputs. It never repeats: a
+-- row of `live` counts on from the attempts of its task, which outlive a deleted task.
 
 -- These functions answered jsonb once, and the type of an answer cannot be replaced.
 do $$
@@ -20,17 +20,17 @@ $$;
 create or replace view orchestrator.store_outages as
 select s.fleet, s.expires_at from public.fleet_settings s where s.name = 'store_away';
 
--- What launches hold. The prefix of a claim's outputs has the attempt and eleven characters of the launch: a task that was
--- deleted and inserted again, or a restored database, finds no earlier object under its keys.
+-- What launches hold. The prefix of a claim's outputs has the attempt and eleven characters of the launch: a task that
+-- was deleted and inserted again, or a restored database, finds no earlier object under its keys.
 create or replace view orchestrator.held as
 select q.task_id, q.worker_id, q.nonce, q.claim_no, q.attempt, q.place, q.turn, q.created_at, q.max_attempts, q.timeout_s,
        q.has_needs, 'outputs/' || q.task_id || '/' || q.attempt || '-' || left(md5(q.nonce), 11) || '/' as output_prefix
   from orchestrator.live q where q.state = 'running' and q.nonce is not null;
 
 -- A claim number identifies one claim. A repeated claim returns the same tasks. A number below the highest one takes
--- nothing new. A number that was answered with no task is spent: the network may deliver a copy of the request late, when
--- the agent already asks under the next number. It must not take a task of which the agent would never know. Only the
--- gateway waits for a task and asks again under the same number; p_wait_s says for how long.
+-- nothing new. A number that was answered with no task is spent: the network may deliver a copy of the request late,
+-- when the agent already asks under the next number. It must not take a task of which the agent would never know. Only
+-- the gateway waits for a task and asks again under the same number; p_wait_s says for how long.
 create or replace function public.worker_claim(
     p_worker_id text, p_nonce text, p_claim_no bigint, p_batch int, p_wait_s numeric, p_now timestamptz default null
 ) returns json
@@ -129,8 +129,8 @@ begin
 end
 $$;
 
--- Takes ready tasks for a launch and returns them as JSON; null for none. The statements read by index only: a plan that
--- was made while the queue was short must not be used when it is long.
+-- Takes ready tasks for a launch and returns them as JSON; null for none. The statements read by index only: a plan
+-- that was made while the queue was short must not be used when it is long.
 create or replace function orchestrator.take(
     p_launch orchestrator.launches, p_claim_no bigint, p_batch int, p_now timestamptz
 ) returns json
@@ -205,9 +205,9 @@ begin
 end
 $$;
 
--- Publishes In Progress of taken tasks, and returns their JSON in this order; null for none. The statement that publishes
--- reads them too. If it fails, each task is tried by itself. One that cannot be published is given to the agent nevertheless,
--- and published later; with p_later, all are.
+-- Publishes In Progress of taken tasks, and returns their JSON in this order; null for none. The statement that
+-- publishes reads them too. If it fails, each task is tried by itself. One that cannot be published is given to the
+-- agent nevertheless, and published later; with p_later, all are.
 create or replace function orchestrator.publish_running(p_ids uuid[], p_now timestamptz, p_later boolean) returns json
 language plpgsql security definer set search_path = '' set lock_timeout = '10ms' as $$
 #variable_conflict use_variable

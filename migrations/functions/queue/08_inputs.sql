@@ -1,7 +1,8 @@
--- What one answer to a claim may hold. An agent reads a bounded number of bytes and JSON values, and they are built in time.
+-- What one answer to a claim may hold. An agent reads a bounded number of bytes and JSON values, and they are built in
+-- time.
 
--- Returns those of these taken tasks that fit into one answer, in their order; null for none. The others are ready again. A
--- task that fits into no answer, or into no cluster of its pool, waits until maintenance ends it (end_unfit).
+-- Returns those of these taken tasks that fit into one answer, in their order; null for none. The others are ready
+-- again. A task that fits into no answer, or into no cluster of its pool, waits until maintenance ends it (end_unfit).
 create or replace function orchestrator.keep_fitting(p_launch orchestrator.launches, p_ids uuid[]) returns uuid[]
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
@@ -55,7 +56,8 @@ end
 $$;
 
 -- How much of one answer a task's inputs take, or why no worker can get it (code and sentence): they are more than one
--- answer may hold, or this cluster (null: none) is too small. It stops where a limit is exceeded, so its cost is bounded too.
+-- answer may hold, or this cluster (null: none) is too small. It stops where a limit is exceeded, so its cost is
+-- bounded too.
 create or replace function orchestrator.inputs_size(
     p_task_id uuid, p_cluster text, out share double precision, out code text, out message text
 )
@@ -126,21 +128,4 @@ language sql stable security definer set search_path = '' rows 1 as $$
     union all
     select r.task_type, r.output_location, r.result_data, r.output_object from public.task_results r
      where r.id = result_of.p_id and not exists (select from public.tasks t where t.id = result_of.p_id)
-$$;
-
--- The number of nodes that the params of a task ask for: 1 without a whole number from 1 to 64. The handler refuses such
--- params, or runs the job on one node.
-create or replace function public.internal_nodes_of(p_params jsonb) returns int
-language plpgsql immutable security definer set search_path = '' as $$
-#variable_conflict use_variable
-declare
-    v_text text := p_params->>'nodes';
-begin
-    if jsonb_typeof(p_params->'nodes') = 'number' and v_text ~ '^[0-9]{1,2}([.]0+)?$' then
-        if v_text::numeric between 1 and 64 then
-            return v_text::numeric::int;
-        end if;
-    end if;
-    return 1;
-end
 $$;

@@ -13,10 +13,10 @@ begin
 end
 $$;
 
--- p_output: what the bucket shows of the output, or false if the bucket was not asked yet; then the answer for a held task
--- is `look`. p_output may have the key `upload`: {started_s, ended_s}, when the agent uploaded, in seconds since its claim.
--- A pod may also call it over PostgREST, but then only this key of p_output is read. tasks.output_object is {location,
--- bytes, etag, version, sha256}, valid while its location equals the task's output_location.
+-- p_output: what the bucket shows of the output, or false if the bucket was not asked yet; then the answer for a held
+-- task is `look`. p_output may have the key `upload`: {started_s, ended_s}, when the agent uploaded, in seconds since
+-- its claim. A pod may also call it over PostgREST, but then only this key of p_output is read. tasks.output_object is
+-- {location, bytes, etag, version, sha256}, valid while its location equals the task's output_location.
 create or replace function public.worker_complete_output(
     p_worker_id text, p_nonce text, p_task_id uuid, p_attempt int, p_output_location text, p_result_data jsonb,
     p_output jsonb, p_now timestamptz default null
@@ -89,8 +89,9 @@ begin
 end
 $$;
 
--- Completes those of these tasks, each named once, whose attempts the launch holds, and returns their ids; null for none. Those
--- that another transaction is changing are left. The location, the object and the upload are those of a single task.
+-- Completes those of these tasks, each named once, whose attempts the launch holds, and returns their ids; null for
+-- none. Those that another transaction is changing are left. The location, the object and the upload are those of a
+-- single task.
 create or replace function orchestrator.finish(
     p_launch orchestrator.launches, p_ids uuid[], p_attempts int[], p_data jsonb[], p_location text, p_object jsonb,
     p_upload jsonb, p_now timestamptz
@@ -116,7 +117,7 @@ begin
                       for update skip locked))
         returning q.task_id, q.attempt, q.uncounted, q.claim_no, q.claimed_at, q.log_first, q.shown, q.concurrency_key,
                   q.task_type, q.type_limited, q.has_needs, q.has_webhook
-    ), noted as (
+    ), recorded as (
         insert into orchestrator.attempts (task_id, attempt, claim_no, started_at, ended_at, worker_id, nonce, outcome,
                                            log_first, log_last, uncounted, upload_started_at, upload_ended_at)
         select d.task_id, d.attempt, d.claim_no, d.claimed_at, p_now, p_launch.worker_id, p_launch.nonce, 'complete',
@@ -154,14 +155,15 @@ begin
         perform orchestrator.meet(v_ids);
     end if;
     if v_keys is not null or v_types is not null then
-        perform orchestrator.pass_on(v_keys, v_types);
+        perform orchestrator.refill('key', v_keys);
+        perform orchestrator.refill('type', v_types);
     end if;
     return v_ids;
 end
 $$;
 
--- Ends many attempts of one worker in one commit, and returns for each what worker_complete would return. It accepts only
--- results; an output goes through worker_complete, which checks the object first.
+-- Ends many attempts of one worker in one commit, and returns for each what worker_complete would return. It accepts
+-- only results; an output goes through worker_complete, which checks the object first.
 create or replace function public.worker_complete_many(
     p_worker_id text, p_nonce text, p_results jsonb, p_now timestamptz default null
 ) returns json
@@ -178,8 +180,8 @@ begin
 end
 $$;
 
--- The calls of an agent between two short tasks, in one commit: worker_complete_many, then worker_claim without waiting. Both
--- halves can be repeated, together or alone.
+-- The calls of an agent between two short tasks, in one commit: worker_complete_many, then worker_claim without
+-- waiting. Both halves can be repeated, together or alone.
 create or replace function public.worker_complete_and_claim(
     p_worker_id text, p_nonce text, p_results jsonb, p_claim_no bigint, p_batch int, p_now timestamptz default null
 ) returns json
@@ -247,28 +249,5 @@ begin
                                  when u.state = 'held' then 'pending' else u.state end order by u.n)
               from (select n.id, n.n, orchestrator.state_of(p_launch, n.id, n.attempt, array['complete']) as state
                       from unnest(v_ids, v_attempts) with ordinality n (id, attempt, n)) u);
-end
-$$;
-
--- One end of an upload, from what an agent says: {started_s, ended_s}, in seconds since p_from. NULL if that is no time
--- between p_from and p_now: an agent may say anything. Its clock may be a little faster than the database's.
-create or replace function public.internal_upload_at(
-    p_upload jsonb, p_end text, p_from timestamptz, p_now timestamptz
-) returns timestamptz
-language plpgsql immutable security definer set search_path = '' as $$
-#variable_conflict use_variable
-declare
-    v_started_s numeric;
-    v_ended_s numeric;
-    c_fast_s constant numeric := 5;
-begin
-    if jsonb_typeof(p_upload->'started_s') = 'number' and jsonb_typeof(p_upload->'ended_s') = 'number' then
-        v_started_s := (p_upload->>'started_s')::numeric;
-        v_ended_s := (p_upload->>'ended_s')::numeric;
-    end if;
-    if 0 <= v_started_s and v_started_s <= v_ended_s and v_ended_s <= extract(epoch from p_now - p_from) + c_fast_s then
-        return least(p_now, p_from + case p_end when 'started_s' then v_started_s else v_ended_s end * interval '1 second');
-    end if;
-    return null;
 end
 $$;

@@ -1,7 +1,7 @@
 -- How a worker gives a task back.
 
--- Gives a task back; the attempt does not count. The task can be claimed again at once. If workers that go on return it in
--- circles, it waits from the third time on: 30 s, which double up to an hour.
+-- Gives a task back; the attempt does not count. The task can be claimed again at once. If workers that go on return it
+-- in circles, it waits from the third time on: 30 s, which double up to an hour.
 create or replace function public.worker_release(
     p_worker_id text, p_nonce text, p_task_id uuid, p_attempt int, p_reason text, p_now timestamptz default null
 ) returns jsonb
@@ -29,8 +29,8 @@ begin
 end
 $$;
 
--- Locks the caller's attempt. outcome: held, pending (another transaction is changing the task), already (it ended with one of
--- these outcomes) or fenced.
+-- Locks the caller's attempt. outcome: held, pending (another transaction is changing the task), already (it ended with
+-- one of these outcomes) or fenced.
 create or replace function orchestrator.hold(
     p_launch orchestrator.launches, p_nonce text, p_task_id uuid, p_attempt int, p_outcomes text[],
     out outcome text, out task orchestrator.live
@@ -68,11 +68,11 @@ language sql stable security definer set search_path = '' as $$
       from (select l.*, bool_and(not exists (
                        select from orchestrator.attempts o
                         where o.worker_id = l.worker_id and o.nonce = l.nonce and o.claim_no = l.claim_no
-                          and o.outcome is distinct from 'released')) over (order by l.attempt desc) as in_vain
+                          and o.outcome is distinct from 'released')) over (order by l.attempt desc) as is_returned
               from (select a.attempt, a.worker_id, a.nonce, a.claim_no, a.failure_code from orchestrator.attempts a
                      where a.task_id = internal_returns.p_task_id and a.attempt < internal_returns.p_attempt
                      order by a.attempt desc limit 20) l) r
-     where r.in_vain and r.failure_code = 'RELEASED'
+     where r.is_returned and r.failure_code = 'RELEASED'
        and exists (select from public.task_attempts n
                     where n.worker_id = r.worker_id and n.nonce = r.nonce and n.claim_no > r.claim_no)
 $$;

@@ -1,6 +1,7 @@
 -- What waits in the queue.
 
--- The queue of each pool: how many tasks wait for what, exactly up to 10,000 of a kind. Tasks whose time has come are ready.
+-- The queue of each pool: how many tasks wait for what, exactly up to 10,000 of a kind. Tasks whose time has come are
+-- ready.
 create or replace function orchestrator.demand(p_now timestamptz)
 returns table (pool text, total bigint, ready bigint, dependencies bigint, limits bigint, scheduled bigint, oldest timestamptz)
 language plpgsql stable security definer set search_path = '' set plan_cache_mode = force_generic_plan

@@ -245,7 +245,7 @@ class Queue(Fitness):
     def maintain(self) -> None:
         """The work of a second: by the leader, or else by heartbeats."""
         for pool in sorted({row["pool"] for row in self.live.values() if row["state"] == "waits_for_time"}):
-            self.let_due(pool, DUE)
+            self.advance_due(pool, DUE)
         self.review_holds()
         self.publish_due(PUBLISHED)
 
