@@ -4,7 +4,7 @@ docs/commands.md  the commands, their options and examples
 docs/codes.md     error ids, failure codes and exit causes
 docs/metrics.md   what /metrics exports
 docs/tables.md    the tables and their columns, from migrations/tables/
-migrations/functions/columns.sql  the columns that `health` compares with the database, from the same files
+migrations/functions/base/columns.sql  the columns that `health` compares with the database, from the same files
 """
 
 import re
@@ -177,7 +177,7 @@ def tables() -> str:
 
 
 def columns_sql() -> str:
-    """Return migrations/functions/columns.sql."""
+    """Return migrations/functions/base/columns.sql."""
     values = []
     for table in ("tasks", "workers"):
         items = [f"'{name}~{SQL_TYPES.get(kind, kind)}'" for name, (kind, _) in _tables()[table].items()]
@@ -214,7 +214,7 @@ def _tables() -> dict[str, dict[str, tuple[str, str]]]:
 def _table_comments() -> dict[str, list[str]]:
     found = {}
     for folder in ("tables", "functions"):
-        for path in sorted((ROOT / "migrations" / folder).glob("*.sql")):
+        for path in sorted((ROOT / "migrations" / folder).rglob("*.sql")):
             for table, column, text in _comments(path.read_text()):
                 if not column:
                     found[table] = [f"{text.rstrip('.')}.\n"]
@@ -234,7 +234,7 @@ def _type(text: str) -> str:
 
 PAGES: Mapping[str, Callable[[], str]] = {
     "docs/commands.md": commands, "docs/codes.md": codes, "docs/metrics.md": metrics, "docs/tables.md": tables,
-    "migrations/functions/columns.sql": columns_sql,
+    "migrations/functions/base/columns.sql": columns_sql,
 }  # fmt: skip
 
 if __name__ == "__main__":

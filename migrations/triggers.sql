@@ -1,7 +1,7 @@
 -- The current triggers. CREATE OR REPLACE takes a lock that blocks writers of the table but no readers, until the
 -- transaction that reapplies the functions ends. A removed trigger needs a `drop trigger if exists` here.
 
--- The first and the last trigger of each statement, by their names; see functions/users_path.sql.
+-- The first and the last trigger of each statement, by their names; see functions/base/users_path.sql.
 create or replace trigger "!enter_users_path" before insert or update or delete or truncate on public.workers
     for each statement execute function public.internal_enter_path();
 create or replace trigger "~leave_users_path" after insert or update or delete or truncate on public.workers

@@ -1,4 +1,4 @@
-"""The rows of schedules (functions/schedules.sql)."""
+"""The rows of schedules (functions/api/schedules.sql)."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime

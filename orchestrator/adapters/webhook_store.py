@@ -1,4 +1,4 @@
-"""The rows of webhooks, and the outbox (functions/webhooks.sql, functions/outbox.sql)."""
+"""The rows of webhooks, and the outbox (functions/messages/webhooks.sql and outbox.sql)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -17,6 +17,8 @@ from orchestrator.ports import SchemaMismatch
 
 CHECKOUT = Path(__file__).resolve().parents[2] / "migrations"
 TABLE_FILE = re.compile(r"tables/(\d{4})_([a-z0-9_]+)\.sql")
+# No function calls one of a later folder.
+FOLDERS = ("base", "queue", "fleet", "clusters", "api", "messages", "reports")
 CURRENT = ("views.sql", "triggers.sql", "grants.sql")  # after the functions, in this order
 DEPLOY = re.compile(r"-- (pre|post)-deploy")
 NO_TRANSACTION = "-- no transaction"
@@ -146,9 +148,7 @@ def sql_files(directory: Traversable | None = None) -> SqlFiles:
 
 
 def _functions(directory: Traversable) -> list[SqlFile]:
-    """Return those of no folder first: the folders use them."""
-    folders = sorted(f"functions/{one.name}/" for one in (directory / "functions").iterdir() if one.is_dir())
-    return [file for folder in ("functions/", *folders) for file in _read(directory, folder)]
+    return [file for folder in FOLDERS for file in _read(directory, f"functions/{folder}/")]
 
 
 def _read(directory: Traversable, folder: str) -> list[SqlFile]:

@@ -41,7 +41,7 @@ set local check_function_bodies = off"""
 CHANGES = """create table public.orchestrator_trial (n int primary key);
 alter table public.orchestrator_trial add column m int; create index on public.orchestrator_trial (m);
 drop table public.orchestrator_trial"""
-TEXTS = ("functions/columns.sql", "functions/integrity.sql")
+TEXTS = ("functions/base/columns.sql", "functions/base/integrity.sql")
 UNUSABLE = """select format('%s: %s', p.what, p.why),
        p.fix || case when p.what like '% has the type %' then ' /* or rename your column */' else '' end
   from (select * from public.internal_column_problems(false)

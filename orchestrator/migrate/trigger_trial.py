@@ -6,7 +6,7 @@ from orchestrator.migrate.files import SqlFiles
 from orchestrator.migrate.ledger import Connection
 from orchestrator.migrate.run import of_function
 
-FILE = "functions/users_triggers.sql"
+FILE = "functions/base/users_triggers.sql"
 # A database with our triggers gives the user's search path to the writes; before, the path is the login's own.
 TRY = """
 select public.internal_try_triggers(case when to_regproc('public.internal_enter_path') is null then s.reset_val end)

@@ -47,9 +47,9 @@ begin
 end
 $$;
 
--- Raises the mark of a pool to its first ready task, and removes the marks that this makes useless; with p_anew it ignores
--- the existing marks. Only one caller works at a time; others return at once. The recorded snapshot is older than every row
--- that is read, so no task is missed in between.
+-- Raises the mark of a pool to its first ready task, and removes the marks that this makes useless; with p_anew it
+-- ignores the existing marks. Only one caller works at a time; others return at once. The recorded snapshot is older
+-- than every row that is read, so no task is missed in between.
 create or replace function orchestrator.raise_mark(p_pool text, p_anew boolean) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
 set plan_cache_mode = force_generic_plan as $$

@@ -1,21 +1,22 @@
 -- How the tenants of a pool share it: start-time fair queueing.
 --
 -- Claims take tasks in the order of (priority, turn, created_at, id). A task of a tenant gets its turn, a virtual time,
--- when it becomes ready: right after the turn of the task at the head of the queue, or one step after the last ready task
--- of its tenant, whichever is later. A step is c_step / weight. So tenants alternate by weight, each keeps its own order, a
--- tenant that comes back gets no credit for the past, and one that is alone gets everything. A turn costs two look-ups by
--- index. It is derived from rows of the queue: there is no counter, and no transaction waits for another. Transactions
--- that submit tasks of one tenant at the same time do not see each other, so their tasks may get the same turns.
+-- when it becomes ready: right after the turn of the task at the head of the queue, or one step after the last ready
+-- task of its tenant, whichever is later. A step is c_step / weight. So tenants alternate by weight, each keeps its own
+-- order, a tenant that comes back gets no credit for the past, and one that is alone gets everything. A turn costs two
+-- look-ups by index. It is derived from rows of the queue: there is no counter, and no transaction waits for another.
+-- Transactions that submit tasks of one tenant at the same time do not see each other, so their tasks may get the same
+-- turns.
 --
--- Tasks without a tenant are one more tenant, with weight 1. They have no turn as long as no tenant has tasks in the pool:
--- then the queue is ordered by age and costs nothing more. A task without a turn comes after all that have one. So a claim
--- that meets tasks of a tenant gives turns to the oldest tasks without a tenant, some of them ahead.
+-- Tasks without a tenant are one more tenant, with weight 1. They have no turn as long as no tenant has tasks in the
+-- pool: then the queue is ordered by age and costs nothing more. A task without a turn comes after all that have one.
+-- So a claim that meets tasks of a tenant gives turns to the oldest tasks without a tenant, some of them ahead.
 --
--- A task that comes back from a worker goes to the head of the queue, unless it waits for its next attempt: tasks that fail
--- again and again must not pass everybody else.
+-- A task that comes back from a worker goes to the head of the queue, unless it waits for its next attempt: tasks that
+-- fail again and again must not pass everybody else.
 
--- The turn of a task that becomes ready; p_front: at the head of the queue. c_none for a task without a tenant, unless it
--- comes to the head of a queue with turns.
+-- The turn of a task that becomes ready; p_front: at the head of the queue. c_none for a task without a tenant, unless
+-- it comes to the head of a queue with turns.
 create or replace function orchestrator.next_turn(p_pool text, p_place int, p_tenant text, p_front boolean) returns bigint
 language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off set jit = off
 set plan_cache_mode = force_generic_plan as $$
@@ -53,14 +54,15 @@ begin
     if v_head is null then
         return case when p_front and p_tenant is null then c_none else greatest(v_mark, c_step) end;
     end if;
-    -- Equal turns go by age. A tenant whose tasks become ready one after the other would always be the oldest, so its next
-    -- task goes after those that wait.
+    -- Equal turns go by age. A tenant whose tasks become ready one after the other would always be the oldest, so its
+    -- next task goes after those that wait.
     return v_head + case when p_front then 0 else 1 end;
 end
 $$;
 
--- Gives turns to the oldest tasks without one of this place in the queue, if few tasks without a tenant have one. A claim of
--- p_batch tasks calls it after it has met a task of a tenant. Only one caller works at a time; others return at once.
+-- Gives turns to the oldest tasks without one of this place in the queue, if few tasks without a tenant have one. A
+-- claim of p_batch tasks calls it after it has met a task of a tenant. Only one caller works at a time; others return
+-- at once.
 create or replace function orchestrator.give_turns(p_pool text, p_place int, p_batch int) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off set jit = off
 set plan_cache_mode = force_generic_plan as $$
@@ -104,10 +106,10 @@ begin
 end
 $$;
 
--- Gives all turns again as if their tasks had become ready now: after a weight was changed, and once an hour after tasks in
--- the middle were cancelled or submitted at the same time. A place in the queue with more than c_most turns stays as it is.
--- It waits for no transaction. Its rows are joined by hashes: a nested loop compares each with all others, and a plan that
--- was made while the queue was short may have one.
+-- Gives all turns again as if their tasks had become ready now: after a weight was changed, and once an hour after
+-- tasks in the middle were cancelled or submitted at the same time. A place in the queue with more than c_most turns
+-- stays as it is. It waits for no transaction. Its rows are joined by hashes: a nested loop compares each with all
+-- others, and a plan that was made while the queue was short may have one.
 create or replace function orchestrator.level_turns() returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_nestloop = off set jit = off as $$
 #variable_conflict use_variable

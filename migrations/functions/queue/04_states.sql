@@ -1,14 +1,14 @@
 -- How a task becomes ready: it waits for its tasks, for its time, for its key, for its type, in this order.
 --
--- A ready task holds its places: claims look at no limit. The places of a key are its rows that are ready, wait for their
--- type or run; those of a type are its rows that are ready or run. They are counted in rows, by index. Two rules keep their
--- number within the limit:
---   * A transaction that adds a place takes the lock of the limit first, and then counts. If it does not get the lock at
+-- A ready task holds its slots: claims look at no limit. The slots of a key are its rows that are ready, wait for their
+-- type or run; those of a type are its rows that are ready or run. They are counted in rows, by index. Two rules keep
+-- their number within the limit:
+--   * A transaction that adds a slot takes the lock of the limit first, and then counts. If it does not get the lock at
 --     once, the leader looks again within a second.
---   * A transaction that frees places passes on at most as many, without a lock: whoever counts meanwhile sees the old
---     place or the new one.
--- A lease that has ended still holds its place, until the task is rescued. So renewing a lease never needs a limit.
--- Places that a user's write added beyond the limit are taken back from ready tasks. No running task ends for that.
+--   * A transaction that frees slots gives at most as many to the next tasks, without a lock: whoever counts meanwhile
+--     sees the old slot or the new one.
+-- A lease that has ended still holds its slot, until the task is rescued. So renewing a lease never needs a limit.
+-- Slots that a user's write added beyond the limit are taken from ready tasks. No running task ends for that.
 
 -- The state after p_passed ('', 'key' or 'type'), for a task that is not running.
 create or replace function orchestrator.next_state(p_task orchestrator.live, p_passed text, p_now timestamptz)
@@ -67,9 +67,9 @@ begin
 end
 $$;
 
--- Wakes claims that wait for a task of these pools. p_if_idle: only if a worker is idle or none is active. A task that passes
--- a limit mostly follows another one, which a busy worker has ended, and a notification makes the commits of all wait for
--- each other.
+-- Wakes claims that wait for a task of these pools. p_if_idle: only if a worker is idle or none is active. A task that
+-- passes a limit mostly follows another one, which a busy worker has ended, and a notification makes the commits of all
+-- wait for each other.
 create or replace function orchestrator.announce(p_pools text[], p_if_idle boolean) returns void
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
@@ -80,7 +80,8 @@ begin
 end
 $$;
 
--- Lets the next tasks of these limits through: as many as a limit allows or, if places were freed, at most p_freed of each.
+-- Lets the next tasks of these limits through: as many as a limit allows or, if slots were freed, at most p_freed of
+-- each.
 create or replace function orchestrator.admit(p_scope text, p_names text[], p_freed int[]) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
 set enable_bitmapscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
@@ -94,10 +95,10 @@ declare
 begin
     v_rooms := array(
         select least(n.room, n.freed, c_most)
-          from unnest(v_names, orchestrator.rooms(p_scope, v_names), p_freed[:cardinality(v_names)])
+          from unnest(v_names, orchestrator.free_slots(p_scope, v_names), p_freed[:cardinality(v_names)])
                with ordinality n (name, room, freed, place) order by n.place);
     if p_freed is null and exists (select from unnest(v_rooms) r (room) where r.room < 0) then
-        perform orchestrator.take_back(p_scope, n.name, -n.room) from unnest(v_names, v_rooms) n (name, room) where n.room < 0;
+        perform orchestrator.take_slots_away(p_scope, n.name, -n.room) from unnest(v_names, v_rooms) n (name, room) where n.room < 0;
     end if;
     if p_scope = 'key' then
         select array_agg(g.task_id), array_agg(n.name) into v_ids, v_found
@@ -114,7 +115,7 @@ begin
              order by q.task_type, q.place, q.turn, q.created_at, q.task_id
              limit greatest(n.room, 0) for update skip locked) g;
     end if;
-    -- Somebody waits still: behind a lock, behind c_most, or because places that others free now were counted.
+    -- Somebody waits still: behind a lock, behind c_most, or because slots that others free now were counted.
     insert into orchestrator.rechecks (kind, name)
     select p_scope, w.name
       from unnest(orchestrator.waited_for(p_scope, array(
@@ -128,10 +129,10 @@ begin
 end
 $$;
 
--- How many more tasks each of these limits lets through; null for any number. A key without a limit of its own has the limit
--- 1. The rows are counted in an order that only one index has: a plan that was made while the queue was short must not read
--- another one.
-create or replace function orchestrator.rooms(p_scope text, p_names text[]) returns int[]
+-- How many more tasks each of these limits lets through; null for any number. A key without a limit of its own has the
+-- limit 1. The rows are counted in an order that only one index has: a plan that was made while the queue was short
+-- must not read another one.
+create or replace function orchestrator.free_slots(p_scope text, p_names text[]) returns int[]
 language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
 set enable_bitmapscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
@@ -175,8 +176,8 @@ end
 $$;
 
 -- Locks limits until the transaction ends, without waiting, and returns those that are locked; the leader looks at the
--- others. A transaction with an old snapshot cannot count. A lock is one of 4096, for which the server's table of locks has
--- room: two limits may share one.
+-- others. A transaction with an old snapshot cannot count. A lock is one of 4096, for which the server's table of locks
+-- has room: two limits may share one.
 create or replace function orchestrator.lock_limits(p_scope text, p_names text[]) returns text[]
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
@@ -223,7 +224,7 @@ end
 $$;
 
 -- Lets as many ready tasks wait again as a limit is exceeded by, the last ones first.
-create or replace function orchestrator.take_back(p_scope text, p_name text, p_over int) returns void
+create or replace function orchestrator.take_slots_away(p_scope text, p_name text, p_over int) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 begin
@@ -236,7 +237,7 @@ begin
                         order by l.place desc, l.turn desc, l.created_at desc, l.task_id desc limit p_over for update skip locked))
             returning q.task_type, q.type_limited
         )
-        insert into orchestrator.rechecks (kind, name)  -- they may have left a place of their type
+        insert into orchestrator.rechecks (kind, name)  -- they may have left a slot of their type
         select distinct 'type', b.task_type from back b where b.type_limited;
     else
         update orchestrator.live q set state = 'waits_for_type'
@@ -249,7 +250,7 @@ end
 $$;
 
 -- Moves on the tasks of a pool whose time has come, at most so many.
-create or replace function orchestrator.let_due(p_pool text, p_most int) returns void
+create or replace function orchestrator.advance_due(p_pool text, p_most int) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off set jit = off
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
@@ -266,29 +267,20 @@ begin
 end
 $$;
 
--- Passes places on to the next tasks. A name is given as often as a place was freed. A task that begins to wait now, in a
--- transaction that is not seen here, is found by the audit.
-create or replace function orchestrator.pass_on(p_keys text[], p_types text[]) returns void
-language plpgsql security definer set search_path = '' as $$
-#variable_conflict use_variable
-begin
-    if p_keys is not null then
-        perform orchestrator.pass_on_scope('key', p_keys);
-    end if;
-    if p_types is not null then
-        perform orchestrator.pass_on_scope('type', p_types);
-    end if;
-end
-$$;
-
-create or replace function orchestrator.pass_on_scope(p_scope text, p_names text[]) returns void
+-- Gives freed slots of limits to the next tasks. A name is given as often as a slot was freed; null for none. A task
+-- that begins to wait now, in a transaction that is not seen here, is found by the audit.
+create or replace function orchestrator.refill(p_scope text, p_names text[]) returns void
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
 declare
-    v_waited text[] := orchestrator.waited_for(p_scope, array(select distinct n.name from unnest(p_names) n (name)), '{}');
+    v_waited text[];
     v_names text[];
     v_freed int[];
 begin
+    if p_names is null then
+        return;
+    end if;
+    v_waited := orchestrator.waited_for(p_scope, array(select distinct n.name from unnest(p_names) n (name)), '{}');
     if v_waited <> '{}' then
         select array_agg(f.name), array_agg(f.n) into v_names, v_freed
           from (select n.name, count(*)::int as n from unnest(p_names) n (name) group by 1) f
@@ -298,7 +290,7 @@ begin
 end
 $$;
 
--- Removes locked tasks from the queue: they have ended, or are gone. Their places are passed on.
+-- Removes locked tasks from the queue: they have ended, or are gone. Their slots go to the next tasks.
 create or replace function orchestrator.leave(p_ids uuid[]) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
@@ -310,12 +302,12 @@ begin
     )
     select array_agg(g.task) into v_gone from gone g;
     delete from orchestrator.edges e where e.task_id = any (p_ids);
-    perform orchestrator.pass_on_places(v_gone);
+    perform orchestrator.refill_after(v_gone);
 end
 $$;
 
--- Passes the places of removed tasks on.
-create or replace function orchestrator.pass_on_places(p_gone orchestrator.live[]) returns void
+-- Gives the slots of removed tasks to the next ones.
+create or replace function orchestrator.refill_after(p_gone orchestrator.live[]) returns void
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
 declare
@@ -326,11 +318,13 @@ begin
                                                   and g.state in ('ready', 'waits_for_type', 'running')),
            array_agg(g.task_type) filter (where g.type_limited and g.state in ('ready', 'running'))
       into v_keys, v_types from unnest(p_gone) g;
-    perform orchestrator.pass_on(v_keys, v_types);
+    perform orchestrator.refill('key', v_keys);
+    perform orchestrator.refill('type', v_types);
 end
 $$;
 
--- Lets locked tasks that do not run begin again with the first thing that they wait for. Their places are passed on.
+-- Lets locked tasks that do not run begin again with the first thing that they wait for. Their slots go to the next
+-- tasks.
 create or replace function orchestrator.wait_again(p_ids uuid[]) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
@@ -342,6 +336,7 @@ begin
            array_agg(q.task_type) filter (where q.type_limited and q.state = 'ready')
       into v_keys, v_types from orchestrator.live q where q.task_id = any (p_ids);
     perform orchestrator.advance(p_ids);
-    perform orchestrator.pass_on(v_keys, v_types);
+    perform orchestrator.refill('key', v_keys);
+    perform orchestrator.refill('type', v_types);
 end
 $$;

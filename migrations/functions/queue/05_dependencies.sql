@@ -1,11 +1,11 @@
 -- Tasks that wait for other tasks.
 --
--- `edges` has what each task in `live` needs, and whether that is Complete. No transaction waits for another one: what is
--- locked is left to the leader as a row of `rechecks`, and so is each task that begins to wait, because a task that it needs
--- may end in a transaction that does not see the new edge.
--- A Complete task may lose this status by a user's write. Then dependants that do not run wait for it again, or fail if it
--- is now Failed or Cancelled. If a Complete task is deleted, its result is kept for the tasks that need it; if any other
--- task is deleted, the tasks that need it fail.
+-- `edges` has what each task in `live` needs, and whether that is Complete. No transaction waits for another one: what
+-- is locked is left to the leader as a row of `rechecks`, and so is each task that begins to wait, because a task that
+-- it needs may end in a transaction that does not see the new edge. A Complete task may lose this status by a user's
+-- write. Then dependants that do not run wait for it again, or fail if it is now Failed or Cancelled. If a Complete
+-- task is deleted, its result is kept for the tasks that need it; if any other task is deleted, the tasks that need it
+-- fail.
 
 -- What has become of a task, for the tasks that need it: open, Complete, Failed, Cancelled or absent.
 create or replace function orchestrator.need_status(p_id uuid) returns text
@@ -69,7 +69,7 @@ begin
     insert into orchestrator.rechecks (kind, name)  -- another transaction deletes or changes these dependants
     select distinct 'needs', e.task_id::text from orchestrator.edges e where e.needs = any (p_ids) and not e.is_met;
     if v_behind is not null then
-        perform orchestrator.let_go(v_behind);
+        perform orchestrator.advance_met(v_behind);
     end if;
 end
 $$;
@@ -97,7 +97,7 @@ end
 $$;
 
 -- Moves on those of these tasks that wait for no task any more.
-create or replace function orchestrator.let_go(p_ids uuid[]) returns void
+create or replace function orchestrator.advance_met(p_ids uuid[]) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
@@ -116,9 +116,10 @@ begin
 end
 $$;
 
--- These tasks are not Complete any more, but Queued or In Progress: their dependants wait again, those that run after their
--- attempt. A row that is locked, or runs, is left to the leader: an open transaction of a user's must not hold up the
--- dependant's agent. Without the row's lock, an agent that releases the dependant meanwhile does not see the change.
+-- These tasks are not Complete any more, but Queued or In Progress: their dependants wait again, those that run after
+-- their attempt. A row that is locked, or runs, is left to the leader: an open transaction of a user's must not hold up
+-- the dependant's agent. Without the row's lock, an agent that releases the dependant meanwhile does not see the
+-- change.
 create or replace function orchestrator.unmeet(p_ids uuid[], p_with_running boolean) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
@@ -154,8 +155,8 @@ begin
 end
 $$;
 
--- These tasks ended as Failed or Cancelled, or were deleted before they were Complete: the tasks that need them fail, at any
--- depth.
+-- These tasks ended as Failed or Cancelled, or were deleted before they were Complete: the tasks that need them fail,
+-- at any depth.
 create or replace function orchestrator.fail_dependants(p_ids uuid[], p_code text) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_mergejoin = off
 set enable_hashjoin = on set enable_nestloop = on set plan_cache_mode = force_generic_plan set jit = off as $$
@@ -166,7 +167,7 @@ declare
     v_ids uuid[] := p_ids;
     v_whys text[];  -- what the tasks are told that need these
     v_roots text[];  -- the part of it about the first task of the chain
-    v_places orchestrator.live[];  -- removed tasks with a place of a limit
+    v_places orchestrator.live[];  -- removed tasks with a slot of a limit
     v_held orchestrator.live[];
     v_ends orchestrator.publications[];
     v_count int := 0;
@@ -225,7 +226,7 @@ begin
         end if;
         exit when v_ids is null;
     end loop;
-    perform orchestrator.pass_on_places(v_places);
+    perform orchestrator.refill_after(v_places);
 end
 $$;
 
@@ -249,8 +250,8 @@ begin
 end
 $$;
 
--- Looks again at tasks that wait for others; returns those that must be looked at once more, because a task that they need
--- is being ended by another transaction. p_lost: whether a task that does not exist counts as deleted.
+-- Looks again at tasks that wait for others; returns those that must be looked at once more, because a task that they
+-- need is being ended by another transaction. p_lost: whether a task that does not exist counts as deleted.
 create or replace function orchestrator.look_again(p_ids uuid[], p_lost boolean) returns uuid[]
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
@@ -279,7 +280,7 @@ begin
     if v_some <> '{}' then
         perform orchestrator.fail_dependants(v_some, 'DEPENDENCY_DELETED');
     end if;
-    perform orchestrator.let_go(v_locked);
+    perform orchestrator.advance_met(v_locked);
     return array(select w.id from unnest(orchestrator.waiting(p_ids)) w (id)
                   where (w.id in (select unnest(v_locked))) is not true
                      or exists (select from orchestrator.edges e
@@ -326,4 +327,18 @@ begin
         perform orchestrator.fail_dependants(v_stuck, 'DEPENDENCY_FAILED');
     end if;
 end
+$$;
+
+-- This task and those that failed only because of it, at any depth: their edges are kept.
+create or replace function orchestrator.failed_dependants(p_id uuid) returns uuid[]
+language sql stable security definer set search_path = '' set enable_seqscan = off set enable_hashjoin = off
+set enable_mergejoin = off set jit = off as $$
+    with recursive behind (id) as (
+        select failed_dependants.p_id
+        union
+        select f.task_id from behind b cross join lateral (
+            select e.task_id from orchestrator.edges e
+             where e.needs = b.id and (orchestrator.current_task(e.task_id)).failure_code = 'DEPENDENCY_FAILED' offset 0) f
+    )
+    select array_agg(b.id) from behind b
 $$;

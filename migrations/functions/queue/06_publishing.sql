@@ -1,16 +1,16 @@
 -- How `tasks` comes to show what has happened in the queue.
 --
 -- A publication is one UPDATE of `tasks` in a block of its own, which waits 10 ms for locks. A user's trigger or
--- constraint may refuse, suppress or rewrite it: then the row is in `publications`, which is the truth until the leader, or
--- the next call of any agent, publishes it. `tasks.published` only grows (2 * attempt for In Progress, 2 * attempt + 1 for
--- an end), so an old publication never overwrites a newer one.
+-- constraint may refuse, suppress or rewrite it: then the row is in `publications`, which is the truth until the
+-- leader, or the next call of any agent, publishes it. `tasks.published` only grows (2 * attempt for In Progress, 2 *
+-- attempt + 1 for an end), so an old publication never overwrites a newer one.
 --
--- What a user adds to `tasks` runs under the search path of the database's users, as in their own statements, and not under
--- our empty one. A setting names the depth of triggers at which we publish: our trigger skips that statement, and not one of
--- a user's trigger within it, which runs deeper.
+-- What a user adds to `tasks` runs under the search path of the database's users, as in their own statements, and not
+-- under our empty one. A setting names the depth of triggers at which we publish: our trigger skips that statement, and
+-- not one of a user's trigger within it, which runs deeper.
 
--- A task as it will be shown: with its end or its present attempt, if that is not published yet, and with what it does not
--- name itself. An end that is older than what `tasks` shows waits only for its removal.
+-- A task as it will be shown: with its end or its present attempt, if that is not published yet, and with what it does
+-- not name itself. An end that is older than what `tasks` shows waits only for its removal.
 create or replace function orchestrator.current_task(p_id uuid) returns public.tasks
 language plpgsql stable security definer set search_path = '' as $$
 #variable_conflict use_variable
@@ -25,7 +25,7 @@ begin
     end if;
     v_task.created_at := public.internal_readable_time(v_task.created_at);
     v_task.run_after := public.internal_readable_time(v_task.run_after);
-    v_task.traceparent := orchestrator.trace_of(v_task);
+    v_task.traceparent := case when public.internal_traceparent_problem(v_task.traceparent) is null then v_task.traceparent end;
     select coalesce(v_task.pool, d.pool, 'default'), coalesce(v_task.max_attempts, d.max_attempts, 3),
            coalesce(v_task.timeout_s, d.timeout_s)
       into v_task.pool, v_task.max_attempts, v_task.timeout_s
@@ -64,16 +64,6 @@ language sql stable security definer set search_path = '' as $$
       left join lateral (select l.attempt - l.uncounted as counted from orchestrator.attempts l where l.task_id = t.id
                           order by l.attempt desc limit 1) a on q.task_id is null
      where t.id is not null
-$$;
-
--- The trace of a task; null if what a user wrote there is none.
-create or replace function orchestrator.trace_of(p_task public.tasks) returns text
-language plpgsql stable security definer set search_path = '' as $$
-#variable_conflict use_variable
-begin
-    return case when p_task.traceparent is not null and public.internal_traceparent_problem(p_task.traceparent) is null
-                then p_task.traceparent end;
-end
 $$;
 
 -- The pool of a task.
@@ -122,8 +112,9 @@ begin
 end
 $$;
 
--- Why a publication was refused: a user's trigger or constraint may raise anything. What is nobody's refusal, and passes
--- by itself, is raised again.
+-- Why a publication was refused: a user's trigger or constraint may raise anything, also what the server itself raises.
+-- After a call was cancelled while a user's trigger ran, it publishes nothing more, because nothing would end the next
+-- trigger that sleeps.
 create or replace function orchestrator.refusal(p_state text, p_message text) returns text
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
@@ -131,32 +122,45 @@ begin
     if p_state = '57014' then
         perform set_config('orchestrator.is_cancelled', 'yes', true);
         return 'A trigger of the database took too long: the call was cancelled';
-    elsif public.internal_is_transient(p_state) and p_state <> '55P03' then
-        raise exception using errcode = p_state, message = p_message;
     end if;
-    return format('%s (%s)', p_message, p_state);
+    return format('%s (%s)', left(p_message, 4000), p_state);
 end
 $$;
 
--- Whether this call was cancelled, or its time was over, while a user's trigger ran. Then it publishes nothing more, because
--- nothing would end the next trigger that sleeps.
-create or replace function orchestrator.is_cancelled() returns boolean
-language plpgsql stable security definer set search_path = '' as $$
-#variable_conflict use_variable
-begin
-    return coalesce(current_setting('orchestrator.is_cancelled', true) = 'yes', false);
-end
-$$;
+-- Pools whose users' triggers take long: three calls of agents within a minute did. For a minute, calls leave the
+-- publications of such a pool to maintenance.
+create or replace view orchestrator.slow_pools as
+select c.pool, c.at + interval '1 minute' as until
+  from (select s.pool, s.at, count(*) over (
+                   partition by s.pool order by s.at range between interval '1 minute' preceding and current row) as n
+          from orchestrator.slow_calls s) c
+ where c.n >= 3;
 
--- Publishes ends. What cannot be published now is published later.
-create or replace function orchestrator.publish(p_ends orchestrator.publications[]) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+-- Users' triggers of `tasks`. Without one, no call is counted as slow.
+create or replace view orchestrator.users_triggers as
+select g.tgname from pg_catalog.pg_trigger g join pg_catalog.pg_proc p on p.oid = g.tgfoid
+ where g.tgrelid = 'public.tasks'::regclass and not g.tgisinternal and g.tgenabled <> 'D'
+   and p.pronamespace <> 'orchestrator'::regnamespace;
+
+-- Publishes ends. What cannot be published now is published later; if p_is_slow, all of them. p_pool: of a call of an
+-- agent.
+create or replace function orchestrator.publish(
+    p_ends orchestrator.publications[], p_pool text default null, p_is_slow boolean default false
+) returns void
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off set lock_timeout = '10ms'
+as $$
 #variable_conflict use_variable
 declare
     v_left orchestrator.publications[];
     v_end orchestrator.publications;
     v_why text;
+    c_slow constant interval := '100 milliseconds';
+    v_began constant timestamptz := clock_timestamp();
 begin
+    if p_is_slow then
+        perform orchestrator.publish_later(p_ends, 'Triggers of the database take long: the leader publishes this pool');
+        return;
+    end if;
     begin
         v_left := orchestrator.write_ends(p_ends);
     exception when others or assert_failure or query_canceled then
@@ -177,12 +181,16 @@ begin
         end;
         perform orchestrator.publish_later(array[v_end], v_why);
     end loop;
+    if p_pool is not null and clock_timestamp() > v_began + c_slow then
+        insert into orchestrator.slow_calls (pool, at)
+        select p_pool, (p_ends[1]).at where exists (select from orchestrator.users_triggers);
+    end if;
 end
 $$;
 
 -- Writes ends into `tasks`; returns those that it shows still differently. A row that is gone or newer needs nothing.
 create or replace function orchestrator.write_ends(p_ends orchestrator.publications[]) returns orchestrator.publications[]
-language plpgsql security definer set search_path = '' set lock_timeout = '10ms' as $$
+language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
 declare
     -- The ids as a list, too: a plan from when the table was empty would read all of it for a join.
@@ -213,7 +221,8 @@ begin
         select v_shown || array_agg(w.id) filter (where w.is_new),
                v_wishes || array_agg(w.id) filter (where w.is_new and not w.is_so)
           into v_shown, v_wishes from written w;
-        perform orchestrator.end_publishing();
+        set constraints all immediate;
+        perform set_config('search_path', '', true), set_config('orchestrator.publishing', '', true);
         if v_status = 'Queued' then
             update orchestrator.live q set shown = 0, attempts_shown = coalesce(e.attempts, q.attempts_shown)
               from unnest(p_ends) e
@@ -231,8 +240,8 @@ begin
 end
 $$;
 
--- What a user adds to `tasks` runs as in their own statements from here until the search path is '' again. It has no search
--- path of its own, because one that it set would end with it.
+-- What a user adds to `tasks` runs as in their own statements from here until the search path is '' again. It has no
+-- search path of its own, because one that it set would end with it.
 create or replace function orchestrator.enter_users_path() returns void
 language plpgsql as $$
 begin
@@ -240,11 +249,12 @@ begin
 end
 $$;
 
--- From here to end_publishing(), statements on `tasks` are publications.
+-- From here on, statements on `tasks` are publications, until the caller sets both settings to '' again. A caller has a
+-- lock_timeout of 10 ms, and makes deferred constraints raise before the end.
 create or replace function orchestrator.begin_publishing() returns void
 language plpgsql as $$
 begin
-    if orchestrator.is_cancelled() then
+    if pg_catalog.current_setting('orchestrator.is_cancelled', true) operator(pg_catalog.=) 'yes' then
         raise exception using errcode = '57014', message = 'this call was cancelled';
     end if;
     perform pg_catalog.set_config('orchestrator.publishing', pg_catalog.pg_trigger_depth()::pg_catalog.text, true),
@@ -252,18 +262,9 @@ begin
 end
 $$;
 
-create or replace function orchestrator.end_publishing() returns void
-language plpgsql as $$
-begin
-    set constraints all immediate;
-    perform pg_catalog.set_config('orchestrator.publishing', '', true),
-            pg_catalog.set_config('search_path', '', true);
-end
-$$;
-
 -- Leaves ends to a later call. A newer end takes the place of an older one.
 create or replace function orchestrator.publish_later(p_ends orchestrator.publications[], p_reason text) returns void
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = '' set lock_timeout = '900ms' as $$
 #variable_conflict use_variable
 declare
     c_first constant interval := '1 second';
@@ -291,10 +292,12 @@ create or replace function orchestrator.publish_due(p_most int) returns int
 language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off set jit = off as $$
 #variable_conflict use_variable
 declare
+    c_time constant interval := '1 second';  -- for those that were refused
     v_now timestamptz := public.internal_now();
     v_ends orchestrator.publications[];
     v_refused orchestrator.publications[];
     v_end orchestrator.publications;
+    v_began constant timestamptz := clock_timestamp();
 begin
     select array_agg(p) filter (where p.reason is null), array_agg(p) filter (where p.reason is not null)
       into v_ends, v_refused from (
@@ -304,7 +307,7 @@ begin
         perform orchestrator.publish(v_ends);
     end if;
     foreach v_end in array coalesce(v_refused, '{}') loop
-        exit when orchestrator.is_cancelled();
+        exit when current_setting('orchestrator.is_cancelled', true) = 'yes' or clock_timestamp() > v_began + c_time;
         perform orchestrator.publish(array[v_end]);
     end loop;
     v_ends := coalesce(v_ends, '{}') || coalesce(v_refused, '{}');
@@ -315,8 +318,8 @@ begin
 end
 $$;
 
--- Writes to tasks as a user would, one at a time: one that a trigger or a lock of the user's refuses stays as it is. p_change:
--- 'due' (they need not wait any more) or 'back' (they failed, and are queued again with one attempt more).
+-- Writes to tasks as a user would, one at a time: one that a trigger or a lock of the user's refuses stays as it is.
+-- p_change: 'due' (they need not wait any more) or 'back' (they failed, and are queued again with one attempt more).
 create or replace function orchestrator.write_each(p_change text, p_ids uuid[]) returns void
 language plpgsql security definer set search_path = '' set lock_timeout = '100ms' set jit = off as $$
 #variable_conflict use_variable
@@ -340,8 +343,26 @@ begin
             perform set_config('search_path', '', true);
         exception when others or assert_failure or query_canceled then
             raise warning 'task % could not be changed (%): %', v_id, p_change, orchestrator.refusal(sqlstate, sqlerrm);
-            exit when orchestrator.is_cancelled();
+            exit when current_setting('orchestrator.is_cancelled', true) = 'yes';
         end;
     end loop;
 end
+$$;
+
+-- Writes the messages about tasks that have just ended; it refuses nothing.
+create or replace function public.internal_webhooks_write(p_ids uuid[], p_now timestamptz) returns void
+language sql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+    insert into public.webhook_messages (event, task_id, webhook, url, owner, host, body, created_at, give_up_at, next_at)
+    select e.event, t.id, u.webhook, u.url, public.internal_message_owner(u.webhook, t.tenant), public.internal_webhook_host(u.url),
+           public.internal_webhook_body(t.*, e.event, internal_webhooks_write.p_now), internal_webhooks_write.p_now,
+               internal_webhooks_write.p_now + interval '1 day', internal_webhooks_write.p_now
+      from unnest(internal_webhooks_write.p_ids) i (id)
+     cross join lateral orchestrator.current_task(i.id) t
+     cross join lateral (select case t.status when 'Complete' then 'task.completed' when 'Failed' then 'task.failed'
+                                              when 'Cancelled' then 'task.cancelled' end as event) e
+     cross join lateral (select null::text as webhook, t.webhook_url as url
+                          union all
+                         select w.name, w.url from public.webhooks w
+                          where w.task_type is null or w.task_type = t.task_type) u
+     where t.id is not null and e.event is not null and public.internal_webhook_host(u.url) is not null
 $$;

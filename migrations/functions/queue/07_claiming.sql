@@ -1,7 +1,7 @@
 -- How a worker takes tasks.
 --
--- (task id, attempt number) is the fencing token of a claim and part of the keys of its outputs. It never repeats: a row of
--- `live` counts on from the attempts of its task, which outlive a deleted task.
+-- (task id, attempt number) is the fencing token of a claim and part of the keys of its outputs. It never repeats: a
+-- row of `live` counts on from the attempts of its task, which outlive a deleted task.
 
 -- These functions answered jsonb once, and the type of an answer cannot be replaced.
 do $$
@@ -16,10 +16,21 @@ begin
 end
 $$;
 
+-- The outages that leaders have declared, by fleet. Each ends at expires_at.
+create or replace view orchestrator.store_outages as
+select s.fleet, s.expires_at from public.fleet_settings s where s.name = 'store_away';
+
+-- What launches hold. The prefix of a claim's outputs has the attempt and eleven characters of the launch: a task that
+-- was deleted and inserted again, or a restored database, finds no earlier object under its keys.
+create or replace view orchestrator.held as
+select q.task_id, q.worker_id, q.nonce, q.claim_no, q.attempt, q.place, q.turn, q.created_at, q.max_attempts, q.timeout_s,
+       q.has_needs, 'outputs/' || q.task_id || '/' || q.attempt || '-' || left(md5(q.nonce), 11) || '/' as output_prefix
+  from orchestrator.live q where q.state = 'running' and q.nonce is not null;
+
 -- A claim number identifies one claim. A repeated claim returns the same tasks. A number below the highest one takes
--- nothing new. A number that was answered with no task is spent: the network may deliver a copy of the request late, when
--- the agent already asks under the next number. It must not take a task of which the agent would never know. Only the
--- gateway waits for a task and asks again under the same number; p_wait_s says for how long.
+-- nothing new. A number that was answered with no task is spent: the network may deliver a copy of the request late,
+-- when the agent already asks under the next number. It must not take a task of which the agent would never know. Only
+-- the gateway waits for a task and asks again under the same number; p_wait_s says for how long.
 create or replace function public.worker_claim(
     p_worker_id text, p_nonce text, p_claim_no bigint, p_batch int, p_wait_s numeric, p_now timestamptz default null
 ) returns json
@@ -29,32 +40,18 @@ set lock_timeout = '3s' as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
-    v_launch orchestrator.launches;
-    v_before bigint;
+    v_launch orchestrator.launches := orchestrator.caller(p_worker_id);
 begin
-    perform orchestrator.check_claim(p_claim_no, p_batch);
-    v_launch := orchestrator.caller(p_worker_id, p_nonce);
     if v_launch.nonce is distinct from p_nonce then
         return json_build_object('outcome', 'fenced', 'wanted', 'stop', 'tasks', '[]'::json);
     end if;
     return orchestrator.claim(v_launch, p_claim_no, p_batch, v_now,
-        coalesce(p_wait_s, 0) > 0 and not (public.internal_is_pod() and public.internal_is_over_postgrest()));
-end
-$$;
-
-create or replace function orchestrator.check_claim(p_claim_no bigint, p_batch int) returns void
-language plpgsql security definer set search_path = '' as $$
-#variable_conflict use_variable
-begin
-    if p_claim_no is null or p_claim_no < 1 or p_batch is null or p_batch not between 1 and 100 then
-        perform public.internal_refuse('OR007', 'p_claim_no counts from 1 and p_batch is from 1 to 100',
-            format('got p_claim_no %s, p_batch %s', p_claim_no, p_batch));
-    end if;
+        coalesce(p_wait_s, 0) > 0 and not (public.internal_is_pod() and coalesce(current_setting('request.method', true), '') <> ''));
 end
 $$;
 
 -- The caller's launch, locked. A pod must be the worker that it names (sub) and hold the one current token (jti).
-create or replace function orchestrator.caller(p_worker_id text, p_nonce text) returns orchestrator.launches
+create or replace function orchestrator.caller(p_worker_id text) returns orchestrator.launches
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
 declare
@@ -68,8 +65,7 @@ begin
         end if;
     end if;
     -- Other calls lock a worker before its launch. A claim that may change the worker does so too.
-    select * into v_launch from orchestrator.launches l where l.worker_id = p_worker_id;
-    if v_launch.status <> 'active' or not v_launch.may then
+    if (select l.status <> 'active' from orchestrator.launches l where l.worker_id = p_worker_id) then
         perform from public.workers w where w.id = p_worker_id for no key update;
     end if;
     select * into v_launch from orchestrator.launches l where l.worker_id = p_worker_id for no key update;
@@ -93,20 +89,25 @@ declare
     v_tasks json;
     v_status text := p_launch.status;
     v_is_spent boolean := false;
-    v_may boolean := p_launch.may;
 begin
-    if p_claim_no <= p_launch.claim_no then
-        v_tasks := orchestrator.tasks_of_claim(p_launch, p_claim_no);
+    if p_claim_no is null or p_claim_no < 1 or p_batch is null or p_batch not between 1 and 100 then
+        perform public.internal_refuse('OR007', 'p_claim_no counts from 1 and p_batch is from 1 to 100',
+                                       format('got %s and %s', p_claim_no, p_batch));
+    elsif p_claim_no <= p_launch.claim_no then
+        select json_agg(orchestrator.for_agent(t.*, h.*) order by h.place, h.turn, h.created_at, h.task_id) into v_tasks
+          from orchestrator.held h join public.tasks t on t.id = h.task_id
+         where h.worker_id = p_launch.worker_id and h.nonce = p_launch.nonce and h.claim_no = p_claim_no;
         v_is_spent := v_tasks is null;
     else
-        v_may := v_may or orchestrator.may_claim(p_launch, p_now);
-        if v_may and not public.internal_is_store_away(p_launch.fleet, p_now) then
+        if p_launch.may and not exists (
+               select from orchestrator.store_outages o where o.fleet = p_launch.fleet and o.expires_at > p_now) then
             v_tasks := orchestrator.take(p_launch, p_claim_no, p_batch, p_now);
         end if;
         if v_tasks is not null then
             v_status := 'active';
-        elsif v_status = 'active' and p_launch.wanted = 'run' and (v_may or p_launch.cluster is not null) and not exists (
-                select from orchestrator.live q where q.worker_id = p_launch.worker_id and q.state = 'running') then
+        elsif v_status = 'active' and p_launch.wanted = 'run' and (p_launch.may or p_launch.cluster is not null)
+              and not exists (select from orchestrator.live q
+                               where q.worker_id = p_launch.worker_id and q.state = 'running') then
             perform from public.workers w where w.id = p_launch.worker_id for no key update skip locked;
             if found then
                 v_status := 'idle';
@@ -124,28 +125,12 @@ begin
     end if;
     return json_build_object('outcome', 'ok', 'wanted', p_launch.wanted, 'pool', p_launch.pool, 'state', v_status,
         'tasks', coalesce(v_tasks, '[]'), 'spent', v_is_spent,
-        'reserved', p_launch.cluster is not null and not v_may);
+        'reserved', p_launch.cluster is not null and not p_launch.may);
 end
 $$;
 
--- Whether a worker may claim that is held back or reserved for a cluster.
-create or replace function orchestrator.may_claim(p_launch orchestrator.launches, p_now timestamptz) returns boolean
-language plpgsql security definer set search_path = '' as $$
-#variable_conflict use_variable
-declare
-    v_worker public.workers;
-begin
-    if p_launch.wanted <> 'run' or p_launch.status not in ('active', 'idle') then
-        return false;
-    end if;
-    select * into v_worker from public.workers w where w.id = p_launch.worker_id for no key update;
-    return (v_worker.held_back is null or public.internal_may_claim_again(v_worker, p_now))
-       and (v_worker.cluster is null or public.internal_is_controller(v_worker));
-end
-$$;
-
--- Takes tasks for a launch and returns them as JSON; null for none. The statements read by index only: a plan that was made
--- while the queue was short must not be used when it is long.
+-- Takes ready tasks for a launch and returns them as JSON; null for none. The statements read by index only: a plan
+-- that was made while the queue was short must not be used when it is long.
 create or replace function orchestrator.take(
     p_launch orchestrator.launches, p_claim_no bigint, p_batch int, p_now timestamptz
 ) returns json
@@ -158,54 +143,52 @@ declare
     -- n: a try costs as much as reading past the tasks of that many claims.
     c_raise_every constant int := 32;
     c_lowered constant int := 64;  -- marks; a claim does not read more of them again and again
-    c_due_every constant int := 16;  -- claims between two looks for tasks whose time has come
-    c_looks constant int := 20;  -- rounds, if a claim finds only tasks that must fail
-    v_from record;
+    c_slow constant interval := '100 milliseconds';  -- see orchestrator.slow_pools
+    c_looks constant int := 20;  -- rounds, if a claim finds only tasks that no worker can get
+    v_from record := orchestrator.claim_start(p_launch.pool);
     v_ids uuid[];
-    v_attempts int[];
     v_is_odd boolean;
+    v_is_slow boolean;
+    v_began timestamptz;
     v_shared int;  -- the place of a task of a tenant
     v_tasks json;
 begin
-    if p_claim_no % c_due_every = 0 then
-        perform orchestrator.let_due(p_launch.pool, p_batch);
-    end if;
-    v_from := orchestrator.claim_start(p_launch.pool);
     for v_look in 1..c_looks loop
         with taken as (
             update orchestrator.live q
                set state = 'running', attempt = q.attempt + 1, attempts_shown = q.attempt + 1, shown = 2 * (q.attempt + 1),
-                   worker_id = p_launch.worker_id,
-                   nonce = p_launch.nonce, claim_no = p_claim_no, claimed_at = p_now, progress_at = p_now,
-                   lease_expires_at = p_now + p_launch.lease, log_first = p_launch.log_bytes
+                   worker_id = p_launch.worker_id, nonce = p_launch.nonce, claim_no = p_claim_no, claimed_at = p_now,
+                   progress_at = p_now, lease_expires_at = p_now + p_launch.lease, log_first = p_launch.log_bytes
              where q.ctid = any (array(
                        select c.ctid from orchestrator.live c
                         where c.pool = p_launch.pool and c.state = 'ready'
                           and (c.place, c.turn, c.created_at, c.task_id)
                               >= (v_from.place, v_from.turn, v_from.created_at, v_from.task_id)
                         order by c.place, c.turn, c.created_at, c.task_id limit p_batch for update skip locked))
-            returning q.task_id, q.attempt, q.place, q.turn, q.created_at, q.tenant,
+            returning q.task_id, q.place, q.turn, q.created_at, q.tenant,
                       q.is_heavy or q.has_needs or p_launch.cluster is not null as is_odd
         )
-        select array_agg(k.task_id order by k.place, k.turn, k.created_at, k.task_id),
-               array_agg(k.attempt order by k.place, k.turn, k.created_at, k.task_id), bool_or(k.is_odd),
-               max(case when k.tenant is not null or k.turn < c_none then k.place end)
-          into v_ids, v_attempts, v_is_odd, v_shared from taken k;
+        select array_agg(k.task_id order by k.place, k.turn, k.created_at, k.task_id), bool_or(k.is_odd),
+               max(case when k.tenant is not null or k.turn < c_none then k.place end),
+               exists (select from orchestrator.slow_pools s where s.pool = p_launch.pool and s.until > p_now)
+          into v_ids, v_is_odd, v_shared, v_is_slow from taken k;
         if v_ids is not null then
             if v_is_odd then
-                select f.ids, f.attempts into v_ids, v_attempts from orchestrator.keep_fitting(p_launch, v_ids) f;
+                v_ids := orchestrator.keep_fitting(p_launch, v_ids);
                 continue when v_ids is null;
             end if;
-            v_tasks := orchestrator.hand_out(p_launch, v_ids, v_attempts, p_now);
+            v_began := clock_timestamp();
+            v_tasks := orchestrator.publish_running(v_ids, p_now, v_is_slow);
+            if clock_timestamp() > v_began + c_slow then
+                insert into orchestrator.slow_calls (pool, at)
+                select p_launch.pool, p_now where exists (select from orchestrator.users_triggers);
+            end if;
             exit when v_tasks is not null;
-        elsif v_from.place = c_least then
-            exit when v_look > 1 or p_claim_no % c_due_every = 0;
-            perform orchestrator.let_due(p_launch.pool, p_batch);
         else
             -- Other claims take them now, or a mark is wrong: so that no task waits forever, the whole index is read.
-            perform orchestrator.let_due(p_launch.pool, p_batch);
-            exit when (select q.task_id from orchestrator.live q where q.pool = p_launch.pool and q.state = 'ready'
-                        order by q.pool, q.place, q.turn, q.created_at, q.task_id limit 1) is null;
+            exit when v_from.place = c_least or (
+                select q.task_id from orchestrator.live q where q.pool = p_launch.pool and q.state = 'ready'
+                 order by q.pool, q.place, q.turn, q.created_at, q.task_id limit 1) is null;
             perform orchestrator.raise_mark(p_launch.pool, true);
             v_from.place := c_least;
             v_from.turn := 0;
@@ -222,121 +205,74 @@ begin
 end
 $$;
 
--- The JSON of taken tasks. The statement that publishes In Progress reads them too. A task that cannot be published now is
--- handed out nevertheless, and shown later.
-create or replace function orchestrator.hand_out(
-    p_launch orchestrator.launches, p_ids uuid[], p_attempts int[], p_now timestamptz
-) returns json
-language plpgsql security definer set search_path = '' as $$
-#variable_conflict use_variable
-declare
-    v_tasks json;
-begin
-    begin
-        v_tasks := orchestrator.write_running(p_launch, p_ids, p_attempts, p_now);
-        if json_array_length(v_tasks) = cardinality(p_ids) then
-            return v_tasks;
-        end if;
-    exception when others or assert_failure or query_canceled then
-        perform orchestrator.refusal(sqlstate, sqlerrm);
-    end;
-    v_tasks := orchestrator.hand_out_singly(p_launch, p_ids, p_attempts, p_now);
-    insert into orchestrator.rechecks (kind, name)
-    select 'show', q.task_id::text from orchestrator.live q
-     where q.task_id = any (p_ids) and q.state = 'running' and q.shown < 2 * q.attempt;
-    return v_tasks;
-end
-$$;
-
--- Publishes In Progress of these attempts, and returns their JSON in this order.
-create or replace function orchestrator.write_running(
-    p_launch orchestrator.launches, p_ids uuid[], p_attempts int[], p_now timestamptz
-) returns json
+-- Publishes In Progress of taken tasks, and returns their JSON in this order; null for none. The statement that
+-- publishes reads them too. If it fails, each task is tried by itself. One that cannot be published is given to the
+-- agent nevertheless, and published later; with p_later, all are.
+create or replace function orchestrator.publish_running(p_ids uuid[], p_now timestamptz, p_later boolean) returns json
 language plpgsql security definer set search_path = '' set lock_timeout = '10ms' as $$
 #variable_conflict use_variable
 declare
     v_tasks json;
+    v_task public.tasks;
+    v_free uuid[];
 begin
-    perform orchestrator.begin_publishing();
-    with written as (
-        update public.tasks t
-           set status = 'In Progress', worker_id = p_launch.worker_id, attempts = q.attempt, published = 2 * q.attempt,
-               updated_at = p_now, generation_started_at = p_now,
-               generation_processed_at = null, run_after = null, progress = null, error_message = null, failure_code = null,
-               failed_at_point = null
-          from orchestrator.live q
-         where t.id = any (p_ids) and q.task_id = t.id and t.published < 2 * q.attempt
-           and t.status in ('Queued', 'In Progress')
-        returning q.place, q.turn, q.created_at, t.id, orchestrator.for_agent(t.*, q.*) as task,
-                  t.status = 'In Progress' and t.published = 2 * q.attempt as is_shown
+    if not p_later then
+    begin
+        perform orchestrator.begin_publishing();
+        with written as (
+            update public.tasks t
+               set status = 'In Progress', worker_id = h.worker_id, attempts = h.attempt, published = 2 * h.attempt,
+                   updated_at = p_now, generation_started_at = p_now, generation_processed_at = null, run_after = null,
+                   progress = null, error_message = null, failure_code = null, failed_at_point = null
+              from orchestrator.held h
+             where h.task_id = any (p_ids) and t.id = h.task_id and t.published < 2 * h.attempt
+               and t.status in ('Queued', 'In Progress')
+            returning t.id, orchestrator.for_agent(t.*, h.*) as task,
+                      t.status = 'In Progress' and t.published = 2 * h.attempt as is_shown
+        )
+        select json_agg(w.task order by array_position(p_ids, w.id)) into v_tasks from written w where w.is_shown;
+        set constraints all immediate;
+        perform set_config('search_path', '', true), set_config('orchestrator.publishing', '', true);
+    exception when others or assert_failure or query_canceled then
+        perform orchestrator.refusal(sqlstate, sqlerrm);
+        v_tasks := null;
+    end;
+    end if;
+    if json_array_length(v_tasks) = cardinality(p_ids) then
+        return v_tasks;
+    elsif cardinality(p_ids) > 1 then
+        v_free := array(select t.id from public.tasks t where t.id = any (p_ids) for no key update skip locked);
+        return (select json_agg(e.task order by i.n)
+                  from unnest(p_ids) with ordinality i (id, n)
+                 cross join lateral json_array_elements(orchestrator.publish_running(
+                       array[i.id], p_now, p_later or i.id <> all (v_free))) e (task));
+    end if;
+    select * into v_task from public.tasks t where t.id = p_ids[1];
+    if v_task.id is null or v_task.status in ('Complete', 'Failed', 'Cancelled') then
+        -- It was written while the triggers were off, or a user's trigger has ended it now.
+        insert into orchestrator.rechecks (kind, name) values ('edit', p_ids[1]::text);
+        return null;
+    end if;
+    with unshown as (
+        update orchestrator.live q
+           set shown = case when v_task.status = 'In Progress' then v_task.published else 0 end,
+               attempts_shown = coalesce(v_task.attempts, 0)
+         where q.task_id = p_ids[1] and v_task.published < 2 * q.attempt
+        returning q.task_id
     )
-    select json_agg(w.task order by w.place, w.turn, w.created_at, w.id) into v_tasks from written w where w.is_shown;
-    perform orchestrator.end_publishing();
-    return v_tasks;
+    insert into orchestrator.rechecks (kind, name) select 'show', u.task_id::text from unshown u;
+    return (select json_build_array(orchestrator.for_agent(v_task, h.*)) from orchestrator.held h where h.task_id = p_ids[1]);
 end
 $$;
 
--- The JSON of a task for an agent. Add a column that agents need here and nowhere else. Without settings of its own, so that
--- PostgreSQL makes it part of the statement that calls it.
-create or replace function orchestrator.for_agent(t public.tasks, q orchestrator.live) returns json
+-- The JSON of a claimed task for its agent. Add a column that agents need here and nowhere else. It has no settings of
+-- its own, so that PostgreSQL makes it part of the statement that calls it.
+create or replace function orchestrator.for_agent(p_task public.tasks, p_held orchestrator.held) returns json
 language sql stable as $$
     select json_build_object(
-        'id', t.id, 'task_type', t.task_type, 'params', t.params, 'attempt', q.attempt,
-        'max_attempts', q.max_attempts, 'timeout_s', q.timeout_s,
-        'output_prefix', 'outputs/' || t.id || '/' || q.attempt || '-' || left(md5(q.nonce), 11) || '/',
-        'traceparent', case when t.traceparent is not null then orchestrator.trace_of(t) end,
-        'dependencies', case when q.has_needs then orchestrator.inputs(t.depends_on) else '[]' end)
+        'id', p_task.id, 'task_type', p_task.task_type, 'params', p_task.params, 'attempt', p_held.attempt,
+        'max_attempts', p_held.max_attempts, 'timeout_s', p_held.timeout_s, 'output_prefix', p_held.output_prefix,
+        'traceparent', case when public.internal_traceparent_problem(p_task.traceparent) is null then p_task.traceparent end,
+        'dependencies', case when p_held.has_needs then orchestrator.inputs(p_task.depends_on) else '[]' end)
 $$;
 
--- Publishes and reads taken tasks one by one, after an error with all of them.
-create or replace function orchestrator.hand_out_singly(
-    p_launch orchestrator.launches, p_ids uuid[], p_attempts int[], p_now timestamptz
-) returns json
-language plpgsql security definer set search_path = '' as $$
-#variable_conflict use_variable
-declare
-    v_tasks json[] := '{}';
-    v_one json;
-    v_task public.tasks;
-begin
-    for v_n in 1..cardinality(p_ids) loop
-        v_one := null;
-        begin
-            perform from public.tasks t where t.id = p_ids[v_n] for no key update skip locked;
-            if found then
-                v_one := orchestrator.write_running(p_launch, p_ids[v_n:v_n], p_attempts[v_n:v_n], p_now)->0;
-            end if;
-        exception when others or assert_failure or query_canceled then
-            perform orchestrator.refusal(sqlstate, sqlerrm);
-        end;
-        if v_one is null then
-            select * into v_task from public.tasks t where t.id = p_ids[v_n];
-            if v_task.id is null or v_task.status in ('Complete', 'Failed', 'Cancelled') then
-                -- It was written while the triggers were off, or a user's trigger has ended it now.
-                insert into orchestrator.rechecks (kind, name) values ('edit', p_ids[v_n]::text);
-                continue;
-            end if;
-            update orchestrator.live q
-               set shown = case when v_task.status = 'In Progress' then v_task.published else 0 end,
-                   attempts_shown = coalesce(v_task.attempts, 0)
-             where q.task_id = p_ids[v_n] and v_task.published < 2 * q.attempt;
-            select orchestrator.for_agent(v_task, q) into v_one from orchestrator.live q where q.task_id = v_task.id;
-        end if;
-        v_tasks := v_tasks || v_one;
-    end loop;
-    return case when cardinality(v_tasks) > 0 then array_to_json(v_tasks) end;
-end
-$$;
-
--- The tasks of one claim that the worker still holds; null for none.
-create or replace function orchestrator.tasks_of_claim(p_launch orchestrator.launches, p_claim_no bigint) returns json
-language plpgsql stable security definer set search_path = '' as $$
-#variable_conflict use_variable
-begin
-    return (
-        select json_agg(orchestrator.for_agent(t.*, q.*) order by q.place, q.turn, q.created_at, q.task_id)
-          from orchestrator.live q join public.tasks t on t.id = q.task_id
-         where q.worker_id = p_launch.worker_id and q.state = 'running' and q.nonce = p_launch.nonce
-           and q.claim_no = p_claim_no);
-end
-$$;

@@ -14,10 +14,10 @@ begin
 end
 $$;
 
--- Ends the attempt of a running task that the caller has locked: the task is queued again, Failed after its last attempt,
--- or Cancelled on request. p_failure: {code, message, point, exit_class, retryable, detail}. Returns requeued, failed or
--- cancelled. p_counted: against max_attempts; p_pause_s: before the task is ready again; p_backoff: such a pause by the number
--- of failures.
+-- Ends the attempt of a running task that the caller has locked: the task is queued again, Failed after its last
+-- attempt, or Cancelled on request. p_failure: {code, message, point, exit_class, retryable, detail}. Returns requeued,
+-- failed or cancelled. p_counted: against max_attempts; p_pause_s: before the task is ready again; p_backoff: such a
+-- pause by the number of failures.
 create or replace function orchestrator.give_up(
     p_task orchestrator.live, p_outcome text, p_failure jsonb, p_counted boolean, p_backoff boolean, p_now timestamptz,
     p_pause_s numeric default null
@@ -66,7 +66,8 @@ begin
     end if;
     perform pg_notify('orchestrator_fleet', l.worker_id)
        from orchestrator.launches l where l.worker_id = p_task.worker_id and l.wanted <> 'run';
-    perform orchestrator.publish(array[v_end]);
+    perform orchestrator.publish(array[v_end], p_task.pool, exists (
+        select from orchestrator.slow_pools s where s.pool = p_task.pool and s.until > p_now));
     if v_outcome <> 'requeued' then
         perform orchestrator.ended(array[p_task.task_id], v_end.status);
     end if;
@@ -74,16 +75,16 @@ begin
 end
 $$;
 
--- A failure code is shown on terminals and compared with known codes. A pod may send any text, such as an escape sequence.
--- An agent that is refused would report the same failure forever.
+-- A failure code is shown on terminals and compared with known codes. A pod may send any text, such as an escape
+-- sequence. An agent that is refused would report the same failure forever.
 create or replace function orchestrator.code_of(p_failure jsonb) returns text
 language sql immutable security definer set search_path = '' as $$
     select case when code_of.p_failure->>'code' ~ '^[A-Z0-9_]{1,64}$' then code_of.p_failure->>'code'
                 when code_of.p_failure->>'code' is not null then 'INVALID_CODE' end
 $$;
 
--- Seconds before the next attempt: 30, doubling up to an hour after each failure; +-20 % from the id, so that many tasks do
--- not return at once. A lost attempt waits 30 s.
+-- Seconds before the next attempt: 30, doubling up to an hour after each failure; +-20 % from the id, so that many
+-- tasks do not return at once. A lost attempt waits 30 s.
 create or replace function orchestrator.backoff_s(p_task orchestrator.live, p_outcome text, p_used int) returns numeric
 language sql immutable security definer set search_path = '' as $$
     select (0.8 + 0.4 * ('x' || substr(md5(backoff_s.p_task.task_id::text || backoff_s.p_task.attempt), 1, 7))::bit(28)::int
@@ -105,14 +106,13 @@ begin
       from orchestrator.specified s where q.task_id = p_task.task_id and s.task_id = q.task_id;
     insert into orchestrator.rechecks (kind, name) select 'needs', p_task.task_id::text where p_task.has_needs;
     perform orchestrator.advance(array[p_task.task_id], '', p_run_after is null);
-    perform orchestrator.pass_on(
-        case when p_task.concurrency_key is not null then array[p_task.concurrency_key] end,
-        case when p_task.type_limited then array[p_task.task_type] end);
+    perform orchestrator.refill('key', case when p_task.concurrency_key is not null then array[p_task.concurrency_key] end);
+    perform orchestrator.refill('type', case when p_task.type_limited then array[p_task.task_type] end);
 end
 $$;
 
--- Waits a moment for rows that another call has locked: a claim also locks, until it commits, a row that it wanted and that
--- another claim has taken. A user's open transaction is not waited for.
+-- Waits a moment for rows that another call has locked: a claim also locks, until it commits, a row that it wanted and
+-- that another claim has taken. A user's open transaction is not waited for.
 create or replace function orchestrator.wait_for_rows(p_ids uuid[]) returns boolean
 language plpgsql security definer set search_path = '' set lock_timeout = '50ms' set enable_seqscan = off as $$
 #variable_conflict use_variable

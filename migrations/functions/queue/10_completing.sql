@@ -13,10 +13,10 @@ begin
 end
 $$;
 
--- p_output: what the bucket shows of the output, or false if the bucket was not asked yet; then the answer for a held task
--- is `look`. p_output may have the key `upload`: {started_s, ended_s}, when the agent uploaded, in seconds since its claim.
--- A pod may also call it over PostgREST, but then only this key of p_output is read. tasks.output_object is {location,
--- bytes, etag, version, sha256}, valid while its location equals the task's output_location.
+-- p_output: what the bucket shows of the output, or false if the bucket was not asked yet; then the answer for a held
+-- task is `look`. p_output may have the key `upload`: {started_s, ended_s}, when the agent uploaded, in seconds since
+-- its claim. A pod may also call it over PostgREST, but then only this key of p_output is read. tasks.output_object is
+-- {location, bytes, etag, version, sha256}, valid while its location equals the task's output_location.
 create or replace function public.worker_complete_output(
     p_worker_id text, p_nonce text, p_task_id uuid, p_attempt int, p_output_location text, p_result_data jsonb,
     p_output jsonb, p_now timestamptz default null
@@ -26,10 +26,11 @@ set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
-    v_launch orchestrator.launches := orchestrator.caller(p_worker_id, p_nonce);
+    v_launch orchestrator.launches := orchestrator.caller(p_worker_id);
     v_state text;
     v_answer jsonb;
-    v_over_postgrest boolean := public.internal_is_pod() and public.internal_is_over_postgrest();
+    v_over_postgrest boolean := coalesce(
+        public.internal_is_pod() and current_setting('request.method', true) <> '', false);
     v_object jsonb := case when not v_over_postgrest then p_output end;  -- a pod must not say what the bucket shows
 begin
     if v_launch.nonce is distinct from p_nonce then
@@ -90,8 +91,9 @@ begin
 end
 $$;
 
--- Completes those of these tasks, each named once, whose attempts the launch holds, and returns their ids; null for none. Those
--- that another transaction is changing are left. The location, the object and the upload are those of a single task.
+-- Completes those of these tasks, each named once, whose attempts the launch holds, and returns their ids; null for
+-- none. Those that another transaction is changing are left. The location, the object and the upload are those of a
+-- single task.
 create or replace function orchestrator.finish(
     p_launch orchestrator.launches, p_ids uuid[], p_attempts int[], p_data jsonb[], p_location text, p_object jsonb,
     p_upload jsonb, p_now timestamptz
@@ -105,6 +107,7 @@ declare
     v_needs boolean;
     v_has_webhook boolean;
     v_is_needed boolean;
+    v_is_slow boolean;
     v_ends orchestrator.publications[];
 begin
     with done as (
@@ -116,7 +119,7 @@ begin
                       for update skip locked))
         returning q.task_id, q.attempt, q.uncounted, q.claim_no, q.claimed_at, q.log_first, q.shown, q.concurrency_key,
                   q.task_type, q.type_limited, q.has_needs, q.has_webhook
-    ), noted as (
+    ), recorded as (
         insert into orchestrator.attempts (task_id, attempt, claim_no, started_at, ended_at, worker_id, nonce, outcome,
                                            log_first, log_last, uncounted, upload_started_at, upload_ended_at)
         select d.task_id, d.attempt, d.claim_no, d.claimed_at, p_now, p_launch.worker_id, p_launch.nonce, 'complete',
@@ -130,12 +133,13 @@ begin
     select array_agg(d.task_id), array_agg(d.concurrency_key) filter (where d.concurrency_key is not null),
            array_agg(d.task_type) filter (where d.type_limited), bool_or(d.has_needs), bool_or(d.has_webhook),
            exists (select from orchestrator.edges e where e.needs = any (p_ids)),
+           exists (select from orchestrator.slow_pools s where s.pool = p_launch.pool and s.until > p_now),
            array_agg(row(d.task_id, 2 * d.attempt + 1, 'Complete', case when d.shown > 0 then 'In Progress' else 'Queued' end,
                          p_now, d.claimed_at, p_launch.worker_id, d.attempt, p_data[array_position(p_ids, d.task_id)],
                          p_location, case when p_location is not null then
                              nullif(p_object, '{}') || jsonb_build_object('location', p_location) end,
                          null, null, null, null, null, 0, null)::orchestrator.publications)
-      into v_ids, v_keys, v_types, v_needs, v_has_webhook, v_is_needed, v_ends from done d;
+      into v_ids, v_keys, v_types, v_needs, v_has_webhook, v_is_needed, v_is_slow, v_ends from done d;
     if v_ids is null then
         return null;
     end if;
@@ -145,7 +149,7 @@ begin
     if v_needs then
         delete from orchestrator.edges e where e.task_id = any (v_ids);
     end if;
-    perform orchestrator.publish(v_ends);
+    perform orchestrator.publish(v_ends, p_launch.pool, v_is_slow);
     if v_has_webhook or exists (select from public.webhooks) then
         perform public.internal_webhooks_write(v_ids, p_now);
     end if;
@@ -153,14 +157,15 @@ begin
         perform orchestrator.meet(v_ids);
     end if;
     if v_keys is not null or v_types is not null then
-        perform orchestrator.pass_on(v_keys, v_types);
+        perform orchestrator.refill('key', v_keys);
+        perform orchestrator.refill('type', v_types);
     end if;
     return v_ids;
 end
 $$;
 
--- Ends many attempts of one worker in one commit, and returns for each what worker_complete would return. It accepts only
--- results; an output goes through worker_complete, which checks the object first.
+-- Ends many attempts of one worker in one commit, and returns for each what worker_complete would return. It accepts
+-- only results; an output goes through worker_complete, which checks the object first.
 create or replace function public.worker_complete_many(
     p_worker_id text, p_nonce text, p_results jsonb, p_now timestamptz default null
 ) returns json
@@ -169,7 +174,7 @@ set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
-    v_launch orchestrator.launches := orchestrator.caller(p_worker_id, p_nonce);
+    v_launch orchestrator.launches := orchestrator.caller(p_worker_id);
     v_outcomes json := orchestrator.complete_many(v_launch, p_nonce, p_results, v_now);
 begin
     return json_build_object('outcome', case when v_launch.nonce is distinct from p_nonce then 'fenced' else 'ok' end,
@@ -177,8 +182,8 @@ begin
 end
 $$;
 
--- The calls of an agent between two short tasks, in one commit: worker_complete_many, then worker_claim without waiting. Both
--- halves can be repeated, together or alone.
+-- The calls of an agent between two short tasks, in one commit: worker_complete_many, then worker_claim without
+-- waiting. Both halves can be repeated, together or alone.
 create or replace function public.worker_complete_and_claim(
     p_worker_id text, p_nonce text, p_results jsonb, p_claim_no bigint, p_batch int, p_now timestamptz default null
 ) returns json
@@ -187,12 +192,11 @@ set enable_hashjoin = off set enable_mergejoin = off set lock_timeout = '3s' set
 set jit = off as $$
 #variable_conflict use_variable
 declare
-    v_launch orchestrator.launches := orchestrator.caller(p_worker_id, p_nonce);
+    v_launch orchestrator.launches := orchestrator.caller(p_worker_id);
     v_now timestamptz := public.internal_clock(p_now);  -- after the lock, for which it may have waited
     v_outcomes json;
     v_claim json;
 begin
-    perform orchestrator.check_claim(p_claim_no, p_batch);
     v_outcomes := orchestrator.complete_many(v_launch, p_nonce, p_results, v_now);
     if v_launch.nonce is distinct from p_nonce then
         return json_build_object('outcome', 'fenced', 'wanted', 'stop', 'tasks', '[]'::json, 'outcomes', v_outcomes);
@@ -248,28 +252,5 @@ begin
                                  when u.state = 'held' then 'pending' else u.state end order by u.n)
               from (select n.id, n.n, orchestrator.state_of(p_launch, n.id, n.attempt, array['complete']) as state
                       from unnest(v_ids, v_attempts) with ordinality n (id, attempt, n)) u);
-end
-$$;
-
--- One end of an upload, from what an agent says: {started_s, ended_s}, in seconds since p_from. NULL if that is no time
--- between p_from and p_now: an agent may say anything. Its clock may be a little faster than the database's.
-create or replace function public.internal_upload_at(
-    p_upload jsonb, p_end text, p_from timestamptz, p_now timestamptz
-) returns timestamptz
-language plpgsql immutable security definer set search_path = '' as $$
-#variable_conflict use_variable
-declare
-    v_started_s numeric;
-    v_ended_s numeric;
-    c_fast_s constant numeric := 5;
-begin
-    if jsonb_typeof(p_upload->'started_s') = 'number' and jsonb_typeof(p_upload->'ended_s') = 'number' then
-        v_started_s := (p_upload->>'started_s')::numeric;
-        v_ended_s := (p_upload->>'ended_s')::numeric;
-    end if;
-    if 0 <= v_started_s and v_started_s <= v_ended_s and v_ended_s <= extract(epoch from p_now - p_from) + c_fast_s then
-        return least(p_now, p_from + case p_end when 'started_s' then v_started_s else v_ended_s end * interval '1 second');
-    end if;
-    return null;
 end
 $$;

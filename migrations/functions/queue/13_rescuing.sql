@@ -1,8 +1,8 @@
 -- Tasks whose worker is lost, or that no worker holds.
 
 -- Ends the attempts of a worker or, if null, those without a holder for p_over_s. A task that another transaction is
--- changing is left for the next call. If a worker was ended as task_stuck, tasks without a sign of life for the allowed time
--- (metadata.stuck_s) fail as stuck. Without metadata.stuck_s (an earlier orchestrator), all its tasks do.
+-- changing is left for the next call. If a worker was ended as task_stuck, tasks without a sign of life for the allowed
+-- time (metadata.stuck_s) fail as stuck. Without metadata.stuck_s (an earlier orchestrator), all its tasks do.
 create or replace function orchestrator.rescue(
     p_worker_id text, p_now timestamptz, p_over_s numeric default 0, p_fleet text default null
 ) returns jsonb
@@ -29,11 +29,11 @@ begin
 end
 $$;
 
--- Takes a locked task back from its worker. An attempt does not count if its worker's end was planned (workers.exit_cause), or
--- after an outage. Nor does it count if the machine failed, or if no agent reached a gateway, up to three times each for a
--- task: a task that makes machines fail, or breaks their network, must not run without end. After the first lost attempt the
--- task is ready at once, because the worker is the likely cause. From the second one on it waits for half a minute each
--- time, because the task may be the cause.
+-- Takes a locked task back from its worker. An attempt does not count if its worker's end was planned
+-- (workers.exit_cause), or after an outage. Nor does it count if the machine failed, or if no agent reached a gateway,
+-- up to three times each for a task: a task that makes machines fail, or breaks their network, must not run without
+-- end. After the first lost attempt the task is ready at once, because the worker is the likely cause. From the second
+-- one on it waits for half a minute each time, because the task may be the cause.
 create or replace function orchestrator.rescue_one(p_task orchestrator.live, p_is_gone boolean, p_now timestamptz) returns text
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
@@ -43,6 +43,9 @@ declare
     v_fault text;
     v_still_s numeric;
     v_is_counted boolean := true;
+    v_was_lost constant boolean := exists (
+        select from orchestrator.attempts a
+         where a.task_id = p_task.task_id and a.attempt > p_task.uncounted and a.outcome = 'lost');
 begin
     select * into v_worker from public.workers w where w.id = p_task.worker_id;
     if v_worker.exit_cause = 'task_stuck' then
@@ -60,7 +63,7 @@ begin
             jsonb_build_object('code', v_fault, 'exit_class', 'lost', 'point', 'Processing', 'message', case v_fault
                 when 'MACHINE_FAULT' then format('The machine of worker %s failed: %s', v_worker.id, v_worker.exit_cause)
                 else format('Worker %s was ended: its agent reached no gateway', v_worker.id) end),
-            v_is_counted, v_is_counted and orchestrator.was_lost(p_task), p_now);
+            v_is_counted, v_is_counted and v_was_lost, p_now);
     elsif v_worker.status in ('terminating', 'terminated') and v_worker.exit_cause in (
               'idle_timeout', 'scale_down', 'manual', 'shutdown', 'budget', 'superseded', 'worker_sick', 'stale_code') then
         return orchestrator.give_up(p_task, 'released', jsonb_build_object('code', 'RELEASED', 'message',
@@ -82,19 +85,12 @@ begin
         else jsonb_build_object(
             'code', 'LEASE_EXPIRED', 'exit_class', 'lost', 'message', format(
                 'Worker %s did not renew its lease, which ended %s', p_task.worker_id, p_task.lease_expires_at)) end,
-        true, orchestrator.was_lost(p_task), p_now);
+        true, v_was_lost, p_now);
 end
 $$;
 
--- Whether an earlier attempt of a task was lost too.
-create or replace function orchestrator.was_lost(p_task orchestrator.live) returns boolean
-language sql stable security definer set search_path = '' as $$
-    select exists (select from orchestrator.attempts a
-                    where a.task_id = was_lost.p_task.task_id and a.attempt > was_lost.p_task.uncounted and a.outcome = 'lost')
-$$;
-
--- Who holds a running task: 'lease' (a valid one), 'program' (a program of its pool), 'unknown' (no leader has declared the
--- programs) or 'nobody'; and when it may be queued again, if that is known.
+-- Who holds a running task: 'lease' (a valid one), 'program' (a program of its pool), 'unknown' (no leader has declared
+-- the programs) or 'nobody'; and when it may be queued again, if that is known.
 create or replace function orchestrator.holder(
     p_task orchestrator.live, p_now timestamptz, out held_by text, out rescue_at timestamptz
 )
@@ -109,7 +105,7 @@ begin
         held_by := 'nobody';
         return;
     elsif p_task.lease_expires_at is not null then
-        -- The agent may have named it in vain, because a user's transaction had locked it.
+        -- The agent may have named it without effect, because a user's transaction had locked it.
         rescue_at := greatest(p_task.lease_expires_at, (
             select w.last_heartbeat + l.lease from orchestrator.launches l join public.workers w on w.id = l.worker_id
              where l.worker_id = p_task.worker_id and l.nonce = p_task.nonce and p_task.task_id = any (l.skipped)));
@@ -136,8 +132,8 @@ language sql stable security definer set search_path = '' as $$
       from orchestrator.holder(is_lost.p_task, is_lost.p_now) h
 $$;
 
--- Each of these tasks failed on a worker that is sick, or whose machine failed, and gets one attempt back. One that failed for
--- good because of it is queued again, with the tasks that failed because of that.
+-- Each of these tasks failed on a worker that is sick, or whose machine failed, and gets one attempt back. One that
+-- failed for good because of it is queued again, with the tasks that failed because of that.
 create or replace function orchestrator.give_back(p_ids uuid[]) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
@@ -184,33 +180,4 @@ language sql stable security definer set search_path = '' as $$
            and internal_is_outage.p_lease_expires_at - internal_is_outage.p_lease_s * interval '1 second' >= l.unled_from - interval '60 seconds'
            and internal_is_outage.p_lease_expires_at > l.unled_from
                and internal_is_outage.p_lease_expires_at < l.since + interval '30 seconds')
-$$;
-
-create or replace function public.fleet_rescue(
-    p_fleet text, p_term bigint, p_worker_id text, p_now timestamptz default null
-) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
-#variable_conflict use_variable
-declare
-    v_now timestamptz := public.internal_clock(p_now);
-begin
-    perform public.internal_check_term(p_fleet, p_term, 'fleet_rescue');
-    return jsonb_build_object('tasks', orchestrator.rescue(p_worker_id, v_now));
-end
-$$;
-
--- Rescues tasks whose lease ended more than p_over_s ago. If the orchestrator was not reachable during that time, their
--- workers get the same time again. It is a separate function, because an earlier version that runs at the same time
--- calls fleet_rescue.
-create or replace function public.fleet_rescue_overdue(
-    p_fleet text, p_term bigint, p_over_s numeric, p_now timestamptz default null
-) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
-#variable_conflict use_variable
-declare
-    v_now timestamptz := public.internal_clock(p_now);
-begin
-    perform public.internal_check_term(p_fleet, p_term, 'fleet_rescue_overdue');
-    return jsonb_build_object('tasks', orchestrator.rescue(null, v_now, p_over_s, p_fleet));
-end
 $$;

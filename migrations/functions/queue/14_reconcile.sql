@@ -1,9 +1,9 @@
 -- What a user's write to `tasks` means for the queue: a wish is a difference from what the queue has shown.
 --
--- reconcile() derives the row of `live` from the row of `tasks`. It is idempotent. Triggers call it for the rows of a user's
--- statement, and the leader for rows that were written while the triggers were off, or within a publication.
--- It runs in users' statements: it has no exception block, and it writes only our tables. An end that it causes for another
--- task is published later.
+-- reconcile() derives the row of `live` from the row of `tasks`. It is idempotent. Triggers call it for the rows of a
+-- user's statement, and the leader for rows that were written while the triggers were off, or within a publication. It
+-- runs in users' statements: it has no exception block, and it writes only our tables. An end that it causes for
+-- another task is published later.
 
 create or replace function orchestrator.reconcile(p_ids uuid[]) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_hashjoin = off
@@ -25,7 +25,16 @@ begin
     if v_new <> '{}' then
         perform orchestrator.enter(v_new);
     end if;
-    v_edited := orchestrator.edited(p_ids);
+    -- Those of which only the specification has changed, all at once. Tasks of tenants get their turns one after the
+    -- other.
+    v_edited := array(
+        select i.id
+          from unnest(p_ids) i (id)
+         cross join lateral (select * from public.tasks k where k.id = i.id offset 0) t  -- by its key, each
+         cross join lateral (select * from orchestrator.live l where l.task_id = i.id offset 0) q
+         where t.status = 'Queued' and q.state <> 'running' and t.tenant is null and q.tenant is null
+           and t.cancel_requested_at is not distinct from q.cancel_requested_at and i.id <> all (v_new)
+           and not exists (select from orchestrator.publications p where p.task_id = i.id));
     if v_edited <> '{}' then
         perform orchestrator.edit(v_edited);
     end if;
@@ -116,8 +125,8 @@ language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
 declare
     v_is_running boolean := p_live.state = 'running';
-    -- A row that does not show this attempt yet has the status of an earlier one, which is no wish: another statement of the
-    -- user's may change it meanwhile, also one of a trigger within our publication of other rows.
+    -- A row that does not show this attempt yet has the status of an earlier one, which is no wish: another statement
+    -- of the user's may change it meanwhile, also one of a trigger within our publication of other rows.
     v_is_shown boolean := v_is_running and (p_live.nonce is null
                                             or p_live.shown = 2 * p_live.attempt and p_task.published >= 2 * p_live.attempt);
     v_is_earlier boolean := v_is_running and not v_is_shown and p_task.worker_id is not distinct from (
@@ -127,13 +136,9 @@ begin
         perform orchestrator.end_by_hand(p_live, lower(p_task.status::text), p_task.status::text);
         perform orchestrator.leave(array[p_task.id]);
         perform orchestrator.ended(array[p_task.id], p_task.status::text);
-    elsif p_task.status = 'In Progress' and not v_is_earlier and not (
+    elsif p_task.status = 'Queued' and v_is_shown or p_task.status = 'In Progress' and not v_is_earlier and not (
               v_is_running and p_task.worker_id is not distinct from p_live.worker_id) then
-        perform orchestrator.end_by_hand(p_live, 'lost', 'In Progress');
-        perform orchestrator.leave(array[p_task.id]);
-        perform orchestrator.insert_live(array[p_task.id]);
-    elsif p_task.status = 'Queued' and v_is_shown then
-        perform orchestrator.end_by_hand(p_live, 'lost', 'Queued');
+        perform orchestrator.end_by_hand(p_live, 'lost', p_task.status::text);
         perform orchestrator.leave(array[p_task.id]);
         perform orchestrator.insert_live(array[p_task.id]);
     elsif p_task.cancel_requested_at is distinct from p_live.cancel_requested_at and p_task.cancel_requested_at is not null
@@ -168,8 +173,9 @@ begin
 end
 $$;
 
--- Follows the specifications of tasks. One that runs keeps its pool, its type and its key, with their places, until its attempt
--- ends. p_end: of the one task, if its last attempt is not shown yet as it ended; its pause counts, and not the row's.
+-- Follows the specifications of tasks. One that runs keeps its pool, its type and its key, with their slots, until its
+-- attempt ends. p_end: of the one task, if its last attempt is not shown yet as it ended; its pause counts, and not the
+-- row's.
 create or replace function orchestrator.edit(p_ids uuid[], p_end orchestrator.publications default null) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
@@ -216,25 +222,9 @@ begin
             or (b.task_id in (select unnest(v_needing))) is true);
     if v_moved is not null then
         perform orchestrator.advance(v_moved);
-        perform orchestrator.pass_on(v_keys, v_types);
+        perform orchestrator.refill('key', v_keys);
+        perform orchestrator.refill('type', v_types);
     end if;
-end
-$$;
-
--- Those of these tasks of which only the specification has changed, and that may be edited all at once. Tasks of tenants get
--- their turns one after the other.
-create or replace function orchestrator.edited(p_ids uuid[]) returns uuid[]
-language plpgsql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
-#variable_conflict use_variable
-begin
-    return array(
-        select i.id
-          from unnest(p_ids) i (id)
-         cross join lateral (select * from public.tasks k where k.id = i.id offset 0) t  -- by its key, each
-         cross join lateral (select * from orchestrator.live l where l.task_id = i.id offset 0) q
-         where t.status = 'Queued' and q.state <> 'running' and t.tenant is null and q.tenant is null
-           and t.cancel_requested_at is not distinct from q.cancel_requested_at
-           and not exists (select from orchestrator.publications p where p.task_id = i.id));
 end
 $$;
 
@@ -257,8 +247,8 @@ begin
 end
 $$;
 
--- What a task asks for, with the values of its type where it names none. It is the one place that derives columns of `live`
--- from columns of `tasks`.
+-- What a task asks for, with the values of its type where it names none. It is the one place that derives columns of
+-- `live` from columns of `tasks`.
 create or replace view orchestrator.specified as
 select t.id as task_id, t.status, t.worker_id, coalesce(t.attempts, 0) as attempts, t.published, t.cancel_requested_at, t.dedupe_key, t.tenant,
        t.concurrency_key, t.task_type,

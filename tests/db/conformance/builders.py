@@ -1,6 +1,7 @@
 """A fleet in a real database, on a clock that the test moves."""
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from psycopg.rows import DictRow
 
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.states import Stage, State
-from orchestrator.ports import Db
+from orchestrator.ports import Db, NotLeader
 from testbed.tasks import ended
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -45,6 +46,7 @@ class Agent:
     async def claiming(self, *, batch: int = 1, number: int | None = None, wait_s: float = 0) -> Row:
         """The whole answer to a claim."""
         number = next(self.numbers) if number is None else number
+        await self.fleet.pass_time()
         return await self.call("claim", p_claim_no=number, p_batch=batch, p_wait_s=wait_s)
 
     async def beat(self, *tasks: Row, **others: Any) -> Row:
@@ -89,10 +91,19 @@ class Fleet:
     term: int = 1
     now: datetime = START
     ids: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+    has_waited: bool = False
 
     def wait(self, seconds: float) -> None:
         """Let time pass."""
         self.now += timedelta(seconds=seconds)
+        self.has_waited = True
+
+    async def pass_time(self) -> None:
+        """Do what the leader has done by now, if time has passed."""
+        if self.has_waited:
+            self.has_waited = False
+            with contextlib.suppress(NotLeader):
+                await self.maintain(1)
 
     async def call(self, function: str, /, **args: Any) -> Any:
         """Any function, now."""

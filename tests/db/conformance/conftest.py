@@ -49,7 +49,7 @@ TABLES = (
 )
 LARGE = """select from unnest(array['tasks', 'orchestrator.live', 'orchestrator.edges']::regclass[]) r (rel)
             where pg_relation_size(r.rel) > 30 * current_setting('block_size')::int"""
-QUEUE = ("attempts", "live", "edges", "publications", "rechecks", "marks", "audits", "launches")
+QUEUE = ("attempts", "live", "edges", "publications", "rechecks", "marks", "audits", "launches", "slow_calls")
 
 
 @pytest.fixture(scope="session")

@@ -53,13 +53,13 @@ LAWS: Mapping[str, LiteralString] = {
             select distinct 'key' as scope, q.concurrency_key as name from orchestrator.live q
              where q.state = 'waits_for_key'
             union select 'type', q.task_type from orchestrator.live q where q.state = 'waits_for_type') w
-         where (orchestrator.rooms(w.scope, array[w.name]))[1] > 0""",
+         where (orchestrator.free_slots(w.scope, array[w.name]))[1] > 0""",
     "ready tasks exceed a limit": """
         select w.scope, w.name from (
             select distinct 'key' as scope, q.concurrency_key as name from orchestrator.live q
              where q.concurrency_key is not null and q.state in ('ready', 'waits_for_type')
             union select 'type', q.task_type from orchestrator.live q where q.type_limited and q.state = 'ready') w
-         where (orchestrator.rooms(w.scope, array[w.name]))[1] < 0""",
+         where (orchestrator.free_slots(w.scope, array[w.name]))[1] < 0""",
     "a claim begins behind a ready task": """
         select q.task_id from orchestrator.live q cross join lateral orchestrator.claim_start(q.pool) m
          where q.state = 'ready'

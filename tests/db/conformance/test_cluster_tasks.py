@@ -37,14 +37,16 @@ async def test_a_controller_is_not_given_a_task_that_is_too_large_and_takes_the_
     large, fitting = await wants(fleet, 5, priority=9), await wants(fleet, 2)
     (task,) = await cluster.agents[0].claim()
     assert task["id"] == fitting
+    await fleet.maintain(1)
     assert await ends(fleet, large) == ("Failed", "SLURM_TOO_LARGE", WHY, 0)
 
 
-async def test_a_claim_that_finds_only_such_tasks_ends_them(fleet: Fleet, cluster: Cluster) -> None:
+async def test_a_claim_that_finds_only_such_tasks_leaves_them_to_maintenance(fleet: Fleet, cluster: Cluster) -> None:
     await cluster.running()
     tasks = [await wants(fleet, 5) for _ in range(30)]
     for _ in range(3):
         assert await cluster.agents[0].claim() == []
+    await fleet.maintain(1)
     assert {(await ends(fleet, task))[:2] for task in tasks} == {("Failed", "SLURM_TOO_LARGE")}
 
 
@@ -75,6 +77,7 @@ async def test_a_task_that_fits_into_a_larger_limit_is_retried(fleet: Fleet, clu
     await cluster.running()
     large = await wants(fleet, 5)
     assert await cluster.agents[0].claim() == []
+    await fleet.maintain(1)
     await cluster.rows.scale(NAME, max_nodes=5)
     await fleet.call("task_retry", p_id=large)
     (task,) = await cluster.agents[0].claim()

@@ -43,6 +43,7 @@ class Run:
     async def step(self, *, replaced: bool = False) -> bool:
         """Let each worker claim once, then let the planner look. Return whether no task waits."""
         idle = True
+        await self.fleet.maintain(1)
         for agent in self.agents:
             for task in await agent.claim():
                 idle = False

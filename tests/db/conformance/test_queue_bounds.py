@@ -89,7 +89,8 @@ async def test_an_unreadable_row_inserted_another_way_fails_alone(
     await fleet.maintain(3)  # the audit finds what no trigger saw
     good = await fleet.submit(count=3)
     assert {task["id"] for task in await (await fleet.agent()).claim(batch=10)} == set(good)
-    row = await fleet.task(bad)  # its end may not be published yet
+    await fleet.maintain(1)
+    row = await fleet.task(bad)
     assert (row["status"], row["failed_at_point"]) == ("Failed", "Claiming")
     assert row["failure_code"] in ("INPUTS_UNREADABLE", "INPUTS_TOO_LARGE")
     listed = await fleet.call("task_list", p_status=None, p_task_type=None, p_limit=10)
@@ -106,6 +107,7 @@ async def test_a_deep_result_fails_only_what_would_be_given_it(fleet: Fleet, han
     result: Any = Jsonb(None, dumps=lambda _: NESTED)
     await hand.execute("update tasks set status = 'Complete', result_data = %s where id = %s", (result, first))
     assert [task["id"] for task in await (await fleet.agent()).claim(batch=10)] == [other]
+    await fleet.maintain(1)
     assert (await fleet.task(second))["failure_code"] == "INPUTS_UNREADABLE"
     assert (await fleet.task(first))["status"] == "Complete"
 

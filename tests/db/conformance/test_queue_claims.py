@@ -261,9 +261,9 @@ async def test_a_task_too_large_for_a_claim_fails_and_delays_no_other(
     agent = await large.agent()
     (task,) = await agent.claim(batch=10)
     assert (task["id"], [len(one["result_data"]["x"]) for one in task["dependencies"]]) == (small, [10**6] * 2)
+    await large.maintain(1)
     failed = await large.task(stitch)
     assert (failed["status"], failed["failure_code"], failed["attempts"]) == ("Failed", "INPUTS_TOO_LARGE", 0)
-    await large.maintain()
     assert (await large.task(waits))["failure_code"] == "DEPENDENCY_FAILED"
     assert (await large.snapshot())["demand"][0]["claimable"] == 0
 

@@ -84,6 +84,7 @@ async def test_inputs_of_too_many_json_values_fail_and_delay_no_other(
     bad, good = await fleet.submit({"depends_on": results}, {"depends_on": results[:2]})
     (task,) = await (await fleet.agent()).claim()
     assert (task["id"], [one["result_data"] for one in task["dependencies"]]) == (good, [result] * 2)
+    await fleet.maintain(1)
     failed = await fleet.task(bad)
     assert (failed["status"], failed["failure_code"]) == ("Failed", "INPUTS_TOO_LARGE")
     assert f"the 10 tasks that it depends on are more than {VALUES} JSON values" in failed["error_message"]

@@ -38,7 +38,7 @@ CHANGES = (
     "insert into tasks (task_type, pool, tenant, priority) values ('t', '{pool}', 'y', {priority})",
     "update tasks set tenant = 'y' where id = {queued}",
     "update tasks set tenant = null where id = {queued}",
-    "select orchestrator.let_due('{pool}', 10)",
+    "select orchestrator.advance_due('{pool}', 10)",
     "select orchestrator.give_turns('{pool}', ~({priority}), 3)",
     "select orchestrator.level_turns()",
 )

@@ -330,3 +330,82 @@ async def test_without_a_leader_the_next_heartbeat_of_any_agent_publishes(
     fleet.wait(7200)
     await agent.beat()
     assert await shown(owner, bad) == "Complete"
+
+
+SLEEPS = """
+create sequence firings;
+create function users_own() returns trigger language plpgsql as $$
+begin
+    perform nextval('firings'), pg_sleep(0.11);
+    return new;
+end $$;
+create trigger a_users before update on tasks for each row execute function users_own();
+"""
+
+
+@pytest.fixture
+async def sleepy(owner: AsyncConnection[DictRow]) -> AsyncIterator[AsyncConnection[DictRow]]:
+    """A database with a trigger that sleeps, and counts."""
+    await owner.execute(SLEEPS)
+    yield owner
+    await owner.execute("drop function users_own() cascade; drop sequence firings")
+
+
+async def firings(owner: AsyncConnection[DictRow]) -> int:
+    """How often the trigger has fired."""
+    (row,) = await (await owner.execute("select last_value, is_called from firings")).fetchall()
+    return int(row["last_value"]) if row["is_called"] else 0
+
+
+async def test_after_three_slow_calls_the_leader_publishes_the_pool_for_a_minute(
+    fleet: Fleet, sleepy: AsyncConnection[DictRow]
+) -> None:
+    """No call runs the trigger then, and every status is shown."""
+    agent = await fleet.agent()
+    ids = await fleet.submit(count=4)
+    for number in range(3):
+        (task,) = await agent.claim()
+        assert await firings(sleepy) == number + 1
+    assert await agent.complete(task) == "ok"
+    (later,) = await agent.claim()
+    assert await firings(sleepy) == 3
+    assert [await shown(sleepy, one) for one in ids] == ["In Progress"] * 3 + ["Queued"]
+    assert [(await fleet.task(one))["status"] for one in ids[2:]] == ["Complete", "In Progress"]
+    fleet.wait(2)
+    await fleet.maintain(1)
+    assert [await shown(sleepy, one) for one in ids[2:]] == ["Complete", "In Progress"]
+    fired = await firings(sleepy)
+    fleet.wait(61)
+    assert await agent.complete(later) == "ok"
+    assert (await firings(sleepy), await shown(sleepy, ids[3])) == (fired + 1, "Complete")
+
+
+async def test_slow_calls_without_a_users_trigger_and_far_from_each_other_count_for_nothing(
+    fleet: Fleet, owner: AsyncConnection[DictRow], sleepy: AsyncConnection[DictRow]
+) -> None:
+    """A large claim on a slow disk, or one slow moment a day."""
+    agent = await fleet.agent()
+    await fleet.submit(count=4)
+    for number in range(4):
+        assert len(await agent.claim()) == 1
+        assert await firings(sleepy) == number + 1
+        fleet.wait(31)
+    await owner.execute("drop trigger a_users on tasks")
+    rows = await owner.execute("select from orchestrator.users_triggers")
+    assert await rows.fetchall() == []
+
+
+async def test_a_task_that_a_claim_puts_back_keeps_its_number_of_attempts(
+    fleet: Fleet, owner: AsyncConnection[DictRow]
+) -> None:
+    """What it shows is its earlier attempt, which still counts when its row is edited."""
+    agent = await fleet.agent()
+    first, second = await fleet.submit(count=2, params={"x": [1] * 300_000})
+    for _ in range(2):
+        (task,) = await agent.claim()
+        await agent.fail(task, code="BROKEN")
+    fleet.wait(3600)
+    assert [task["id"] for task in await agent.claim(batch=2)] == [first]
+    await owner.execute("update tasks set priority = -1 where id = %s", (second,))
+    row = await fleet.task(second)
+    assert (row["attempts"], row["uncounted"]) == (1, 0)

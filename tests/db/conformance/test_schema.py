@@ -21,7 +21,7 @@ from orchestrator.adapters.store import SqlStore
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.states import TRANSITIONS, Stage, State, WaitingOn
 from orchestrator.migrate import migrate, missing_sql, sql_files
-from orchestrator.migrate.files import CHECKOUT
+from orchestrator.migrate.files import CHECKOUT, FOLDERS
 from orchestrator.ports import Db, SchemaMismatch, Unavailable
 from testbed.services.postgres import EmbeddedPostgres
 from tests.db.conformance.builders import Fleet
@@ -37,6 +37,8 @@ PATHS = {
     State.TERMINATING: [State.TERMINATING],
     State.TERMINATED: [State.TERMINATING, State.TERMINATED],
 }
+NO_CODE = re.compile(r"--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'", re.DOTALL)  # comments and texts
+MOST_OF_A_CLAIM = 25  # functions of ours
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 MOVE = "update workers set status = %s, exit_cause = 'manual' where id = %s"
 OURS = "^(task|worker|fleet|internal)_"  # by their names
@@ -73,14 +75,36 @@ def test_an_assertion_of_a_user_is_caught_like_any_other_error() -> None:
         assert not re.findall(r"when others (?!or assert_failure (or query_canceled )?then)", file.sql), file.path
 
 
-def test_no_two_files_of_functions_call_each_other() -> None:
-    """Each can be read after those that it builds on."""
-    functions = {name: file.path for file in sql_files().current for name in file.functions}
+async def _calls(database: str) -> dict[str, set[str]]:
+    """The functions of ours that each one calls, as the catalogue has them."""
+    query = """select proname, prosrc from pg_proc
+                where pronamespace in ('public'::regnamespace, 'orchestrator'::regnamespace)"""
+    async with await psycopg.AsyncConnection.connect(database) as connection:
+        texts: dict[str, str] = dict(await (await connection.execute(query)).fetchall())
+    code = {name: NO_CODE.sub("", text) for name, text in texts.items()}
+    named = {name: set(re.findall(r"\b(?:public|orchestrator)\.(\w+)\s*\(", text)) for name, text in code.items()}
+    return {name: (found & texts.keys()) - {name} for name, found in named.items()}
+
+
+async def test_no_folder_calls_a_later_one_and_no_two_files_call_each_other(database: str) -> None:
+    """A function can be read after those that it builds on."""
+    paths = {name: file.path for file in sql_files().current for name in file.functions}
     calls: dict[str, set[str]] = {}
-    for file in sql_files().current:
-        named = re.findall(r"\.(\w+)\(", re.sub("--.*", "", file.sql))
-        calls[file.path] = {functions[name] for name in named if name in functions} - {file.path}
-    graphlib.TopologicalSorter(calls).prepare()
+    for name, called in (await _calls(database)).items():
+        calls.setdefault(paths[name], set()).update(paths[one] for one in called)
+    folder = {path: FOLDERS.index(path.split("/")[1]) for path in calls}
+    assert [(path, one) for path, found in calls.items() for one in found if folder[one] > folder[path]] == []
+    graphlib.TopologicalSorter({path: found - {path} for path, found in calls.items()}).prepare()
+
+
+async def test_a_claim_reaches_few_functions(database: str) -> None:
+    """What it does not need for its answer is maintenance."""
+    calls, found, left = await _calls(database), set[str](), ["worker_claim"]
+    while left:
+        name = left.pop()
+        found.add(name)
+        left += calls[name] - found
+    assert len(found) <= MOST_OF_A_CLAIM
 
 
 def test_every_function_is_defined_once() -> None:
@@ -113,7 +137,7 @@ async def test_a_newer_database_is_left_as_it_is(empty_database: str, tmp_path: 
     newer = copy(tmp_path)
     last = int(sql_files().tables[-1].version) + 1
     (newer / f"tables/{last:04}_more.sql").write_text("-- pre-deploy\ncreate table public.more (a int);\n")
-    edit(newer / "functions/leading.sql", "begin", "begin  -- otherwise")
+    edit(newer / "functions/fleet/leading.sql", "begin", "begin  -- otherwise")
     newest = (await migrate(empty_database, directory=newer)).version
     report = await migrate(empty_database)
     assert (report.applied, report.version) == ((), newest)
@@ -123,7 +147,7 @@ async def test_a_newer_database_is_left_as_it_is(empty_database: str, tmp_path: 
 async def test_functions_of_a_newer_release_are_left_as_they_are(empty_database: str, tmp_path: Path) -> None:
     """Its tables are the same."""
     other = copy(tmp_path)
-    edit(other / "functions/leading.sql", "begin", "begin  -- otherwise")
+    edit(other / "functions/fleet/leading.sql", "begin", "begin  -- otherwise")
     await migrate(empty_database, directory=other)
     async with await psycopg.AsyncConnection.connect(empty_database, autocommit=True) as connection:
         await connection.execute("update schema_migrations set release = '99.0'")
@@ -155,7 +179,7 @@ async def test_a_table_file_that_was_changed_afterwards_is_refused(empty_databas
 async def test_a_changed_function_is_applied_again_with_the_grants(empty_database: str, tmp_path: Path) -> None:
     """And nothing else; what a text no longer makes goes, and what is not ours stays."""
     directory = copy(tmp_path)
-    functions = directory / "functions/leading.sql"
+    functions = directory / "functions/fleet/leading.sql"
     head = "create or replace function public"
     tail = "returns int language sql security definer set search_path = '' as 'select 1';"
     extra = f"{head}.fleet_extra(a int) {tail}\n{head}.internal_extra(a int) {tail}\n"
@@ -164,7 +188,8 @@ async def test_a_changed_function_is_applied_again_with_the_grants(empty_databas
     async with await psycopg.AsyncConnection.connect(empty_database, autocommit=True) as connection:
         await connection.execute(f"{head}.fleet_lead(a int) {tail}".encode())  # a user's own, of the same name
         functions.write_text(functions.read_text().replace(extra, extra.splitlines()[0].replace("(a int)", "(b text)")))
-        assert (await migrate(empty_database, directory=directory)).applied == ("functions/leading.sql", "grants.sql")
+        applied = (await migrate(empty_database, directory=directory)).applied
+        assert applied == ("functions/fleet/leading.sql", "grants.sql")
         found = await connection.execute(
             "select oid::regprocedure::text, has_function_privilege('public', oid, 'execute') from pg_proc "
             "where proname = any ('{fleet_extra,internal_extra,fleet_lead}') order by pronargs, 1"
@@ -175,13 +200,13 @@ async def test_a_changed_function_is_applied_again_with_the_grants(empty_databas
             ("fleet_lead(text,text,numeric,timestamp with time zone)", False),
         ]
     back = (await migrate(empty_database)).applied
-    assert back == ("functions/leading.sql", "grants.sql")
+    assert back == ("functions/fleet/leading.sql", "grants.sql")
 
 
 async def test_the_functions_of_a_removed_file_are_dropped(empty_database: str, tmp_path: Path) -> None:
     """The ledger forgets it too."""
     directory = copy(tmp_path)
-    (directory / "functions/extra.sql").write_text(
+    (directory / "functions/base/extra.sql").write_text(
         "create or replace function public.internal_extra() returns int language sql as 'select 1';\n"
     )
     await migrate(empty_database, directory=directory)
@@ -266,7 +291,7 @@ async def test_the_printed_sql_is_what_the_database_lacks(empty_database: str, t
         "-- pre-deploy\n-- no transaction\ncreate index concurrently if not exists more on public.tasks (updated_at);\n"
         "do $$\nbegin\n    perform 1;\n    commit;\nend\n$$;\n"
     )
-    edit(directory / "functions/leading.sql", "begin", "begin  -- otherwise")
+    edit(directory / "functions/fleet/leading.sql", "begin", "begin  -- otherwise")
     text = await missing_sql(empty_database, NOW, directory=directory)
     assert ("create index if not exists more" in text, "internal_attempt_times" in text) == (True, False)
     async with await psycopg.AsyncConnection.connect(empty_database, autocommit=True) as connection:

@@ -79,7 +79,7 @@ async def test_a_deploy_over_supabase_continues_only_with_a_fitting_schema(bare:
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as sql:
         await sql.execute("insert into schema_migrations (version, name, checksum) values ('9999', 'x', 'x')")
         newer = await service("migrate")
-        await sql.execute("delete from schema_migrations where version in ('9999', 'functions/leading.sql')")
+        await sql.execute("delete from schema_migrations where version in ('9999', 'functions/fleet/leading.sql')")
         older = await service("migrate")
     for ran in (missing, older):
         assert ran.code == 4, ran.err

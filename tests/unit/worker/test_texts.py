@@ -11,7 +11,7 @@ from worker import handler_errors, journal, protocol, runner
 from worker.journal import Journal
 from worker.texts import end_of, in_short, shortened, storable
 
-DATABASE_BYTES = 64 << 10  # of a failure: worker_fail in migrations/functions/completing.sql
+DATABASE_BYTES = 64 << 10  # of a failure: worker_fail in migrations/functions/fleet/failing.sql
 
 
 @pytest.mark.parametrize("cut", [shortened, end_of])

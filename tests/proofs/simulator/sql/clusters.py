@@ -1,4 +1,4 @@
-"""The rows of clusters, as functions/clusters.sql, cluster_members.sql and cluster_operations.sql keep them.
+"""The rows of clusters, as functions/clusters/clusters.sql, cluster_members.sql and cluster_operations.sql keep them.
 
 A model of its own: the workers are rows that its owner keeps. tests/db/conformance/test_cluster_model.py makes the same
 calls to it and to PostgreSQL. Demand, events, costs and retention are not modelled.

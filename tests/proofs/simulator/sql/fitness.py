@@ -1,4 +1,4 @@
-"""internal_hold_back, internal_may_claim_again, internal_second_opinion and internal_worker_sick."""
+"""internal_hold_back, internal_review_hold, internal_second_opinion and internal_worker_sick."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -128,8 +128,13 @@ class Fitness(Live):
         self.notify("orchestrator_fleet", worker["id"])
         return sorted(self.running.get(worker["id"], {}).values(), key=lambda row: str(row["id"]))
 
-    def may_claim_again(self, worker: Row) -> bool:
-        """Whether a worker that is held back may claim now."""
+    def review_holds(self) -> None:
+        """Decide again about each worker that is held back."""
+        for worker in sorted(self.workers.values(), key=lambda w: str(w["id"])):
+            if worker["status"] in ("active", "idle") and worker["held_back"]:
+                self._review_hold(worker)
+
+    def _review_hold(self, worker: Row) -> None:
         held, limit = worker["held_back"], max(1, worker["metadata"].get("max_failures", 5))
         since = datetime.fromisoformat(held["since"])
         until = held["until"] and datetime.fromisoformat(held["until"])
@@ -137,7 +142,7 @@ class Fitness(Live):
         if len(failures) < limit:
             self.update_worker(worker, {"held_back": None, "waiting_on": "worker", "waiting_for": "tasks"})
             self.notify("orchestrator_fleet", worker["id"])
-            return True
+            return
         suspect = self._is_suspect(worker, failures)
         if not suspect and held["suspect"]:
             until = self.now if until is None else min(until, self.now)
@@ -158,7 +163,9 @@ class Fitness(Live):
         if again != held:
             self.update_worker(worker, {"held_back": again})
             self.notify("orchestrator_fleet", worker["id"])
-        return until is not None and until <= self.now
+        elif until is not None and until <= self.now and not self.may[worker["id"]]:
+            self.keep_launch(worker)
+            self.notify("orchestrator_fleet", worker["id"])
 
     def _others_may_try(self, worker: Row) -> bool:
         return any(

@@ -23,7 +23,6 @@ PLANNED = ("idle_timeout", "scale_down", "manual", "shutdown", "budget", "supers
 MACHINE = ("gpu_fault", "host_fault")
 CUT_OFF = "GATEWAY_UNREACHED"
 FAULTS = 3  # attempts of a task that machine faults may end without counting
-DUE, PUBLISHED = 1000, 100  # at most, by one call of fleet_maintain
 BRINGUPS = 100
 TRIED = 100  # attempts of a worker that are looked at
 
@@ -349,9 +348,7 @@ class Database(Queue):
 
     def fleet_maintain(self, p_fleet: str, p_term: int) -> Json:
         self._check_term(p_fleet, p_term, "fleet_maintain")
-        for pool in sorted({row["pool"] for row in self.live.values() if row["state"] == "waits_for_time"}):
-            self.let_due(pool, DUE)
-        self.publish_due(PUBLISHED)
+        self.maintain()
         return {}
 
     def fleet_observe(self, p_fleet: str) -> Json:

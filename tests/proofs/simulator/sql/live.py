@@ -73,7 +73,7 @@ class Live(Tables):
             return "waits_for_tasks"
         return "waits_for_time" if row["run_after"] is not None and row["run_after"] > self.now else "ready"
 
-    def let_due(self, pool: str, most: int) -> None:
+    def advance_due(self, pool: str, most: int) -> None:
         """Move on those whose time has come."""
         waiting = (r for r in self.live.values() if r["state"] == "waits_for_time" and r["pool"] == pool)
         due = sorted((r for r in waiting if r["run_after"] <= self.now), key=lambda r: r["run_after"])

@@ -15,10 +15,9 @@ Json = dict[str, Any]
 TASK_KEYS = ("id", "task_type", "params", "pool", "priority", "max_attempts", "run_after", "depends_on", "dedupe_key",
              "timeout_s", "tenant", "concurrency_key", "labels")  # fmt: skip
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-DUE_EVERY = 16  # claims between two looks for tasks whose time has come
 ATTEMPT_ENDS = ("ended_at", "outcome", "failure_code", "log_last", *ENDED)
 FREE_RETURNS = 2  # times in a row after which a returned task can be claimed at once
-UNLED_DUE = 10  # publications of a heartbeat without a leader
+DUE, PUBLISHED = 1000, 1000  # at most, by one call of maintenance
 
 
 class Queue(Fitness):
@@ -195,8 +194,7 @@ class Queue(Fitness):
             same = (worker["nonce"], claim_no)
             taken = sorted((r for r in running.values() if (r["nonce"], r["claim_no"]) == same), key=_place)
         else:
-            may = want == "run" and status in ("active", "idle")
-            may = may and (worker["held_back"] is None or self.may_claim_again(worker))
+            may = self.may[worker["id"]]
             if may and not self._store_outage(worker["fleet"]):
                 taken = self._take(worker, claim_no, batch)
             why = f"claimed {len(taken)} of pool {worker['pool']}"
@@ -222,12 +220,7 @@ class Queue(Fitness):
         ]
 
     def _take(self, worker: Row, claim_no: int, batch: int) -> list[Row]:
-        if claim_no % DUE_EVERY == 0:
-            self.let_due(worker["pool"], batch)
         taken = self._ready(worker["pool"], batch)
-        if not taken:
-            self.let_due(worker["pool"], batch)
-            taken = self._ready(worker["pool"], batch)
         claim = {"worker_id": worker["id"], "nonce": worker["nonce"], "claim_no": claim_no, "state": "running"}
         claim |= {"claimed_at": self.now, "progress_at": self.now, "log_first": handler_bytes(worker, worker["nonce"])}
         claim["lease_expires_at"] = self.now + timedelta(seconds=worker["lease_s"])
@@ -248,6 +241,13 @@ class Queue(Fitness):
         needs = [self.tasks[i] for i in dict.fromkeys(task["depends_on"])]
         told["dependencies"] = [{name: jsonable(one[name]) for name in named} for one in needs]
         return told | {"output_prefix": _output_prefix(row)}
+
+    def maintain(self) -> None:
+        """The work of a second: by the leader, or else by heartbeats."""
+        for pool in sorted({row["pool"] for row in self.live.values() if row["state"] == "waits_for_time"}):
+            self.advance_due(pool, DUE)
+        self.review_holds()
+        self.publish_due(PUBLISHED)
 
     def worker_heartbeat(
         self, p_worker_id: str, p_nonce: str, p_tasks: list[Json], p_health: Any, p_logs: Any, claims: Any = None
@@ -286,7 +286,7 @@ class Queue(Fitness):
         lead = self.leases.get(worker["fleet"])
         led = lead is not None and lead["expires_at"] > self.now
         if not led:
-            self.publish_due(UNLED_DUE)
+            self.maintain()
         answer = {
             "outcome": "ok",
             "wanted": wanted(worker),

@@ -85,6 +85,7 @@ class Tables:
         self.live: dict[str, Row] = {}  # of each open task
         self.running: dict[str, dict[str, Row]] = {}  # worker -> its rows of `live`
         self.launches: dict[str, int] = {}  # worker -> the highest claim number of its launch that was answered
+        self.may: dict[str, bool] = {}  # worker -> whether it may claim, as its launch says
         self.edges: dict[str, list[str]] = {}  # task -> those that name it in depends_on
         self.publications: dict[str, tuple[int, datetime]] = {}  # task -> its number, and since when it waits
         self.attempts: dict[str, list[Row]] = {}  # task -> its attempts that have ended, in their order
@@ -126,6 +127,7 @@ class Tables:
         """An intent."""
         row |= {"state_since": self.now, "stage_since": self.now, "state_reason": reason}
         self.workers[row["id"]] = row
+        self.keep_launch(row)
         self._worker_changed(None, row, reason, actor, term)
 
     def update_worker(
@@ -157,8 +159,15 @@ class Tables:
         watched = ("status", "stage", "drain_requested_at", "stop_requested_at", "ssh_host", "ssh_port")
         if any(old[name] != row[name] for name in watched):
             self._worker_changed(old, row, reason, actor, term)
+        self.keep_launch(row)
         self.watch("workers", old, row)
         return row
+
+    def keep_launch(self, row: Row) -> None:
+        """Whether it may claim, by its row and the time."""
+        until = (row["held_back"] or {}).get("until")
+        fit = row["held_back"] is None or (until is not None and datetime.fromisoformat(until) <= self.now)
+        self.may[row["id"]] = wanted(row) == "run" and row["status"] in ("active", "idle") and fit
 
     def _bringup_ended(self, row: Row) -> None:
         row["bringup_ended_at"] = self.now

@@ -59,18 +59,6 @@ begin
 end
 $$;
 
--- What the orchestrator requests of the worker: run, drain or stop.
-create or replace function public.internal_wanted(p_worker public.workers) returns text
-language plpgsql immutable set search_path = '' as $$
-#variable_conflict use_variable
-begin
-    return case when p_worker.stop_requested_at is not null then 'stop'
-                when p_worker.status = 'terminating' and p_worker.stage in ('flushing', 'deleting', 'gone') then 'stop'
-                when p_worker.status = 'terminating' or p_worker.drain_requested_at is not null then 'drain'
-                else 'run' end;
-end
-$$;
-
 -- Records the intent and its reservation before the provider is called. A null term is an operator's request. If the
 -- pool has a live cluster, the worker is reserved for it.
 create or replace function public.fleet_spawn(

@@ -16,7 +16,7 @@ language plpgsql security definer set search_path = '' set jit = off as $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_worker public.workers := public.internal_caller(p_worker_id, false);
-    v_asks boolean := public.internal_is_pod() and public.internal_is_over_postgrest();
+    v_asks boolean := coalesce(public.internal_is_pod() and current_setting('request.method', true) <> '', false);
     v_item record;
     v_answer jsonb;
     v_granted jsonb[] := '{}';
@@ -70,10 +70,9 @@ declare
     v_earlier text[];
     v_needs uuid[];  -- what the held tasks depend on, and an item names
 begin
-    select array_agg(q.task_id), array_agg(public.internal_output_prefix(q.task_id, q.attempt, p_nonce)),
-           array_agg(format('outputs/%s/%s/', q.task_id, q.attempt))
+    select array_agg(h.task_id), array_agg(h.output_prefix), array_agg(format('outputs/%s/%s/', h.task_id, h.attempt))
       into v_held, v_prefixes, v_earlier
-      from orchestrator.live q where q.worker_id = p_worker_id and q.state = 'running' and q.nonce = p_nonce;
+      from orchestrator.held h where h.worker_id = p_worker_id and h.nonce = p_nonce;
     v_needs := array(
         select n.id from (select distinct unnest(t.depends_on) as id from public.tasks t where t.id = any (v_held)) n
           join (select distinct public.internal_key_task(e.value->>'key') as id
@@ -127,7 +126,7 @@ begin
     if v_worker.nonce is distinct from p_nonce then
         return jsonb_build_object('outcome', 'fenced');
     end if;
-    if not (public.internal_is_pod() and public.internal_is_over_postgrest()) then
+    if not (public.internal_is_pod() and coalesce(current_setting('request.method', true), '') <> '') then
         return jsonb_build_object('outcome', 'ok');
     end if;
     v_answer := public.internal_ask(p_worker_id, 'RENEW', v_worker.token_jti, '{}', v_now);
@@ -136,34 +135,6 @@ begin
     end if;
     delete from public.worker_asks a where a.worker_id = p_worker_id and a.method = 'RENEW';
     return jsonb_build_object('outcome', 'ok') || v_answer;
-end
-$$;
-
--- Returns the answer to a worker's question. Without an answer it records the question and returns null. An answer is
--- valid for five minutes; later calls get a new one. One worker has at most a thousand open questions.
-create or replace function public.internal_ask(
-    p_worker_id text, p_method text, p_subject text, p_terms jsonb, p_now timestamptz
-) returns jsonb
-language plpgsql security definer set search_path = '' as $$
-#variable_conflict use_variable
-declare
-    v_ask public.worker_asks;
-begin
-    select * into v_ask from public.worker_asks a
-     where a.worker_id = p_worker_id and a.method = p_method and md5(a.subject) = md5(p_subject);
-    if v_ask.terms = p_terms and v_ask.answered_at > p_now - interval '5 minutes' then
-        return v_ask.answer;
-    end if;
-    if v_ask.id is null or v_ask.answered_at is not null or v_ask.terms <> p_terms then
-        insert into public.worker_asks as a (worker_id, method, subject, terms, asked_at)
-        select p_worker_id, p_method, p_subject, p_terms, p_now
-         where (select count(*) from public.worker_asks o where o.worker_id = p_worker_id and o.answered_at is null) < 1000
-        on conflict (worker_id, method, md5(subject))
-            do update set terms = excluded.terms, asked_at = excluded.asked_at, answered_at = null, answer = null;
-        perform pg_notify('orchestrator_asks', p_worker_id);
-    end if;
-    perform set_config('response.status', '202', true);  -- PostgREST's status; for older agents it means "ask again"
-    return null;
 end
 $$;
 

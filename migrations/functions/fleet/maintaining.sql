@@ -32,15 +32,17 @@ begin
               from pools p where p.pool is not null)
         select p.pool from pools p where p.pool is not null
     loop
-        perform orchestrator.let_due(v_pool, c_most);
+        perform orchestrator.advance_due(v_pool, c_most);
     end loop;
     perform orchestrator.audit_limits('key', c_most);
     perform orchestrator.audit_limits('type', c_most);
     v_rechecked := orchestrator.look_at_rechecks(c_most);
+    perform orchestrator.review_holds(p_now);
+    delete from orchestrator.slow_calls s where s.at < p_now - interval '2 minutes';
     loop
         v_count := orchestrator.publish_due(c_publications);
         v_published := v_published + v_count;
-        exit when v_count < c_publications or v_published >= c_most or orchestrator.is_cancelled()
+        exit when v_count < c_publications or v_published >= c_most or current_setting('orchestrator.is_cancelled', true) = 'yes'
                or clock_timestamp() > statement_timestamp() + interval '1 second';
     end loop;
     return jsonb_build_object('rechecked', v_rechecked, 'published', v_published,
@@ -60,7 +62,7 @@ declare
     v_shows uuid[];
     v_unmet uuid[];
     v_edited uuid[];
-    v_ended uuid[];
+    v_unfit uuid[];
     v_count int;
 begin
     with taken as (
@@ -73,12 +75,11 @@ begin
            array_agg(distinct t.name::uuid) filter (where t.kind = 'needs'),
            array_agg(distinct t.name::uuid) filter (where t.kind = 'unmet'),
            array_agg(distinct t.name::uuid) filter (where t.kind = 'edit'),
-           array_agg(distinct t.name::uuid) filter (where t.kind = 'ended'),
+           array_agg(distinct t.name::uuid) filter (where t.kind = 'unfit'),
            array_agg(distinct t.name::uuid) filter (where t.kind = 'show'), count(*)
-      into v_keys, v_types, v_limited, v_needs, v_unmet, v_edited, v_ended, v_shows, v_count from taken t;
-    if v_ended is not null then
-        perform orchestrator.ended(
-            array(select i.id from unnest(v_ended) i (id) where orchestrator.need_status(i.id) = 'Failed'), 'Failed');
+      into v_keys, v_types, v_limited, v_needs, v_unmet, v_edited, v_unfit, v_shows, v_count from taken t;
+    if v_unfit is not null then
+        perform orchestrator.end_unfit(v_unfit);
     end if;
     if v_edited is not null then
         perform orchestrator.reconcile_free(v_edited);
@@ -108,31 +109,69 @@ begin
 end
 $$;
 
--- Publishes In Progress of tasks whose claims could not. One of which a user's trigger takes too long is not tried again.
+-- Publishes In Progress of tasks whose claims could not, for a second; the next call continues. One of which a user's
+-- trigger takes too long is not tried again.
 create or replace function orchestrator.show_running(p_ids uuid[]) returns void
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
 declare
-    v_task orchestrator.live;
-    v_launch orchestrator.launches;
-    v_slow uuid;
+    c_time constant interval := '1 second';
+    v_id uuid;
+    v_left uuid[] := '{}';
+    v_claimed_at timestamptz;
+    v_began constant timestamptz := clock_timestamp();
 begin
-    for v_task in select q.* from orchestrator.live q
-                   where q.task_id = any (p_ids) and q.state = 'running' and q.shown <> 2 * q.attempt and q.nonce is not null
-                   order by q.task_id for update skip locked loop
-        v_launch.worker_id := v_task.worker_id;
-        v_launch.nonce := v_task.nonce;
-        update orchestrator.live q set shown = 2 * q.attempt, attempts_shown = q.attempt where q.task_id = v_task.task_id;
-        perform orchestrator.hand_out_singly(v_launch, array[v_task.task_id], array[v_task.attempt], v_task.claimed_at);
-        if orchestrator.is_cancelled() then
-            v_slow := v_task.task_id;
-            exit;
+    foreach v_id in array p_ids loop
+        if current_setting('orchestrator.is_cancelled', true) = 'yes' or clock_timestamp() > v_began + c_time then
+            v_left := v_left || v_id;
+            continue;
+        end if;
+        update orchestrator.live q set shown = 2 * q.attempt, attempts_shown = q.attempt
+         where q.ctid = (select l.ctid from orchestrator.live l
+                          where l.task_id = v_id and l.state = 'running' and l.shown <> 2 * l.attempt
+                            and l.nonce is not null for update skip locked)
+        returning q.claimed_at into v_claimed_at;
+        if found then
+            perform orchestrator.publish_running(array[v_id], v_claimed_at, false);
+            delete from orchestrator.rechecks r
+             where r.kind = 'show' and r.name = v_id::text and current_setting('orchestrator.is_cancelled', true) = 'yes';
+        else
+            v_left := v_left || v_id;
         end if;
     end loop;
     insert into orchestrator.rechecks (kind, name)
     select 'show', q.task_id::text from orchestrator.live q
-     where q.task_id = any (p_ids) and q.state = 'running' and q.shown < 2 * q.attempt and q.nonce is not null
-       and q.task_id is distinct from v_slow;
+     where q.task_id = any (v_left) and q.state = 'running' and q.shown <> 2 * q.attempt and q.nonce is not null;
+end
+$$;
+
+-- Ends tasks that claims have left because no worker can get them. One that fits by now is ready again.
+create or replace function orchestrator.end_unfit(p_ids uuid[]) returns void
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_task orchestrator.live;
+    v_inputs record;
+    v_seen uuid[] := '{}';
+begin
+    for v_task in select * from orchestrator.live q where q.task_id = any (p_ids) and q.state <> 'running'
+                   order by q.task_id for update skip locked loop
+        v_seen := v_seen || v_task.task_id;
+        v_inputs := orchestrator.inputs_size(v_task.task_id, (
+            select c.id from public.cluster_apps c where c.pool = v_task.pool and c.status not in ('deleted', 'failed')
+             order by c.max_nodes desc limit 1));
+        if v_inputs.code is not null then
+            perform orchestrator.leave(array[v_task.task_id]);
+            perform orchestrator.publish_later(array[orchestrator.end_without_run(
+                v_task, 'Failed', v_inputs.code, v_inputs.message, 'Claiming')], null);
+            perform orchestrator.ended(array[v_task.task_id], 'Failed');
+        elsif v_task.state = 'waits_for_tasks' then
+            perform orchestrator.advance(array[v_task.task_id]);
+        end if;
+    end loop;
+    insert into orchestrator.rechecks (kind, name)  -- another transaction is changing them
+    select 'unfit', q.task_id::text from orchestrator.live q
+     where q.task_id = any (p_ids) and q.task_id <> all (v_seen) and q.state <> 'running';
 end
 $$;
 
@@ -147,8 +186,8 @@ begin
 end
 $$;
 
--- What is looked at once an hour: results that nobody needs any more, dependencies that have been absent for an hour, tasks
--- that wait for each other, and the turns of tenants.
+-- What is looked at once an hour: results that nobody needs any more, dependencies that have been absent for an hour,
+-- tasks that wait for each other, and the turns of tenants.
 create or replace function orchestrator.maintain_hourly(p_now timestamptz) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_nestloop = on set jit = off as $$
 #variable_conflict use_variable
@@ -164,5 +203,34 @@ begin
            and (select t.updated_at from public.tasks t where t.id = w.id) < p_now - interval '1 hour'), true);
     perform orchestrator.end_cycles(v_waiting);
     perform orchestrator.level_turns();
+end
+$$;
+
+create or replace function public.fleet_rescue(
+    p_fleet text, p_term bigint, p_worker_id text, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_rescue');
+    return jsonb_build_object('tasks', orchestrator.rescue(p_worker_id, v_now));
+end
+$$;
+
+-- Rescues tasks whose lease ended more than p_over_s ago. If the orchestrator was not reachable during that time, their
+-- workers get the same time again. It is a separate function, because an earlier version that runs at the same time
+-- calls fleet_rescue.
+create or replace function public.fleet_rescue_overdue(
+    p_fleet text, p_term bigint, p_over_s numeric, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_rescue_overdue');
+    return jsonb_build_object('tasks', orchestrator.rescue(null, v_now, p_over_s, p_fleet));
 end
 $$;

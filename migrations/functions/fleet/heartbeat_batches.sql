@@ -1,8 +1,8 @@
 -- Heartbeats of many workers at once, and leases that the leader renews.
 
 -- Renews the leases of a worker's running tasks. The worker sends no heartbeat, but SSH has shown that its agent calls
--- and gets no answer. A task of a program of the user's own has no lease. Returns the number of tasks; a rescue skips those
--- that another transaction has locked, too.
+-- and gets no answer. A task of a program of the user's own has no lease. Returns the number of tasks; a rescue skips
+-- those that another transaction has locked, too.
 create or replace function public.fleet_keep_tasks(
     p_fleet text, p_term bigint, p_worker_id text, p_now timestamptz default null
 ) returns jsonb

@@ -1,18 +1,19 @@
 -- Heartbeats of workers.
 
--- Renews the leases of the tasks that an agent names and its launch holds, and says what became of the others. An agent says
--- for how many seconds a task has shown no sign of life. Earlier agents report only progress; a change of it counts as a
--- sign. The clock is the database's. The word of an agent about an attempt counts for at most twice the task's timeout_s, so
--- an agent that does not enforce the timeout cannot keep its pod for longer; but during an outage of the object store it
--- waits with a finished result. A task that a user's open transaction has changed keeps its lease as it is; the launch shows
--- that its agent named it.
+-- Renews the leases of the tasks that an agent names and its launch holds, and says what became of the others. An agent
+-- says for how many seconds a task has shown no sign of life. Earlier agents report only progress; a change of it
+-- counts as a sign. The clock is the database's. The word of an agent about an attempt counts for at most twice the
+-- task's timeout_s, so an agent that does not enforce the timeout cannot keep its pod for longer; but during an outage
+-- of the object store it waits with a finished result. A task that a user's open transaction has changed keeps its
+-- lease as it is; the launch shows that its agent named it.
 create or replace function orchestrator.renew(
     p_launch orchestrator.launches, p_tasks jsonb, p_now timestamptz, out held uuid[], out fenced uuid[]
 )
 language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
-    v_is_away boolean := public.internal_is_store_away(p_launch.fleet, p_now);
+    v_is_away boolean := exists (
+        select from orchestrator.store_outages o where o.fleet = p_launch.fleet and o.expires_at > p_now);
     v_ids uuid[] := array(select (n.value->>'id')::uuid from jsonb_array_elements(p_tasks) n);
     v_attempts int[] := array(select (n.value->>'attempt')::int from jsonb_array_elements(p_tasks) n);
     v_skipped uuid[];
@@ -52,7 +53,8 @@ $$;
 
 -- Publishes the progress of held tasks. What cannot be written now is written with a later heartbeat.
 create or replace function orchestrator.write_progress(p_ids uuid[], p_tasks jsonb, p_now timestamptz) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = '' set lock_timeout = '10ms'
+set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_ids uuid[] := array(
@@ -68,7 +70,8 @@ begin
     update public.tasks t set progress = n.value->'progress', updated_at = p_now
       from jsonb_array_elements(p_tasks) n
      where t.id = any (v_ids) and t.id = (n.value->>'id')::uuid;
-    perform orchestrator.end_publishing();
+    set constraints all immediate;
+    perform set_config('search_path', '', true), set_config('orchestrator.publishing', '', true);
 exception when others or assert_failure or query_canceled then
     perform orchestrator.refusal(sqlstate, sqlerrm);
 end
@@ -78,7 +81,8 @@ $$;
 -- owns its tasks until deadline_at. A spawning or terminating row keeps the times of its stage. The answer names the
 -- stuck tasks: those without a sign of life for the time that the leader declared. The agent ends these attempts. The
 -- answer also says whether an orchestrator leads the fleet: if none has led for DEADMAN_TIMEOUT_SEC, the agent ends its
--- tasks and has its pod stopped. `node_tasks`, if there are any: see functions/cluster_operations.sql.
+-- tasks and has its pod stopped. Without a leader, the heartbeats maintain the queue. `node_tasks`: those of a
+-- cluster, if there are any.
 create or replace function public.worker_heartbeat(
     p_worker_id text, p_nonce text, p_tasks jsonb, p_health jsonb, p_logs jsonb, p_now timestamptz default null
 ) returns jsonb
@@ -93,7 +97,7 @@ declare
     v_cancel jsonb;
     v_stuck jsonb;
     v_is_led boolean;
-    c_due constant int := 10;  -- publications that a heartbeat tries if no orchestrator leads
+    c_maintaining constant bigint := 1951812;  -- an advisory lock: one heartbeat at a time
 begin
     if v_worker.nonce is distinct from p_nonce then
         return jsonb_build_object('outcome', 'fenced', 'wanted', 'stop', 'cancel', '[]'::jsonb, 'fenced', '[]'::jsonb);
@@ -125,8 +129,8 @@ begin
       into v_cancel, v_stuck
       from orchestrator.live q where q.task_id = any (v_renewed.held);
     v_is_led := exists (select from public.fleet_lease l where l.fleet = v_worker.fleet and l.expires_at > v_now);
-    if not v_is_led then
-        perform orchestrator.publish_due(c_due);
+    if not v_is_led and pg_try_advisory_xact_lock(c_maintaining) then
+        perform orchestrator.maintain(v_now);
     end if;
     return jsonb_build_object(
                'outcome', 'ok', 'wanted', v_launch.wanted, 'cancel', coalesce(v_cancel, '[]'), 'stuck', coalesce(v_stuck, '[]'),
@@ -152,5 +156,30 @@ begin
                        where jsonb_typeof(l.value) <> 'number' or l.value::text !~ '^[0-9]{1,15}$')) then
         perform public.internal_refuse('OR007', 'p_logs must be {stream: bytes}', left(p_logs::text, 200));
     end if;
+end
+$$;
+
+-- The node tasks for the agent of a worker, as a part of the answer to a heartbeat; {} if there are none. They are
+-- repeated with each heartbeat until their end is reported.
+create or replace function public.internal_node_tasks(p_worker public.workers, p_now timestamptz) returns jsonb
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    c_tasks constant int := 10;
+    v_ids bigint[];
+begin
+    v_ids := array(
+        select n.id from public.node_tasks n
+         where n.worker_id = p_worker.id and n.via = 'agent' and n.status in ('queued', 'dispatched')
+           and n.deadline_at > p_now and not public.internal_is_unreadable(n.payload)  -- by hand; it expires
+         order by n.id limit c_tasks for no key update skip locked);
+    if v_ids = '{}' then
+        return '{}';
+    end if;
+    perform public.internal_because('worker', null, 'sent to the agent');
+    update public.node_tasks n set status = 'dispatched' where n.id = any (v_ids) and n.status = 'queued';
+    return jsonb_build_object('node_tasks', (
+        select jsonb_agg(jsonb_build_object('id', n.id, 'kind', n.kind, 'payload', n.payload) order by n.id)
+          from public.node_tasks n where n.id = any (v_ids)));
 end
 $$;

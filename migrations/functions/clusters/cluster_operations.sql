@@ -220,31 +220,6 @@ exception when others or assert_failure then
 end
 $$;
 
--- The node tasks for the agent of a worker, as a part of the answer to a heartbeat; {} if there are none. They are
--- repeated with each heartbeat until their end is reported.
-create or replace function public.internal_node_tasks(p_worker public.workers, p_now timestamptz) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
-#variable_conflict use_variable
-declare
-    c_tasks constant int := 10;
-    v_ids bigint[];
-begin
-    v_ids := array(
-        select n.id from public.node_tasks n
-         where n.worker_id = p_worker.id and n.via = 'agent' and n.status in ('queued', 'dispatched')
-           and n.deadline_at > p_now and not public.internal_is_unreadable(n.payload)  -- by hand; it expires
-         order by n.id limit c_tasks for no key update skip locked);
-    if v_ids = '{}' then
-        return '{}';
-    end if;
-    perform public.internal_because('worker', null, 'sent to the agent');
-    update public.node_tasks n set status = 'dispatched' where n.id = any (v_ids) and n.status = 'queued';
-    return jsonb_build_object('node_tasks', (
-        select jsonb_agg(jsonb_build_object('id', n.id, 'kind', n.kind, 'payload', n.payload) order by n.id)
-          from public.node_tasks n where n.id = any (v_ids)));
-end
-$$;
-
 -- The agent reports the end of a node task: {outcome: ok, already or fenced}. Fenced: an earlier launch, or a task that
 -- this worker was not sent.
 create or replace function public.worker_node_task_done(

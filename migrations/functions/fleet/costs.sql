@@ -271,8 +271,9 @@ begin
 end
 $$;
 
--- Dollars of tasks between two moments, by tenant or by the value of one label; p_by is 'tenant' or 'label:KEY'. The name
--- of tasks without it is NULL. The p_limit most expensive lines, with the number of all: {now, since, until, lines, of}.
+-- Dollars of tasks between two moments, by tenant or by the value of one label; p_by is 'tenant' or 'label:KEY'. The
+-- name of tasks without it is NULL. The p_limit most expensive lines, with the number of all: {now, since, until,
+-- lines, of}.
 create or replace function public.fleet_cost_by(
     p_fleet text, p_since timestamptz, p_until timestamptz, p_by text, p_limit int, p_now timestamptz default null
 ) returns jsonb

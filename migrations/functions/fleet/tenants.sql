@@ -1,7 +1,7 @@
 -- Tenants, as their weights are set and shown. queue/03_turns.sql says how they share a pool.
 
--- The tenants that have a weight or live tasks: {tenants: [{tenant, weight, ready, waiting, running}]}. The tenant of tasks
--- without one is null.
+-- The tenants that have a weight or live tasks: {tenants: [{tenant, weight, ready, waiting, running}]}. The tenant of
+-- tasks without one is null.
 create or replace function public.task_tenants(p_now timestamptz default null) returns jsonb
 language sql stable security definer set search_path = '' set jit = off as $$
     select jsonb_build_object('tenants', coalesce(jsonb_agg(jsonb_build_object(

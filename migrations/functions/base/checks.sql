@@ -109,7 +109,8 @@ language sql security definer set search_path = '' as $$
            set_config('orchestrator.reason', coalesce(internal_because.p_reason, ''), true)
 $$;
 
--- Whether the caller is a pod. It is plpgsql because an SQL function with its own search_path cannot be inlined, and is
+-- Whether the caller is a pod. PostgREST sets request.method in every transaction; a pod can neither set it through the
+-- gateway nor omit it there. The function is plpgsql because an SQL function with its own search_path cannot be inlined, and is
 -- slower.
 create or replace function public.internal_is_pod() returns boolean
 language plpgsql stable security definer set search_path = '' as $$
@@ -131,11 +132,4 @@ begin
         or p_sqlstate = '40001' and current_setting('transaction_isolation') <> 'read committed'
         or p_sqlstate = '25006' and current_setting('transaction_read_only')::boolean;
 end
-$$;
-
--- Whether this call came through PostgREST. PostgREST sets this in every transaction; a pod can neither set it through
--- the gateway nor omit it here.
-create or replace function public.internal_is_over_postgrest() returns boolean
-language sql stable security definer set search_path = '' as $$
-    select nullif(current_setting('request.method', true), '') is not null
 $$;

@@ -32,12 +32,3 @@ begin
     return jsonb_build_object('away', p_reason is not null);
 end
 $$;
-
-create or replace function public.internal_is_store_away(p_fleet text, p_now timestamptz) returns boolean
-language plpgsql stable security definer set search_path = '' as $$
-#variable_conflict use_variable
-begin
-    return exists (select from public.fleet_settings s
-                    where s.fleet = p_fleet and s.name = 'store_away' and s.expires_at > p_now);
-end
-$$;

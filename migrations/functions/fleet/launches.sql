@@ -1,16 +1,23 @@
 -- The launches of agents: what their calls must know, kept by a trigger of `workers`.
 
+-- `may`: it may claim. A worker that is held back may from `until` on, and of a cluster only the controller, while it
+-- is ready and the cluster runs: it passes the tasks on to Slurm.
 create or replace function orchestrator.keep_launch(p_worker public.workers) returns void
 language plpgsql security definer set search_path = '' set jit = off as $$
 #variable_conflict use_variable
 declare
     v_wanted text := public.internal_wanted(p_worker);
+    v_may boolean := v_wanted = 'run' and p_worker.status in ('active', 'idle')
+        and (p_worker.held_back is null or public.internal_held_moment(p_worker.held_back, 'since') is not null
+             and public.internal_held_moment(p_worker.held_back, 'until') <= public.internal_now())
+        and (p_worker.cluster is null or exists (
+             select from public.cluster_members m join public.cluster_apps c on c.id = m.cluster
+              where m.cluster = p_worker.cluster and m.worker_id = p_worker.id and m.role = 'controller'
+                and m.status = 'ready' and c.status in ('running', 'degraded')));
 begin
     insert into orchestrator.launches as l (worker_id, nonce, jti, fleet, pool, status, wanted, may, cluster, lease, log_bytes)
     values (p_worker.id, p_worker.nonce, p_worker.token_jti, p_worker.fleet, p_worker.pool, p_worker.status, v_wanted,
-            v_wanted = 'run' and p_worker.status in ('active', 'idle') and p_worker.held_back is null
-                and p_worker.cluster is null,
-            p_worker.cluster, p_worker.lease_s * interval '1 second',
+            coalesce(v_may, false), p_worker.cluster, p_worker.lease_s * interval '1 second',
             (p_worker.log_bytes #>> array[p_worker.nonce, 'handler'])::bigint)
     on conflict (worker_id) do update
        set nonce = excluded.nonce, jti = excluded.jti, fleet = excluded.fleet, pool = excluded.pool, status = excluded.status,

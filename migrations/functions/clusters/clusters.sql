@@ -290,6 +290,10 @@ begin
     values (v_cluster, case when tg_argv[0] <> 'cluster' then v_row->>'worker_id' end, tg_argv[0], v_from, new.status,
             left(coalesce(nullif(current_setting('orchestrator.reason', true), ''), 'changed by hand'), 500),
             public.internal_now());
+    if tg_argv[0] in ('cluster', 'member') then  -- its controller may claim, or not any more
+        perform orchestrator.keep_launch(w.worker) from (
+            select c as worker from public.workers c where c.cluster = v_cluster order by c.id) w;
+    end if;
     if tg_argv[0] = 'cluster' then
         perform pg_notify('orchestrator_fleet', '');
         perform pg_notify('orchestrator_fleet', m.worker_id) from public.cluster_members m

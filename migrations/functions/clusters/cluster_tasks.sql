@@ -1,5 +1,5 @@
 -- The tasks of a cluster's pool, by the number of nodes that each asks for. A task that asks for more nodes than the cluster
--- may have is ended by the claim that finds it or by the leader's sweep: it would keep the controller from all others.
+-- may have is not given to a worker. Maintenance or the sweep ends it: it would keep the controller from all others.
 
 -- The ready and running tasks of its pool and the nodes that they ask for: {tasks, nodes, largest}, without ready tasks
 -- that ask for more than the cluster may have: these fail (internal_cluster_refuse).
@@ -51,17 +51,9 @@ language plpgsql security definer set search_path = '' set enable_seqscan = off 
 #variable_conflict use_variable
 declare
     c_tasks constant int := 100;
-    v_task record;
-    v_live orchestrator.live;
 begin
-    for v_task in select t.id, t.nodes from public.internal_cluster_tasks(p_row, p_now) t
-                   where t.is_ready and t.nodes > p_row.max_nodes limit c_tasks loop
-        select * into v_live from orchestrator.live q
-         where q.task_id = v_task.id and q.state = 'ready' for update skip locked;
-        if found then
-            perform orchestrator.end_unclaimable(v_live, 'SLURM_TOO_LARGE', format(
-                'It asks for %s nodes, and cluster %s may have %s', v_task.nodes, p_row.id, p_row.max_nodes));
-        end if;
-    end loop;
+    perform orchestrator.end_unfit(array(
+        select t.id from public.internal_cluster_tasks(p_row, p_now) t
+         where t.is_ready and t.nodes > p_row.max_nodes limit c_tasks));
 end
 $$;

@@ -93,17 +93,3 @@ exception when unique_violation then
     return null;
 end
 $$;
-
--- This task and those that failed only because of it, at any depth: their edges are kept.
-create or replace function orchestrator.failed_dependants(p_id uuid) returns uuid[]
-language sql stable security definer set search_path = '' set enable_seqscan = off set enable_hashjoin = off
-set enable_mergejoin = off set jit = off as $$
-    with recursive behind (id) as (
-        select failed_dependants.p_id
-        union
-        select f.task_id from behind b cross join lateral (
-            select e.task_id from orchestrator.edges e
-             where e.needs = b.id and (orchestrator.current_task(e.task_id)).failure_code = 'DEPENDENCY_FAILED' offset 0) f
-    )
-    select array_agg(b.id) from behind b
-$$;

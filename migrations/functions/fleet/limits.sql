@@ -35,8 +35,8 @@ begin
 end
 $$;
 
--- The limits that are set, and the keys with live tasks: {limits: [{scope, name, most, is_set, running, ready, waiting}]},
--- at most 1000, those with most waiting tasks first. A key without a row has the limit 1.
+-- The limits that are set, and the keys with live tasks: {limits: [{scope, name, most, is_set, running, ready,
+-- waiting}]}, at most 1000, those with most waiting tasks first. A key without a row has the limit 1.
 create or replace function public.task_limits(p_now timestamptz default null) returns jsonb
 language sql stable security definer set search_path = '' set jit = off as $$
     with used as (
@@ -58,8 +58,8 @@ language sql stable security definer set search_path = '' set jit = off as $$
       from listed d
 $$;
 
--- Which limit a task waits for: {kind: limit, scope, name, most, running, next}; next is a task that has a place and does not
--- run yet.
+-- Which limit a task waits for: {kind: limit, scope, name, most, running, next}; next is a task that has a place and
+-- does not run yet.
 create or replace function public.internal_limit_waits(p_task orchestrator.live) returns jsonb
 language plpgsql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable

@@ -2,10 +2,10 @@
 --
 -- Such a worker is held back, and its own tasks decide: a task that another worker of its release completes speaks
 -- against the worker, unless first attempts fail on the others as well; a task that fails on another machine too says
--- nothing about either. A worker with
--- WORKER_MAX_CONSECUTIVE_FAILURES failures of its own is `suspect`: it claims nothing while other workers can try these
--- tasks. If those that others have tried failed there too, the inputs or the release are the cause, and it only pauses. It
--- claims again from `until` on, and its next success ends the hold. Each hold in a row doubles the pause.
+-- nothing about either. A worker with WORKER_MAX_CONSECUTIVE_FAILURES failures of its own is `suspect`: it claims
+-- nothing while other workers can try these tasks. If those that others have tried failed there too, the inputs or the
+-- release are the cause, and it only pauses. It claims again from `until` on, and its next success ends the hold. Each
+-- hold in a row doubles the pause.
 --
 -- Failures that the handler calls permanent hold a worker back only if another worker completes tasks of these types. A
 -- task of a type for which the declared release has no handler says nothing about the worker. Tasks that a sick worker
@@ -69,13 +69,6 @@ $$;
 create or replace function public.internal_hold_pause(p_trials int) returns interval
 language sql immutable security definer set search_path = '' as $$
     select least(20 * 2 ^ least(greatest(internal_hold_pause.p_trials, 0), 10), 300) * interval '1 second'
-$$;
-
--- A time of a hold; null if it has none, or if a person wrote something else there.
-create or replace function public.internal_held_moment(p_held jsonb, p_name text) returns timestamptz
-language sql stable security definer set search_path = '' as $$
-    select case when internal_held_moment.p_held->>internal_held_moment.p_name ~ E'^\\d{4}-\\d\\d-\\d\\dT\\d\\d:\\d\\d:\\d\\d'
-                then (internal_held_moment.p_held->>internal_held_moment.p_name)::timestamptz end
 $$;
 
 -- Holds a worker back if its last tasks all failed, each a different one. Other workers then run the remaining tasks.
@@ -148,28 +141,26 @@ begin
 end
 $$;
 
--- Whether a worker that is held back may claim now. It decides again by what became of its tasks elsewhere. It runs in the
--- worker's claim, which has locked its row.
-create or replace function public.internal_may_claim_again(p_worker public.workers, p_now timestamptz) returns boolean
+-- Decides again about a worker that is held back, by what became of its tasks elsewhere. It may claim from `until` on,
+-- which its launch shows. The caller has locked its row.
+create or replace function public.internal_review_hold(p_worker public.workers, p_now timestamptz) returns void
 language plpgsql security definer set search_path = '' as $$
 #variable_conflict use_variable
 declare
     v_held jsonb := p_worker.held_back;
     v_limit int := public.internal_max_failures(p_worker);
-    v_since timestamptz;
-    v_until timestamptz;
+    v_since timestamptz := public.internal_held_moment(v_held, 'since');
+    v_until timestamptz := public.internal_held_moment(v_held, 'until');
     v_failures int;
     v_own int;
     v_done int;
     v_waits boolean;
     v_suspect boolean;
-    v_trials int := coalesce((p_worker.held_back->>'trials')::int, 0);
+    v_trials int := coalesce((v_held->>'trials')::int, 0);
     c_wait constant interval := '15 minutes';  -- for another worker to try the tasks
 begin
-    v_since := public.internal_held_moment(v_held, 'since');
-    v_until := public.internal_held_moment(v_held, 'until');
     if v_since is null then  -- a person wrote it
-        return false;
+        return;
     end if;
     select count(*), count(*) filter (where f.own), count(*) filter (where f.done),
            coalesce(bool_or(f.own and f.waits and not f.done), false)
@@ -178,12 +169,13 @@ begin
     if v_failures < v_limit then  -- it has completed a task
         update public.workers w set held_back = null, waiting_on = 'worker', waiting_for = 'tasks' where w.id = p_worker.id;
         perform pg_notify('orchestrator_fleet', p_worker.id);
-        return true;
+        return;
     end if;
     v_suspect := public.internal_is_suspect(v_limit, v_failures, v_own, v_done);
     if not v_suspect and v_held->'suspect' is distinct from 'false' then
         v_until := least(v_until, p_now);
-    elsif v_suspect and v_until is null and v_done * 2 >= v_limit and not (select c.meanwhile from public.internal_compared(p_worker) c) then
+    elsif v_suspect and v_until is null and v_done * 2 >= v_limit
+          and not (select c.meanwhile from public.internal_compared(p_worker) c) then
         v_until := p_now;  -- perhaps the world was at fault, and is well again
     elsif v_suspect and v_until is null and p_now >= v_since + public.internal_hold_pause(v_trials) then
         v_waits := v_waits and exists (  -- by the workers that are there, or on their way
@@ -201,8 +193,25 @@ begin
     if v_held <> p_worker.held_back then
         update public.workers w set held_back = v_held where w.id = p_worker.id;
         perform pg_notify('orchestrator_fleet', p_worker.id);
+    elsif v_until <= p_now and not (select l.may from orchestrator.launches l where l.worker_id = p_worker.id) then
+        perform orchestrator.keep_launch(p_worker);
+        perform pg_notify('orchestrator_fleet', p_worker.id);
     end if;
-    return coalesce(v_until <= p_now, false);
+end
+$$;
+
+-- Looks at all workers that are held back, without waiting for one that another transaction has locked.
+create or replace function orchestrator.review_holds(p_now timestamptz) returns void
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_worker public.workers;
+begin
+    for v_worker in select * from public.workers w
+                     where w.status in ('active', 'idle') and w.held_back is not null
+                     order by w.id for no key update skip locked loop
+        perform public.internal_review_hold(v_worker, p_now);
+    end loop;
 end
 $$;
 
@@ -235,11 +244,12 @@ language sql stable security definer set search_path = '' as $$
 $$;
 
 -- What attempts at such tasks on other workers say about the failures here. `alike`: tasks that had not failed before
--- failed there too, and may succeed in a later attempt. `meanwhile`: some were completed while tasks failed here, so the
--- world was well. If they fail alike, only first attempts count, and so many must have failed here in a row that chance
--- explains it in less than one case of ten thousand: the others' share to the power of the failures. The share is that of
--- the rule of succession, because a few attempts say little. If others completed none of the tasks that failed here, their
--- last attempts count too: this worker's may have had such inputs. `unlike`: so many of those that others completed.
+-- failed there too, and may succeed in a later attempt. `meanwhile`: some were completed while tasks failed here, so
+-- the world was well. If they fail alike, only first attempts count, and so many must have failed here in a row that
+-- chance explains it in less than one case of ten thousand: the others' share to the power of the failures. The share
+-- is that of the rule of succession, because a few attempts say little. If others completed none of the tasks that
+-- failed here, their last attempts count too: this worker's may have had such inputs. `unlike`: so many of those that
+-- others completed.
 create or replace function public.internal_compared(p_worker public.workers) returns table (
     meanwhile boolean, alike boolean, unlike boolean
 ) language sql stable security definer set search_path = '' as $$
@@ -260,8 +270,8 @@ create or replace function public.internal_compared(p_worker public.workers) ret
            lateral (select c.failed, ln((o.done + c.failed + 2)::double precision / (c.failed + 1)) as odds) r
 $$;
 
--- Whether this worker's release has completed a task of the types that it failed: in the last attempts of its workers, or
--- when one of them was held back for such tasks. More failures since then do not change that.
+-- Whether this worker's release has completed a task of the types that it failed: in the last attempts of its workers,
+-- or when one of them was held back for such tasks. More failures since then do not change that.
 create or replace function public.internal_release_works(p_worker public.workers) returns boolean
 language sql stable security definer set search_path = '' as $$
     with release as (

@@ -1,8 +1,8 @@
 -- Rows that were written while the triggers were off (a restore, a replica role, an apply worker) are found by reading
 -- `tasks`, `live` and `edges` from end to end, a part at a time.
 
--- Reads the next so many pages of each table (null: so many that an hour of calls reads everything twice), and reconciles
--- what differs. Returns the ids.
+-- Reads the next so many pages of each table (null: so many that an hour of calls reads everything twice), and
+-- reconciles what differs. Returns the ids.
 create or replace function orchestrator.audit(p_blocks int) returns uuid[]
 language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_hashjoin = off
 set enable_mergejoin = off set jit = off as $$
@@ -71,8 +71,9 @@ begin
 end
 $$;
 
--- Looks at the next so many limits that tasks wait for, and lets tasks through where there is room. Two open transactions may
--- not see each other: one frees the last place and sees nobody wait, and in the other a task begins to wait.
+-- Looks at the next so many limits that tasks wait for, and lets tasks through where there is room. Two open
+-- transactions may not see each other: one frees the last slot and sees nobody wait, and in the other a task begins to
+-- wait.
 create or replace function orchestrator.audit_limits(p_scope text, p_most int) returns void
 language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
 set enable_bitmapscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
@@ -97,7 +98,7 @@ begin
     end loop;
     update orchestrator.audits a set next_name = v_after where a.rel = v_rel and a.next_name is distinct from v_after;
     select array_agg(n.name) into v_names
-      from unnest(v_names, orchestrator.rooms(p_scope, v_names)) n (name, room) where n.room > 0 or n.room is null;
+      from unnest(v_names, orchestrator.free_slots(p_scope, v_names)) n (name, room) where n.room > 0 or n.room is null;
     if v_names is not null then
         perform orchestrator.admit(p_scope, v_names, null);
     end if;

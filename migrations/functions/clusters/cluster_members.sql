@@ -1,15 +1,5 @@
 -- Members of clusters: workers that a cluster reserves, with their place and their state in Slurm.
 
--- Whether a worker that a cluster reserves may take tasks: only the controller, while it is ready and the cluster runs. It
--- passes the tasks on to Slurm.
-create or replace function public.internal_is_controller(p_worker public.workers) returns boolean
-language sql stable security definer set search_path = '' set enable_seqscan = off as $$
-    select exists (
-        select from public.cluster_members m join public.cluster_apps c on c.id = m.cluster
-         where m.cluster = internal_is_controller.p_worker.cluster and m.worker_id = internal_is_controller.p_worker.id
-           and m.role = 'controller' and m.status = 'ready' and c.status in ('running', 'degraded'))
-$$;
-
 -- Adds a promoted worker that the cluster reserves as a pending member. p_fields: index_no (without it: the lowest free
 -- one), node_name (without it: from the worker's id), and those of fleet_cluster_member_move. Answers {outcome, index_no,
 -- node_name}; stale if the worker or the cluster is not ready for it, or the place is taken.
@@ -95,7 +85,8 @@ begin
     exception when unique_violation then
         return jsonb_build_object('outcome', 'stale', 'why', 'the cluster has another controller');
     end;
-    if v_fields ? 'role' then  -- a change of the state notifies too
+    if v_fields ? 'role' then  -- a change of the state does both, too
+        perform orchestrator.keep_launch(w.*) from public.workers w where w.id = p_worker_id;
         perform pg_notify('orchestrator_fleet', p_worker_id);
     end if;
     return jsonb_build_object('outcome', 'ok', 'status', v_row.status);
