@@ -265,14 +265,23 @@ begin
 end
 $$;
 
--- The JSON of a claimed task for its agent. Add a column that agents need here and nowhere else. It has no settings of
--- its own, so that PostgreSQL makes it part of the statement that calls it.
+-- The JSON of a claimed task for its agent. Add a column that agents need here and nowhere else.
 create or replace function orchestrator.for_agent(p_task public.tasks, p_held orchestrator.held) returns json
-language sql stable as $$
-    select json_build_object(
+language plpgsql stable security definer set search_path = '' as $$
+#variable_conflict use_variable
+begin
+    return json_build_object(
         'id', p_task.id, 'task_type', p_task.task_type, 'params', p_task.params, 'attempt', p_held.attempt,
-        'max_attempts', p_held.max_attempts, 'timeout_s', p_held.timeout_s, 'output_prefix', p_held.output_prefix,
+        'max_attempts', p_held.max_attempts, 'timeout_s', p_held.timeout_s,
+        'output_prefix', p_held.output_prefix,
         'traceparent', case when public.internal_traceparent_problem(p_task.traceparent) is null then p_task.traceparent end,
-        'dependencies', case when p_held.has_needs then orchestrator.inputs(p_task.depends_on) else '[]' end)
+        'dependencies', case when p_held.has_needs then (
+            select coalesce(json_agg(json_build_object(
+                       'id', n.id, 'task_type', r.task_type, 'output_location', r.output_location,
+                       'result_data', r.result_data) order by n.place), '[]')
+              from (select u.id, min(u.place) as place
+                      from unnest(p_task.depends_on) with ordinality u (id, place) group by u.id) n
+             cross join lateral orchestrator.result_of(n.id) r) else '[]' end);
+end
 $$;
 

@@ -129,13 +129,3 @@ language sql stable security definer set search_path = '' rows 1 as $$
     select r.task_type, r.output_location, r.result_data, r.output_object from public.task_results r
      where r.id = result_of.p_id and not exists (select from public.tasks t where t.id = result_of.p_id)
 $$;
-
--- The results of the tasks that a claimed task needs, for its agent, in the order of depends_on.
-create or replace function orchestrator.inputs(p_needs uuid[]) returns json
-language sql stable security definer set search_path = '' as $$
-    select coalesce(json_agg(json_build_object(
-               'id', n.id, 'task_type', r.task_type, 'output_location', r.output_location,
-               'result_data', r.result_data) order by n.place), '[]')
-      from (select u.id, min(u.place) as place from unnest(inputs.p_needs) with ordinality u (id, place) group by u.id) n
-     cross join lateral orchestrator.result_of(n.id) r
-$$;
