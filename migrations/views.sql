@@ -35,6 +35,7 @@ declare
     v_name name;
 begin
     if exists (select from pg_catalog.pg_class c where c.oid = to_regclass('public.task_attempts') and c.relkind = 'r') then
+        lock table public.tasks in access exclusive mode;  -- calls of the state before lock it first, too
         for v_name in select g.tgname from pg_catalog.pg_trigger g
                        where g.tgrelid = 'public.task_attempts'::regclass and not g.tgisinternal loop
             execute format('drop trigger %I on public.task_attempts', v_name);

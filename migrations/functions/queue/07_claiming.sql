@@ -287,7 +287,7 @@ begin
         'id', p_task.id, 'task_type', p_task.task_type, 'params', p_task.params, 'attempt', p_attempt,
         'max_attempts', v_live.max_attempts, 'timeout_s', v_live.timeout_s,
         'output_prefix', public.internal_output_prefix(p_task.id, p_attempt, p_nonce), 'traceparent', orchestrator.trace_of(p_task),
-        'dependencies', case when v_live.has_needs then orchestrator.inputs(p_task.depends_on) else '[]' end);
+        'dependencies', case when v_live.has_needs then orchestrator.inputs(orchestrator.needs(p_task)) else '[]' end);
 end
 $$;
 

@@ -104,7 +104,7 @@ declare
 begin
     bytes := 0;
     json_values := 0;
-    select t.depends_on into v_depends from public.tasks t where t.id = p_task_id;
+    select orchestrator.needs(t.*) into v_depends from public.tasks t where t.id = p_task_id;
     for v_input in
         select t.params as value, 0 as frame_bytes from public.tasks t where t.id = p_task_id
         union all

@@ -60,6 +60,7 @@ declare
     v_shows uuid[];
     v_unmet uuid[];
     v_edited uuid[];
+    v_entered uuid[];
     v_ended uuid[];
     v_count int;
 begin
@@ -73,12 +74,16 @@ begin
            array_agg(distinct t.name::uuid) filter (where t.kind = 'needs'),
            array_agg(distinct t.name::uuid) filter (where t.kind = 'unmet'),
            array_agg(distinct t.name::uuid) filter (where t.kind = 'edit'),
+           array_agg(distinct t.name::uuid) filter (where t.kind = 'enter'),
            array_agg(distinct t.name::uuid) filter (where t.kind = 'ended'),
            array_agg(distinct t.name::uuid) filter (where t.kind = 'show'), count(*)
-      into v_keys, v_types, v_limited, v_needs, v_unmet, v_edited, v_ended, v_shows, v_count from taken t;
+      into v_keys, v_types, v_limited, v_needs, v_unmet, v_edited, v_entered, v_ended, v_shows, v_count from taken t;
     if v_ended is not null then
         perform orchestrator.ended(
             array(select i.id from unnest(v_ended) i (id) where orchestrator.need_status(i.id) = 'Failed'), 'Failed');
+    end if;
+    if v_entered is not null then
+        perform orchestrator.enter_free(v_entered);
     end if;
     if v_edited is not null then
         perform orchestrator.reconcile_free(v_edited);

@@ -1,6 +1,6 @@
 -- post-deploy
 -- no transaction
--- What the queue kept in the rows of `tasks` is in the schema `orchestrator` now; see 0029.
+-- What the state before the queue had: it kept the queue in the rows of `tasks`. Elsewhere nothing of this exists.
 
 drop index concurrently if exists public.tasks_claim;
 drop index concurrently if exists public.tasks_claim_order;
@@ -16,6 +16,7 @@ drop index concurrently if exists public.tasks_gate_types;
 drop index concurrently if exists public.tasks_gate_due;
 drop index concurrently if exists public.tasks_key_places;
 drop index concurrently if exists public.tasks_type_places;
+drop index concurrently if exists orchestrator.task_attempts_claim;
 alter table public.tasks drop constraint if exists tasks_status_known;
 drop table if exists public.tasks_unsettled;
 drop table if exists public.concurrency_notes;
@@ -31,3 +32,13 @@ alter table public.tasks
     drop column if exists progress_at,
     drop column if exists pool_by_type,
     drop column if exists uncounted;
+do $$
+declare
+    v_name name;
+begin
+    for v_name in select c.conname from pg_catalog.pg_constraint c
+                   where c.conrelid = 'orchestrator.attempts'::regclass and starts_with(c.conname, 'task_attempts_') loop
+        execute format('alter table orchestrator.attempts rename constraint %I to %I', v_name, substr(v_name, 6));
+    end loop;
+end
+$$;
