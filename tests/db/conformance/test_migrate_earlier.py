@@ -164,8 +164,8 @@ async def test_what_waits_in_it_waits_on(earlier: str) -> None:
     agent = await fleet.agent()
     await fleet.submit({"max_attempts": 2}, {"concurrency_key": "k"})
     failing, key = await agent.claim(batch=2)
-    assert await agent.fail(failing, message="no", permanent=False) == "requeued"
-    later = f"{fleet.now.replace(year=9000):%Y-%m-%dT%H:%M:%SZ}"
+    assert await agent.fail(failing, message="no", retryable=True) == "requeued"
+    later = f"{fleet.now.replace(year=2999):%Y-%m-%dT%H:%M:%SZ}"
     (needed,) = await fleet.submit({"run_after": later})
     waiting = await fleet.submit({"depends_on": [needed]}, {"concurrency_key": "k"}, {"dedupe_key": "d", "run_after": later})
     await migrate(earlier)
@@ -180,5 +180,5 @@ async def test_what_waits_in_it_waits_on(earlier: str) -> None:
     await fleet.maintain()
     claimed = {task["id"]: task["attempt"] for task in await agent.claim(batch=9)}
     assert claimed == {failing["id"]: 2, waiting[1]: 1}
-    assert await agent.fail(failing | {"attempt": 2}, message="no", permanent=False) == "failed"
+    assert await agent.fail(failing | {"attempt": 2}, message="no", retryable=True) == "failed"
     await db.close()

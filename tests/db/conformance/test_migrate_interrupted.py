@@ -1,8 +1,8 @@
 """A user's tables are adopted: interrupted anywhere, with open transactions, and with rows in which much is missing."""
 
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+import sys
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import psycopg
@@ -12,7 +12,8 @@ from psycopg.rows import DictRow
 
 from orchestrator import migrate as migrations
 from orchestrator.adapters.postgres import PostgresDb
-from orchestrator.migrate import migrate, planned, removed, run, steps
+from orchestrator.migrate import migrate, planned, removed, run
+from orchestrator.migrate.steps import ADOPT, ADOPTION, Statement
 from orchestrator.ports import Unavailable
 from testbed.services.postgres import EmbeddedPostgres
 from tests.db.conformance.builders import Fleet
@@ -52,8 +53,8 @@ NOTHING = {"missing": 0, "unleased": 0, "lost": 0, "different": 0}
 
 @pytest.fixture
 async def filled(project: AsyncConnection[DictRow], monkeypatch: pytest.MonkeyPatch) -> AsyncConnection[DictRow]:
-    """Such a project, whose tasks are adopted in three batches."""
-    monkeypatch.setattr(steps, "ADOPT", "select * from orchestrator.adopt(700)")
+    """Such a project, whose tasks are adopted in a few batches."""
+    monkeypatch.setattr(sys.modules["orchestrator.migrate.steps"], "ADOPT", ADOPT.replace("10000", "700"))
     await project.execute(TASKS.format(status=TEXT, extra="dependant_on uuid,").encode())
     await project.execute(WORKERS)
     await project.execute(FILL)
@@ -68,7 +69,7 @@ class Killer:
         self.at: int | None = None
         execute = run._execute
 
-        async def killed(connection: AsyncConnection[Any], statement: steps.Statement) -> Any:
+        async def killed(connection: AsyncConnection[Any], statement: Statement) -> Any:
             if len(self.paths) == self.at:
                 await connection.execute("select pg_terminate_backend(pg_backend_pid())")
             self.paths.append(statement.path)
@@ -80,7 +81,7 @@ class Killer:
         """The first and the last statement of each file, and of all functions."""
         groups = [re.sub("^functions/.*", "functions", path) for path in self.paths]
         starts = [n for n, group in enumerate(groups) if n == 0 or groups[n - 1] != group]
-        return sorted({*starts, *(n - 1 for n in starts[1:]), *(n for n, g in enumerate(groups) if g == steps.ADOPTION)})
+        return sorted({*starts, *(n - 1 for n in starts[1:]), *(n for n, g in enumerate(groups) if g == ADOPTION)})
 
 
 async def test_it_can_be_killed_at_each_step_and_goes_on(
@@ -92,7 +93,7 @@ async def test_it_can_be_killed_at_each_step_and_goes_on(
     await migrate(empty_database)
     assert await rows(filled, STATE) == before
     whole, places = await dump(empty_database), killer.edges()
-    assert len([path for path in killer.paths if path == steps.ADOPTION]) == 3
+    assert len([path for path in killer.paths if path == ADOPTION]) > 2
     for place in places:
         await removed(empty_database)
         killer.paths, killer.at = [], place
@@ -106,66 +107,73 @@ async def test_it_can_be_killed_at_each_step_and_goes_on(
     assert [row for row in await rows(filled, "select * from audit") if "tasks" in row["what"]] == []
 
 
-@pytest.fixture
-async def meanwhile(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[str], None]]:
-    """Register statements of a user's transaction that begins before the first batch, and is open until the test ends it."""
-    adopt = migrations.adopt
-    async with AsyncExitStack() as stack:
-        def register(url: str, *statements: str, commit: bool = False) -> list[AsyncConnection[Any]]:
-            opened: list[AsyncConnection[Any]] = []
+Then = Callable[[AsyncConnection[Any]], Awaitable[None]]
 
-            async def delayed(*args: Any) -> Any:
-                other = await stack.enter_async_context(await psycopg.AsyncConnection.connect(url))
+
+@pytest.fixture
+def meanwhile(monkeypatch: pytest.MonkeyPatch, empty_database: str) -> Callable[..., None]:
+    """Register a user's transaction: it makes these statements before the first batch, and is open until `then` ends it."""
+
+    def register(statements: Sequence[str], then: Then) -> None:
+        adopt = migrations.adopt
+
+        async def delayed(*args: Any) -> tuple[str, ...]:
+            async with await psycopg.AsyncConnection.connect(empty_database) as other:
                 for statement in statements:
                     await other.execute(statement.encode())
-                if commit:
-                    await other.commit()
-                opened.append(other)
-                return await adopt(*args)
+                notes: tuple[str, ...] = await adopt(*args)
+                await then(other)
+            return notes
 
-            monkeypatch.setattr(migrations, "adopt", delayed)
-            return opened
+        monkeypatch.setattr(migrations, "adopt", delayed)
 
-        yield register
+    return register
 
 
-async def test_an_open_transaction_of_a_users_holds_nothing_up(
-    project: AsyncConnection[DictRow], empty_database: str, meanwhile: Callable[..., list[AsyncConnection[Any]]]
+async def test_an_open_transaction_of_a_users_holds_no_task_up(
+    project: AsyncConnection[DictRow], empty_database: str, meanwhile: Callable[..., None]
 ) -> None:
     """What it has changed or locked comes into the queue when it has ended, as it is then."""
     await project.execute(TASKS.format(status=TEXT, extra="").encode())
     await project.execute("insert into tasks (task_type) select 't' from generate_series(1, 4)")
     ended, locked, deleted, free = [str(row["id"]) for row in await rows(project, "select id from tasks order by id")]
-    opened = meanwhile(
-        empty_database,
+    query = "select task_id::text as id, state::text from orchestrator.live order by 1"
+
+    async def then(other: AsyncConnection[Any]) -> None:
+        for is_open in (True, False):
+            if not is_open:
+                await other.commit()
+            await project.execute("select orchestrator.maintain_at(now())")
+            left = [free] if is_open else [locked, free]
+            assert await rows(project, query) == [{"id": one, "state": "ready"} for one in left]
+
+    changes = (
         f"update tasks set status = 'Complete' where id = '{ended}'",  # noqa: S608
         f"select from tasks where id = '{locked}' for update",  # noqa: S608
         f"delete from tasks where id = '{deleted}'",  # noqa: S608
     )
+    meanwhile(changes, then)
     report = await migrate(empty_database)
     assert any("3 tasks are locked by open transactions of yours" in note for note in report.notes)
-    query = "select task_id::text as id, state::text from orchestrator.live order by 1"
-    assert await rows(project, query) == [{"id": free, "state": "ready"}]
-    db = await PostgresDb.open(empty_database)
-    fleet = Fleet(db)
-    fleet.term = (await fleet.lead())["term"]
-    await fleet.maintain()
-    assert await rows(project, query) == [{"id": free, "state": "ready"}]
-    await opened[0].commit()
-    await fleet.maintain()
-    await db.close()
-    assert await rows(project, query) == [{"id": locked, "state": "ready"}, {"id": free, "state": "ready"}]
 
 
 async def test_a_result_that_a_task_needs_is_kept_before_the_task_is_in_the_queue(
-    project: AsyncConnection[DictRow], empty_database: str, meanwhile: Callable[..., list[AsyncConnection[Any]]]
+    project: AsyncConnection[DictRow], empty_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A user deletes a Complete task between the triggers and the first batch."""
     await project.execute(TASKS.format(status=TEXT, extra="dependant_on uuid,").encode())
     (first,) = await rows(project, "insert into tasks (task_type, status) values ('t', 'Complete') returning id")
     await project.execute("insert into tasks (task_type, dependant_on) values ('u', %s)", (first["id"],))
-    meanwhile(empty_database, f"delete from tasks where id = '{first['id']}'", commit=True)  # noqa: S608
+    adopt = migrations.adopt
+
+    async def delayed(*args: Any) -> tuple[str, ...]:
+        await project.execute("delete from tasks where id = %s", (first["id"],))
+        notes: tuple[str, ...] = await adopt(*args)
+        return notes
+
+    monkeypatch.setattr(migrations, "adopt", delayed)
     await migrate(empty_database)
+    await project.execute("select orchestrator.maintain_at(now())")
     assert await rows(project, "select state::text from orchestrator.live") == [{"state": "ready"}]
 
 
