@@ -29,7 +29,8 @@ begin
 end
 $$;
 
--- Attempts that have ended are rows of orchestrator.attempts; of a running one, the row of `live` has everything.
+-- Attempts that have ended are rows of orchestrator.attempts; of a running one, the row of `live` has everything. The state
+-- before the queue had them in public.task_attempts.
 do $$
 declare
     v_name name;
@@ -44,6 +45,8 @@ begin
                        where c.conrelid = 'public.task_attempts'::regclass and c.contype = 'c' loop
             execute format('alter table public.task_attempts drop constraint %I', v_name);
         end loop;
+        drop table orchestrator.attempts;  -- without rows
+        alter table public.task_attempts add column if not exists uncounted int not null default 0;
         alter table public.task_attempts set schema orchestrator;
         alter table orchestrator.task_attempts rename to attempts;
         alter index orchestrator.task_attempts_pkey rename to attempts_pkey;

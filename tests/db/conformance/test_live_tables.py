@@ -95,7 +95,8 @@ async def test_no_writer_waits_longer_than_one_lock_may_take(
                                      and q.state <> 'waits_for_tasks') as unblocked,
                   count(*) filter (where status = 'In Progress' and q.lease_expires_at is null) as unleased,
                   count(*) filter (where status in ('Queued', 'In Progress') and q.task_id is null) as missing,
-                  count(*) filter (where b.place <> t.ctid or b.version <> t.xmin::text) as updated, count(b.id) as before
+                  count(*) filter (where b.place <> t.ctid or b.version <> t.xmin::text) as updated,
+                  count(b.id) as before
              from tasks t left join orchestrator.live q on q.task_id = t.id left join before b on b.id = t.id
             where t.task_type = 'old'""",
     )

@@ -4,23 +4,24 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
-from psycopg import AsyncConnection, sql
-from psycopg.rows import DictRow
+from psycopg import sql
 
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.migrate import migrate, missing_sql, sql_files
-from orchestrator.ports import PortError, SchemaMismatch
+from orchestrator.ports import PortError, SchemaMismatch, Unavailable
 from testbed.services.postgres import EmbeddedPostgres
 from tests.db.conformance.builders import Agent, Fleet
 from tests.db.conformance.conftest import create_database, drop_database
 from tests.db.conformance.schema_dump import dump
+from tests.db.conformance.test_migrate_interrupted import Killer
 from tests.db.conformance.test_schema import NOW
-from tests.db.conformance.test_schema_legacy import project, rows
+from tests.db.conformance.test_schema_legacy import project
 from tests.proofs.rolling_upgrade import NoHistory, checkout
 
 __all__ = ["project"]
@@ -31,11 +32,14 @@ AGENTS = 3
 BUSY_S = 60.0
 COUNTED = """select t.status, count(*) as tasks, count(a.task_id) as attempts
   from tasks t left join orchestrator.attempts a on a.task_id = t.id and a.outcome = 'complete' group by 1"""
+STATES = "select state::text, attempt, nonce from orchestrator.live order by 1, 2"
 OPEN = "select count(*) as n from tasks where status <> 'Complete'"
 
 
 @pytest.fixture(scope="module")
-async def templates(server: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[dict[str, str]]:
+async def templates(
+    server: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[dict[str, str]]:
     """The names of two databases, each migrated by the program of its time."""
     names = {}
     for last, commit in COMMITS.items():
@@ -94,8 +98,41 @@ async def test_a_version_in_between_is_refused_untouched(earlier: str) -> None:
     assert await dump(earlier) == before
 
 
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.full)])
+async def test_it_can_be_killed_at_each_step_and_goes_on(
+    server: EmbeddedPostgres, earlier: str, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    """What its agents hold stays theirs, and the schema is that of a run without an interruption."""
+    db = await PostgresDb.open(earlier)
+    fleet = Fleet(db)
+    fleet.term = (await fleet.lead())["term"]
+    agent = await fleet.agent()
+    await fleet.submit({}, {}, {"depends_on": ["#0"]})
+    held = await agent.claim(batch=2)
+    await db.close()
+    killer = Killer(monkeypatch)
+    async with await psycopg.AsyncConnection.connect(server.url_of("postgres"), autocommit=True) as owner:
+        url = server.url_of("killed")
+        await owner.execute("create database killed template earlier")
+        await migrate(url)
+        whole = await dump(url)
+        for place in killer.edges()[::every]:
+            await owner.execute("drop database killed with (force)")
+            await owner.execute("create database killed template earlier")
+            killer.paths, killer.at = [], place
+            with pytest.raises(Unavailable):
+                await migrate(url)
+            killer.at = None
+            await migrate(url)
+            assert await dump(url) == whole, place
+            async with await psycopg.AsyncConnection.connect(url) as user:
+                states = await (await user.execute(STATES)).fetchall()
+            assert states == [("running", 1, agent.nonce)] * len(held) + [("waits_for_tasks", 0, None)], place
+        await owner.execute("drop database killed with (force)")
+
+
 class Crew:
-    """Agents that were there before: they claim and complete until nothing is left, and repeat what was not answered."""
+    """Agents that were there before: they claim and complete all the time, and repeat what was not answered."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet, self.held = fleet, asyncio.Event()
@@ -116,7 +153,7 @@ class Crew:
             if not tasks["tasks"]:
                 await asyncio.sleep(0.01)
 
-    async def _answered(self, call: object) -> object:
+    async def _answered(self, call: Awaitable[Any]) -> Any:
         try:
             return await call
         except PortError:
@@ -167,11 +204,11 @@ async def test_what_waits_in_it_waits_on(earlier: str) -> None:
     assert await agent.fail(failing, message="no", retryable=True) == "requeued"
     later = f"{fleet.now.replace(year=2999):%Y-%m-%dT%H:%M:%SZ}"
     (needed,) = await fleet.submit({"run_after": later})
-    waiting = await fleet.submit({"depends_on": [needed]}, {"concurrency_key": "k"}, {"dedupe_key": "d", "run_after": later})
+    waiting = await fleet.submit(
+        {"depends_on": [needed]}, {"concurrency_key": "k"}, {"dedupe_key": "d", "run_after": later}
+    )
     await migrate(earlier)
-    states = []
-    for one in (needed, *waiting):
-        states.append((await fleet.task(one))["state"])
+    states = [(await fleet.task(one))["state"] for one in (needed, *waiting)]
     assert states == ["waits_for_time", "waits_for_tasks", "waits_for_key", "waits_for_time"]
     (again,) = (await fleet.call("task_submit", p_tasks=[{"task_type": "t", "dedupe_key": "d"}]))["tasks"]
     assert again["id"] == waiting[2]
@@ -180,5 +217,5 @@ async def test_what_waits_in_it_waits_on(earlier: str) -> None:
     await fleet.maintain()
     claimed = {task["id"]: task["attempt"] for task in await agent.claim(batch=9)}
     assert claimed == {failing["id"]: 2, waiting[1]: 1}
-    assert await agent.fail(failing | {"attempt": 2}, message="no", retryable=True) == "failed"
+    assert await agent.fail({**failing, "attempt": 2}, message="no", retryable=True) == "failed"
     await db.close()

@@ -147,7 +147,7 @@ async def test_without_the_role_a_pod_is_still_held_to_its_token(admin: Admin, a
         fleet = Fleet(db)
         fleet.term = (await fleet.lead())["term"]
         agent, other = await fleet.agent(), await fleet.agent()
-        beat = {"p_nonce": agent.nonce, "p_tasks": [], "p_health": None, "p_logs": None}
+        beat: dict[str, Any] = {"p_nonce": agent.nonce, "p_tasks": [], "p_health": None, "p_logs": None}
         right = {"role": "gpu_worker", "sub": agent.id, "jti": await jti(app, agent.id)}
         for claims, worker in ((right, other.id), (right | {"jti": "stolen"}, agent.id), ({}, agent.id)):
             with pytest.raises(BadToken):

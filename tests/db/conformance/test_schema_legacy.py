@@ -180,7 +180,8 @@ async def test_a_projects_own_column_for_dependencies_still_works(
     (old,) = await (await project.execute(insert.encode(), (first["id"],))).fetchall()
     await migrated(project, empty_database)
     (new,) = await (await project.execute(insert.encode(), (first["id"],))).fetchall()
-    query = """select t.id, orchestrator.needs(t.*) as depends_on, q.state::text from tasks t join orchestrator.live q on q.task_id = t.id
+    query = """select t.id, orchestrator.needs(t.*) as depends_on, q.state::text
+                 from tasks t join orchestrator.live q on q.task_id = t.id
                 where t.task_type = 'u' order by t.created_at"""
     assert await rows(project, query) == [
         {"id": row["id"], "depends_on": [first["id"]], "state": "waits_for_tasks"} for row in (old, new)
