@@ -59,6 +59,7 @@ class MigrationReport:
     applied: tuple[str, ...]
     notes: tuple[str, ...]
     version: str  # the schema's version after the run
+    plan: tuple[str, ...] = ()  # of a run that is only planned: its steps, and what changes for others
 
 
 async def migrate(
@@ -91,23 +92,24 @@ async def migrate(
 async def planned(url: str, *, directory: Traversable | None = None) -> MigrationReport:
     """Return what `migrate` would apply now. It changes nothing.
 
-    The notes have its steps with locks and rows, what changes for others, and the user's triggers that would fail.
-    SchemaMismatch, MissingRight, Unavailable.
+    The plan has its steps with locks and rows, and what changes for others; the notes have the user's triggers that
+    would fail, and what else would trouble the system. SchemaMismatch, MissingRight, Unavailable.
     """
     files = sql_files(directory)
     async with connected(url) as connection:
         ledger = await _checked(connection, files)
         newer = files.version.standing(ledger.version) == "newer"
         notes: tuple[str, ...] = ()
+        told: tuple[str, ...] = ()
         if not newer and steps(files, ledger):
-            notes = await _before(connection, files, ledger) + await plan(connection, files, ledger)
-            notes += await failing_triggers(connection, files)
+            notes = await _before(connection, files, ledger) + await failing_triggers(connection, files)
+            told = await plan(connection, files, ledger)
             if lacking := await pods_lack(connection):
                 notes += (without_role(lacking),)
         elif not newer:
             notes = await check_pods(connection)
     versions = () if newer else tuple(version for step in steps(files, ledger) for version in step.versions)
-    return MigrationReport(versions, (*notes, *_of_a_newer(ledger.version, files)), ledger.version)
+    return MigrationReport(versions, (*notes, *_of_a_newer(ledger.version, files)), ledger.version, told)
 
 
 async def removed(url: str, *, directory: Traversable | None = None) -> tuple[str, ...]:

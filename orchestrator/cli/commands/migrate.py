@@ -87,10 +87,10 @@ def _show_migration_plan(output: Output, url: str, *, verbose: bool) -> int:
 
     report = asyncio.run(planned(url))
     if output.json:
-        output.document(would_apply=report.applied, notes=report.notes, version=report.version)
+        output.document(would_apply=report.applied, plan=report.plan, notes=report.notes, version=report.version)
     else:
         _show_files(output, "would apply", report.applied, verbose=verbose)
-        for note in report.notes:
+        for note in (*report.plan, *report.notes):
             output.say(note)
         what = f"would apply {counted(len(report.applied), 'file')}" if report.applied else "would change nothing"
         output.show(f"migrate {what}. The schema is now {report.version or 'none'}.")

@@ -217,7 +217,7 @@ async def test_the_plan_names_steps_locks_rows_and_what_changes_for_others(
         create trigger mine before update on tasks for each row execute function noted();
         grant select on tasks to public; analyze""")
     before = await dump(empty_database)
-    notes = "\n".join((await planned(empty_database)).notes)
+    plan = "\n".join((await planned(empty_database)).plan)
     assert await dump(empty_database) == before
     for said in (
         "step 1: tables/0001_baseline.sql in one transaction; existing tables: an exclusive lock for milliseconds",
@@ -228,6 +228,6 @@ async def test_the_plan_names_steps_locks_rows_and_what_changes_for_others(
         "the orchestrator's changes of tasks run your triggers: mine",
         "these views go on with legacy_status, which has no value for new workers: busy",
     ):
-        assert said in notes
+        assert said in plan
     await migrate(empty_database)
-    assert (await planned(empty_database)).notes == ()
+    assert (await planned(empty_database)).plan == ()
