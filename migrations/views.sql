@@ -50,6 +50,7 @@ begin
         alter table public.task_attempts set schema orchestrator;
         alter table orchestrator.task_attempts rename to attempts;
         alter index orchestrator.task_attempts_pkey rename to attempts_pkey;
+        alter index orchestrator.task_attempts_claim rename to attempts_claim;
         alter index orchestrator.task_attempts_worker rename to attempts_worker;
         alter index orchestrator.task_attempts_started rename to attempts_started;
         alter index orchestrator.task_attempts_ended rename to attempts_ended;

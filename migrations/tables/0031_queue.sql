@@ -181,6 +181,7 @@ comment on column orchestrator.attempts.upload_started_at is
     'When its agent began to upload its first output; NULL for none, or unknown';
 comment on column orchestrator.attempts.upload_ended_at is
     'When its last output was stored; NULL for none, or unknown';
+create index attempts_claim on orchestrator.attempts (worker_id, nonce, claim_no);
 create index attempts_worker on orchestrator.attempts (worker_id, started_at desc);
 -- Rows are appended all the time, and the newest end is read every few seconds: a block range index costs a claim nothing.
 create index attempts_started on orchestrator.attempts using brin (started_at) with (pages_per_range = 8);

@@ -16,19 +16,20 @@ drop index concurrently if exists public.tasks_gate_types;
 drop index concurrently if exists public.tasks_gate_due;
 drop index concurrently if exists public.tasks_key_places;
 drop index concurrently if exists public.tasks_type_places;
-drop index concurrently if exists orchestrator.task_attempts_claim;
 drop table if exists public.tasks_unsettled;
 drop table if exists public.concurrency_notes;
 drop table if exists public.task_refusals;
 drop table if exists public.task_counts;
 drop table if exists public.task_marks;
 drop table if exists public.task_floors;
+alter index if exists orchestrator.task_attempts_claim rename to attempts_claim;
 -- Without a lock on `tasks` where nothing of it is there. The right was one on public.task_attempts.
 do $$
 declare
     v_name name;
 begin
     if exists (select from pg_catalog.pg_attribute a where a.attrelid = 'public.tasks'::regclass and a.attname = 'queue_gate') then
+        delete from orchestrator.attempts a where a.ended_at is null;  -- of tasks that had gone
         alter table public.tasks
             drop constraint if exists tasks_status_known,
             drop column if exists blocked,

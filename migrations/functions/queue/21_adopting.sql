@@ -17,33 +17,64 @@ begin
     end if;
     insert into orchestrator.audits (rel, next_block, began_at, ended_at)
     values ('adoption', 0, now(), case when v_is_known then now() end);  -- an earlier version has adopted them
-    if not v_is_known and exists (select from orchestrator.attempts a where a.ended_at is null) then
+    if orchestrator.is_earlier() then
         perform orchestrator.adopt_attempts();
     end if;
 end
 $$;
 
--- The attempts that agents hold, with their leases. Their rows of `tasks` are published again by the leader.
+-- Whether `tasks` still has the columns of the queue that lived in its rows.
+create or replace function orchestrator.is_earlier() returns boolean
+language plpgsql stable security definer set search_path = '' as $$
+#variable_conflict use_variable
+begin
+    return exists (select from pg_catalog.pg_attribute a
+                    where a.attrelid = 'public.tasks'::regclass and a.attname = 'queue_gate' and not a.attisdropped);
+end
+$$;
+
+-- The attempts that agents hold, with their leases, found by the earlier queue's indexes: `tasks` is locked meanwhile. The
+-- leader publishes their rows of `tasks` again.
 create or replace function orchestrator.adopt_attempts() returns void
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_hashjoin = off
+set enable_mergejoin = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_held constant uuid[] := array(
-        select t.id from orchestrator.attempts a join public.tasks t on t.id = a.task_id
-         where a.attempt = t.attempts and a.ended_at is null and t.status = 'In Progress' and a.worker_id = t.worker_id);
+        select t.id from public.tasks t join orchestrator.attempts a on a.task_id = t.id and a.attempt = t.attempts
+         where t.status = 'In Progress' and a.ended_at is null and a.worker_id = t.worker_id);
 begin
     perform orchestrator.insert_live(v_held);
     update orchestrator.live q
        set attempt = a.attempt, attempts_shown = t.attempts, uncounted = t.uncounted, nonce = a.nonce, claim_no = a.claim_no,
            claimed_at = a.started_at, lease_expires_at = t.lease_expires_at,
            progress_at = coalesce(t.progress_at, a.started_at), log_first = a.log_first
-      from orchestrator.attempts a join public.tasks t on t.id = a.task_id
-     where q.task_id = any (v_held) and a.task_id = q.task_id and a.attempt = t.attempts;
+      from public.tasks t join orchestrator.attempts a on a.task_id = t.id and a.attempt = t.attempts
+     where q.task_id = any (v_held) and t.id = q.task_id;
     insert into orchestrator.rechecks (kind, name) select 'show', h.id::text from unnest(v_held) h (id);
     update orchestrator.launches l set claim_no = greatest(w.claim_no - 1, (
                select max(a.claim_no) from orchestrator.attempts a where a.worker_id = w.id and a.nonce = w.nonce))
-      from public.workers w where w.id = l.worker_id and w.nonce is not null and w.claim_no is not null;
-    delete from orchestrator.attempts a where a.ended_at is null;
+      from public.workers w
+     where w.id = l.worker_id and w.nonce is not null and w.claim_no is not null and w.status <> 'terminated';
+    delete from orchestrator.attempts a  -- those of no task, which nobody holds, go when the earlier queue's columns do
+     using public.tasks t
+     where t.id = any (v_held) and a.task_id = t.id and a.attempt = t.attempts and a.ended_at is null;
+end
+$$;
+
+-- Of tasks that were queued in the earlier queue: the numbers go on, and as many attempts count as before.
+create or replace function orchestrator.adopt_numbers(p_ids uuid[]) returns void
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+begin
+    update orchestrator.live q
+       set attempt = n.attempt, uncounted = least(n.attempt, greatest(0, n.attempt - t.attempts + t.uncounted))
+      from public.tasks t
+     cross join lateral (
+           select greatest(l.attempt, t.attempts, (select f.attempt from public.task_floors f where f.task_id = t.id)) as attempt
+             from orchestrator.live l where l.task_id = t.id) n
+     where q.task_id = any (p_ids) and t.id = q.task_id and q.state <> 'running'
+       and (q.attempt, q.uncounted) is distinct from (n.attempt, greatest(0, n.attempt - t.attempts + t.uncounted));
 end
 $$;
 
@@ -61,8 +92,7 @@ language plpgsql security definer set search_path = '' set enable_seqscan = off 
 declare
     c_pages constant int := 32768;
     v_first bigint;
-    v_is_earlier constant boolean := exists (
-        select from pg_catalog.pg_attribute a where a.attrelid = 'public.tasks'::regclass and a.attname = 'queue_gate');
+    v_is_earlier constant boolean := orchestrator.is_earlier();
     v_ids uuid[];
     v_free uuid[];
 begin
@@ -108,6 +138,9 @@ begin
         )
         select count(*) filter (where l.ends_at > now()), count(*) filter (where l.ends_at < now())
           into leased, stale from led l where not v_is_earlier;
+        if v_is_earlier then
+            perform orchestrator.adopt_numbers(v_free);
+        end if;
         adopted := cardinality(v_free);
     end if;
     update orchestrator.audits a set next_block = blocks, ended_at = case when blocks >= all_blocks then now() end

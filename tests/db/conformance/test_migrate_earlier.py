@@ -199,6 +199,11 @@ async def test_what_waits_in_it_waits_on(earlier: str) -> None:
     fleet = Fleet(db)
     fleet.term = (await fleet.lead())["term"]
     agent = await fleet.agent()
+    await fleet.submit({"max_attempts": 1})
+    (released,) = await agent.claim()
+    assert await agent.release(released) == "ok"
+    async with await psycopg.AsyncConnection.connect(earlier, autocommit=True) as owner:
+        await owner.execute("update tasks set run_after = %s", (fleet.now.replace(year=2999),))
     await fleet.submit({"max_attempts": 2}, {"concurrency_key": "k"})
     failing, key = await agent.claim(batch=2)
     assert await agent.fail(failing, message="no", retryable=True) == "requeued"
@@ -214,8 +219,11 @@ async def test_what_waits_in_it_waits_on(earlier: str) -> None:
     assert again["id"] == waiting[2]
     assert await agent.complete(key) == "ok"
     fleet.wait(3600)
+    async with await psycopg.AsyncConnection.connect(earlier, autocommit=True) as owner:
+        await owner.execute("update tasks set run_after = null where id = %s", (released["id"],))
     await fleet.maintain()
     claimed = {task["id"]: task["attempt"] for task in await agent.claim(batch=9)}
-    assert claimed == {failing["id"]: 2, waiting[1]: 1}
+    assert claimed == {failing["id"]: 2, waiting[1]: 1, released["id"]: 2}
+    assert (await fleet.task(released["id"]))["uncounted"] == 1
     assert await agent.fail({**failing, "attempt": 2}, message="no", retryable=True) == "failed"
     await db.close()
