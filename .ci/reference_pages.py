@@ -32,10 +32,12 @@ TABLE = re.compile(
     r"^create table (?:if not exists )?(?:public\.)?((?:orchestrator\.)?\w+) \(\n(.*?)^\)", re.MULTILINE | re.DOTALL
 )
 ADDED = re.compile(r"^alter table public\.(\w+)\s(.*?);", re.MULTILINE | re.DOTALL)
-RENAMED = re.compile(r"^alter table public\.(\w+) rename column (\w+) to (\w+);", re.MULTILINE)
 DROPPED = re.compile(r"^drop table (?:if exists )?public\.(\w+);", re.MULTILINE)
 DROP_COLUMN = re.compile(r"drop column (?:if exists )?(\w+)")
-COMMENT = re.compile(r"^comment on (?:table|column) public\.(\w+)(?:\.(\w+))? is\s+'((?:[^']|'')*)';", re.MULTILINE)
+COMMENT = re.compile(
+    r"^comment on (?:table|column) (?:public\.)?((?:orchestrator\.)?\w+)(?:\.(\w+))? is\s+'((?:[^']|'')*)';",
+    re.MULTILINE,
+)
 ADD_COLUMN = re.compile(r"add column (?:if not exists )?(\w+) ([^,;\n]+?)(,|$)(?:\s*--\s*(.*))?", re.MULTILINE)
 COLUMN = re.compile(r"^    (\w+) (.+?)(?:,)?(?:\s+--\s*(.*))?$")
 COMMANDS_HEAD = """\
@@ -201,10 +203,8 @@ def _tables() -> dict[str, dict[str, tuple[str, str]]]:
                 found.setdefault(table, {})[column] = _type(kind), _cell(comment)
             for column in DROP_COLUMN.findall(body):
                 found[table].pop(column, None)
-        for table, before, after in RENAMED.findall(text):
-            found[table] = {after if name == before else name: row for name, row in found[table].items()}
         for table in DROPPED.findall(text):
-            del found[table]
+            found.pop(table, None)  # of a version before the first release
         for table, column, comment in _comments(text):
             if column:
                 found[table][column] = found[table][column][0], comment

@@ -39,7 +39,7 @@ QUICK = (
     "commands",
     "idle",
 )
-LONG = ("week", "thousand")  # minutes each: by name only
+LONG = ("week", "thousand", "adopt")  # minutes each: by name only
 TIMEOUT_S = 600.0  # of one benchmark
 RELATIONS: Mapping[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
 

@@ -16,7 +16,7 @@ begin
     exception
         when duplicate_object or unique_violation then null;  -- another database's migration was faster
         when insufficient_privilege then
-            raise warning 'pods cannot call the functions: this login may not create the role gpu_worker' using hint =
+            raise warning 'pods can call through the gateway only: this login may not create the role gpu_worker' using hint =
                 format('An administrator runs: create role gpu_worker nologin; grant gpu_worker to %I', current_user);
             return;
     end;

@@ -16,7 +16,6 @@ create or replace trigger workers_changed after update on public.workers
                        or old.stop_requested_at is distinct from new.stop_requested_at
                        or old.ssh_host is distinct from new.ssh_host or old.ssh_port is distinct from new.ssh_port)
     execute function public.internal_worker_changed();
-drop trigger if exists workers_climbed on public.workers;  -- its name before tables/0020
 create or replace trigger workers_ended_bringup before update on public.workers
     for each row when (old.status = 'spawning' and new.status <> 'spawning')
     execute function public.internal_bringup_ended();
@@ -99,12 +98,16 @@ begin
 end
 $$;
 
--- The table that users write to comes last, so that it is locked for the shortest time. First the triggers of the queue that
--- lived in its rows go.
+-- The table that users write to comes last, so that it is locked for the shortest time. First the triggers and constraints of
+-- the queue that lived in its rows go.
 do $$
 declare
     v_name name;
 begin
+    if not exists (select from pg_catalog.pg_trigger g
+                    where g.tgrelid = 'public.tasks'::regclass and g.tgname = 'tasks_changing') then
+        return;
+    end if;
     foreach v_name in array array[
         '!enter_users_path', '~leave_users_path', 'failure_code_checked', 'tasks_routed', 'tasks_bounded', 'tasks_sized',
         'tasks_changing', 'tasks_added', 'tasks_changed', 'tasks_removed', 'tasks_removed_all', 'tasks_counted_added',
@@ -116,15 +119,11 @@ begin
         drop constraint if exists tasks_filled,
         drop constraint if exists tasks_pool_named,
         drop constraint if exists tasks_attempts_counted;
-    alter table public.tasks alter column pool drop not null, alter column max_attempts drop not null;
-    if to_regclass('public.tasks_unsettled') is not null then
-        drop trigger if exists tasks_unsettled_at_commit on public.tasks_unsettled;
-    end if;
+    drop trigger if exists tasks_unsettled_at_commit on public.tasks_unsettled;
 end
 $$;
 
--- Projects may still name one
--- earlier task in `dependant_on`: depends_on follows it.
+-- Projects may still name what a task needs in `dependant_on`: depends_on follows it.
 do $$
 declare
     v_type constant text := (
@@ -140,7 +139,8 @@ begin
                      if new.depends_on = ''{}'' and new.dependant_on is not null then
                          new.depends_on := %s;
                      end if;
-                 elsif new.dependant_on is distinct from old.dependant_on and new.depends_on = old.depends_on then
+                 elsif new.dependant_on is distinct from old.dependant_on
+                       and new.depends_on is not distinct from old.depends_on then
                      new.depends_on := coalesce(%s, ''{}'');
                  end if;
                  return new;
@@ -161,4 +161,4 @@ create or replace trigger tasks_deleted after delete on public.tasks referencing
 create or replace trigger tasks_truncated after truncate on public.tasks
     for each statement execute function orchestrator.tasks_truncated();
 
-select orchestrator.adopt();
+select orchestrator.begin_adoption();

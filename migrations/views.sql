@@ -29,12 +29,14 @@ begin
 end
 $$;
 
--- Attempts that have ended are rows of orchestrator.attempts; of a running one, the row of `live` has everything.
+-- Attempts that have ended are rows of orchestrator.attempts; of a running one, the row of `live` has everything. The state
+-- before the queue had them in public.task_attempts.
 do $$
 declare
     v_name name;
 begin
     if exists (select from pg_catalog.pg_class c where c.oid = to_regclass('public.task_attempts') and c.relkind = 'r') then
+        lock table public.tasks in access exclusive mode;  -- calls of the state before lock it first, too
         for v_name in select g.tgname from pg_catalog.pg_trigger g
                        where g.tgrelid = 'public.task_attempts'::regclass and not g.tgisinternal loop
             execute format('drop trigger %I on public.task_attempts', v_name);
@@ -43,9 +45,12 @@ begin
                        where c.conrelid = 'public.task_attempts'::regclass and c.contype = 'c' loop
             execute format('alter table public.task_attempts drop constraint %I', v_name);
         end loop;
+        drop table orchestrator.attempts;  -- without rows
+        alter table public.task_attempts add column if not exists uncounted int not null default 0;
         alter table public.task_attempts set schema orchestrator;
         alter table orchestrator.task_attempts rename to attempts;
         alter index orchestrator.task_attempts_pkey rename to attempts_pkey;
+        alter index orchestrator.task_attempts_claim rename to attempts_claim;
         alter index orchestrator.task_attempts_worker rename to attempts_worker;
         alter index orchestrator.task_attempts_started rename to attempts_started;
         alter index orchestrator.task_attempts_ended rename to attempts_ended;

@@ -9,10 +9,12 @@ other files is refused without a change. A database that a newer release has mig
 error, because a rollback migrates too. Functions keep their names and arguments, so processes of an earlier version go
 on.
 
-A user's live `tasks` and `workers` are adopted without long locks: each statement that locks them is short and gives up
-after LOCK_TIMEOUT_S, rows are changed a few pages at a time, and indexes are built while others write.
+A user's live `tasks` and `workers` are adopted without long locks, and without an update of a row: each statement that
+locks them is short and gives up after LOCK_TIMEOUT_S, the open tasks come into the queue in batches, and indexes are
+built while others write.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources.abc import Traversable
@@ -22,9 +24,10 @@ import psycopg
 from orchestrator.migrate.files import SchemaVersion, SqlFile, SqlFiles, sql_files
 from orchestrator.migrate.fit import check_fit, check_tables
 from orchestrator.migrate.ledger import Connection, Ledger, check, read_ledger
+from orchestrator.migrate.plan import plan
 from orchestrator.migrate.remove import remove
-from orchestrator.migrate.rights import check_pods, check_rights, pods_can_call, pods_lack
-from orchestrator.migrate.run import alone, apply, complete_rows, connected
+from orchestrator.migrate.rights import check_pods, check_rights, pods_can_call, pods_lack, without_role
+from orchestrator.migrate.run import adopt, alone, apply, connected
 from orchestrator.migrate.steps import grants, script, steps
 from orchestrator.migrate.trigger_trial import failing_triggers
 from orchestrator.migrate.unheld import note_unheld
@@ -56,48 +59,57 @@ class MigrationReport:
     applied: tuple[str, ...]
     notes: tuple[str, ...]
     version: str  # the schema's version after the run
+    plan: tuple[str, ...] = ()  # of a run that is only planned: its steps, and what changes for others
 
 
-async def migrate(url: str, *, directory: Traversable | None = None, requeue_held: bool = False) -> MigrationReport:
+async def migrate(
+    url: str,
+    *,
+    directory: Traversable | None = None,
+    requeue_held: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
+) -> MigrationReport:
     """Apply the missing files. SchemaMismatch if the database does not fit the files; Unavailable without a connection.
 
     MissingRight if this login may not apply them, before the first change; or, after the last one, if pods cannot call.
     The notes name tasks In Progress without a worker. With `requeue_held`, these tasks are queued again.
+    `tell` gets the progress, a line at a time.
     """
     files = sql_files(directory)
     async with alone(url) as lock, connected(url) as connection:
         ledger = await _checked(connection, files)
         newer = files.version.standing(ledger.version) == "newer"
-        applied, notes = ((), ()) if newer else await _apply(connection, lock, files, ledger)
+        applied, notes = ((), ()) if newer else await _apply(connection, lock, files, ledger, tell)
         notes += await note_unheld(connection, requeue=requeue_held)
         if applied:
             notes += await failing_triggers(connection, files)
         now = (await read_ledger(connection)).version
         if not newer:
-            await check_pods(connection)
+            notes += await check_pods(connection)
     return MigrationReport(applied, (*notes, *_of_a_newer(now, files)), now)
 
 
 async def planned(url: str, *, directory: Traversable | None = None) -> MigrationReport:
-    """Return what `migrate` would apply now, and which triggers of the user's would fail then. It changes nothing.
+    """Return what `migrate` would apply now. It changes nothing.
 
-    SchemaMismatch, MissingRight, Unavailable.
+    The plan has its steps with locks and rows, and what changes for others; the notes have the user's triggers that
+    would fail, and what else would trouble the system. SchemaMismatch, MissingRight, Unavailable.
     """
     files = sql_files(directory)
     async with connected(url) as connection:
         ledger = await _checked(connection, files)
         newer = files.version.standing(ledger.version) == "newer"
         notes: tuple[str, ...] = ()
+        told: tuple[str, ...] = ()
         if not newer and steps(files, ledger):
             notes = await _before(connection, files, ledger) + await failing_triggers(connection, files)
+            told = await plan(connection, files, ledger)
             if lacking := await pods_lack(connection):
-                notes += (
-                    f"pods could not call the functions then; fix: an administrator of the database runs: {lacking}",
-                )
+                notes += (without_role(lacking),)
         elif not newer:
-            await check_pods(connection)
+            notes = await check_pods(connection)
     versions = () if newer else tuple(version for step in steps(files, ledger) for version in step.versions)
-    return MigrationReport(versions, (*notes, *_of_a_newer(ledger.version, files)), ledger.version)
+    return MigrationReport(versions, (*notes, *_of_a_newer(ledger.version, files)), ledger.version, told)
 
 
 async def removed(url: str, *, directory: Traversable | None = None) -> tuple[str, ...]:
@@ -149,11 +161,11 @@ async def _checked(connection: Connection, files: SqlFiles) -> Ledger:
 async def _before(connection: Connection, files: SqlFiles, ledger: Ledger) -> tuple[str, ...]:
     """Return notes on what of the user's will trouble the system. MissingRight or SchemaMismatch if it cannot work."""
     await check_rights(connection)
-    return () if ledger.tables or ledger.is_development else await check_tables(connection, files)
+    return () if ledger.tables else await check_tables(connection, files)
 
 
 async def _apply(
-    connection: Connection, lock: Connection, files: SqlFiles, ledger: Ledger
+    connection: Connection, lock: Connection, files: SqlFiles, ledger: Ledger, tell: Callable[[str], None]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Apply all steps. Return the applied versions and the notes."""
     notes: list[str] = []
@@ -171,8 +183,9 @@ async def _apply(
         notes += await _before(connection, files, ledger)
     for step in todo:
         await lock.execute("select 1")  # while no other migrator runs
-        for version in step.versions:
-            notes += await complete_rows(connection, version)
+        if step.adopts:
+            notes += await adopt(connection, step, tell)
+            continue
         await apply(connection, step)
         applied += step.versions
     if not todo and await _may(connection, RECORD_PATH):

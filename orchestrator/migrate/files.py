@@ -16,6 +16,7 @@ from orchestrator import __version__ as release
 from orchestrator.ports import SchemaMismatch
 
 CHECKOUT = Path(__file__).resolve().parents[2] / "migrations"
+NUMBERED_FROM = 31  # the files after the baseline; the numbers between were those of versions before the first release
 TABLE_FILE = re.compile(r"tables/(\d{4})_([a-z0-9_]+)\.sql")
 # No function calls one of a later folder.
 FOLDERS = ("base", "queue", "fleet", "clusters", "api", "messages", "reports")
@@ -141,8 +142,8 @@ def sql_files(directory: Traversable | None = None) -> SqlFiles:
     if not (directory / "tables").is_dir():
         raise SchemaMismatch(f"no migrations in {directory}")
     tables = tuple(file for file in _read(directory, "tables/") if TABLE_FILE.fullmatch(file.path))
-    if [int(file.version) for file in tables] != list(range(1, len(tables) + 1)):
-        raise SchemaMismatch(f"the table files in {directory} are not numbered 0001, 0002, …")
+    if [int(file.version) for file in tables] != [1, *range(NUMBERED_FROM, NUMBERED_FROM + len(tables) - 1)]:
+        raise SchemaMismatch(f"the table files in {directory} are not numbered 0001, {NUMBERED_FROM:04}, …")
     others = {file.path: file for file in _read(directory, "")}
     return SqlFiles(tables, (*_functions(directory), *(others[path] for path in CURRENT if path in others)))
 

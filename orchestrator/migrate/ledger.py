@@ -28,12 +28,11 @@ alter table public.schema_migrations
 READ = "select to_jsonb(m) from public.schema_migrations m"
 EXISTS = "select to_regclass(%s) is not null"
 
-# Development databases from before the first release: their last version has the tables of the files up to BASELINE.
-DEVELOPMENT_LAST = "20261202020300"
-DEVELOPMENT_DIGITS = 14
-BASELINE = "0004"
-SUPABASES_LEDGER = "supabase_migrations.schema_migrations"
-PUSHED = f"select 1 from {SUPABASES_LEDGER} where version::text = %s"  # noqa: S608
+# A database from before the first release has the files 0001 to 0028, or to 0030, with this text of the first one. The
+# present files up to these contain the same tables.
+EARLIER_BASELINE = "2913891ec40ff3f8f24275b252601fa59fe87330f75bf53bda70044f701ff2e3"
+EARLIER = {"0028": "0001", "0030": "0031"}
+ADOPTED = "select true from orchestrator.audits a where a.rel = 'adoption' and a.ended_at is not null"
 
 KNOWN_BY = {
     "tasks": ("id", "task_type", "params", "status"),
@@ -57,9 +56,9 @@ class Ledger:
     """The rows of the ledger: checksums by version, and more."""
 
     checksums: dict[str, str] = field(default_factory=dict)
-    development: frozenset[str] = frozenset()  # versions from before the first release
     release: str = ""  # the release that made the last change
     exists: bool = False
+    is_adopted: bool = False  # every task that was there before is in the queue
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -73,14 +72,16 @@ class Ledger:
         return str(SchemaVersion(last, self.release, digest(self.checksums.items()))) if last else ""
 
     @property
-    def is_development(self) -> bool:
-        """Return whether a development version made the tables and no release has adopted them."""
-        return bool(self.development) and not self.tables
+    def contained(self) -> str:
+        """Return the last table file whose tables a database from before the first release has; else an empty text."""
+        is_earlier = self.checksums.get("0001") == EARLIER_BASELINE
+        return EARLIER.get(self.tables[-1], "") if is_earlier else ""
 
     def missing(self, files: SqlFiles) -> tuple[SqlFile, ...]:
         """Return the table files that are not applied yet."""
-        there = {file.version for file in files.tables if file.version <= BASELINE} if self.is_development else ()
-        return tuple(file for file in files.tables if file.version not in (*self.tables, *there))
+        if self.contained:
+            return tuple(file for file in files.tables if file.version > self.contained)
+        return tuple(file for file in files.tables if file.version not in self.tables)
 
     def changed(self, files: SqlFiles) -> tuple[SqlFile, ...]:
         """Return the current texts that differ from the database's. With any change, the grants are applied again."""
@@ -97,30 +98,27 @@ class Ledger:
 async def read_ledger(connection: Connection) -> Ledger:
     """Read the ledger of this database. SchemaMismatch if the table belongs to another tool."""
     if not await _first(connection, EXISTS, "public.schema_migrations"):
-        return Ledger(development=await _pushed(connection))
+        return Ledger()
     rows: list[dict[str, Any]] = [row for (row,) in await (await connection.execute(READ)).fetchall()]
     columns = {name for row in rows for name in row} or await _columns(connection)
     if not {"version", "checksum"} <= columns:
         raise SchemaMismatch(
             "the database has a table schema_migrations that is another tool's; rename it, or use another database"
         )
-    development = frozenset(r["version"] for r in rows if _is_development(r["version"])) or await _pushed(connection)
-    ours = sorted((row for row in rows if not _is_development(row["version"])), key=lambda row: row["applied_at"])
-    releases = [row["release"] for row in ours if row.get("release")]
+    rows.sort(key=lambda row: row["applied_at"])
+    releases = [row["release"] for row in rows if row.get("release")]
+    is_adopted = await _first(connection, EXISTS, "orchestrator.audits") and await _first(connection, ADOPTED)
     return Ledger(
-        {r["version"]: r["checksum"] for r in ours}, development, releases[-1] if releases else "", exists=True
+        {row["version"]: row["checksum"] for row in rows}, releases[-1] if releases else "", True, bool(is_adopted)
     )
 
 
 async def check(connection: Connection, ledger: Ledger, files: SqlFiles) -> None:
     """Raise SchemaMismatch if these files cannot bring the database up to date."""
-    if ledger.is_development and DEVELOPMENT_LAST not in ledger.development:
-        raise SchemaMismatch(
-            f"the database was made by a development version: its last migration is {max(ledger.development)}; "
-            f"fix: run `migrate` of a checkout that has migration {DEVELOPMENT_LAST}, then this one"
-        )
-    if not ledger.tables and not ledger.is_development:
+    if not ledger.tables:
         await _check_other_tables(connection, files)
+    if ledger.contained:
+        return
     known = {file.version: file for file in files.tables}
     missing = ledger.missing(files)
     for unknown in (version for version in ledger.tables if version not in known):
@@ -148,14 +146,6 @@ async def _check_other_tables(connection: Connection, files: SqlFiles) -> None:
         )
 
 
-async def _pushed(connection: Connection) -> frozenset[str]:
-    """Return a development version that `supabase db push` has applied, from Supabase's own history."""
-    if not await _first(connection, EXISTS, SUPABASES_LEDGER):
-        return frozenset()
-    pushed = await _first(connection, PUSHED, DEVELOPMENT_LAST)
-    return frozenset({DEVELOPMENT_LAST} if pushed else ())
-
-
 async def _columns(connection: Connection) -> set[str]:
     names = "select attname from pg_catalog.pg_attribute where attrelid = to_regclass(%s)"
     rows = await (await connection.execute(names, ("public.schema_migrations",))).fetchall()
@@ -165,7 +155,3 @@ async def _columns(connection: Connection) -> set[str]:
 async def _first(connection: Connection, query: str, *values: str) -> Any:
     row = await (await connection.execute(query.encode(), values)).fetchone()
     return row and row[0]
-
-
-def _is_development(version: str) -> bool:
-    return version.isdigit() and len(version) == DEVELOPMENT_DIGITS

@@ -8,7 +8,6 @@ import re
 
 import psycopg
 
-from orchestrator.migrate.existing_rows import without_triggers
 from orchestrator.migrate.files import TABLE, SqlFiles, array
 from orchestrator.migrate.fit import VIEWS
 from orchestrator.migrate.ledger import Connection
@@ -34,6 +33,7 @@ declare
         "result_data", "error_message", "created_at", "updated_at", "generation_started_at",
         "generation_processed_at"]';
     v_one record;
+    v_nulls bigint;
 begin
     for v_one in select g.tgname, g.tgrelid::regclass as rel from pg_catalog.pg_trigger g
                   where g.tgfoid = any (v_functions::oid[]) loop
@@ -58,6 +58,22 @@ begin
     if v_found is not null and not v_found ? 'workers' then
         drop table public.workers;
     end if;
+    for v_one in  -- a user's columns under which the first migration has put its own
+        select a.attname as was, substr(a.attname, 8) as name, format_type(a.atttypid, a.atttypmod) as type,
+               t.typtype <> 'e' or exists (select from pg_catalog.pg_enum e
+                                            where e.enumtypid = t.oid and e.enumlabel = 'terminated') as fits
+          from pg_catalog.pg_attribute a join pg_catalog.pg_type t on t.oid = a.atttypid
+         where a.attrelid = to_regclass('public.workers') and not a.attisdropped
+           and a.attname in ('legacy_status', 'legacy_exit_cause', 'legacy_terminated_at', 'legacy_state_reason')
+           and not v_found->'workers'->'columns' ? a.attname::text
+    loop
+        if v_one.name = 'status' and v_one.fits then  -- of our workers, all of which have ended
+            execute format('alter table public.workers alter column %1$I type %2$s '
+                           'using coalesce(%1$I, ''terminated'')', v_one.was, v_one.type);
+        end if;
+        execute format('alter table public.workers drop column %I', v_one.name);
+        execute format('alter table public.workers rename column %I to %I', v_one.was, v_one.name);
+    end loop;
     for v_one in
         select t.rel, a.attname, a.attnotnull, f.key is not null as is_users, f.value as was,
                pg_get_expr(d.adbin, d.adrelid) as now_default
@@ -72,6 +88,12 @@ begin
         elsif v_one.is_users then
             if v_one.attnotnull and not (v_one.was->>'not_null')::boolean then
                 execute format('alter table public.%I alter column %I drop not null', v_one.rel, v_one.attname);
+            elsif (v_one.was->>'not_null')::boolean and not v_one.attnotnull then
+                execute format('select count(*) from public.%I where %I is null', v_one.rel, v_one.attname)
+                   into v_nulls;
+                if v_nulls = 0 then
+                    execute format('alter table public.%I alter column %I set not null', v_one.rel, v_one.attname);
+                end if;
             end if;
             execute format('comment on column public.%I.%I is %L', v_one.rel, v_one.attname, v_one.was->>'comment');
             if v_one.was->>'default' is distinct from v_one.now_default then
@@ -100,10 +122,6 @@ begin
     end if;
 end
 $do$"""
-# What the users' workers were before the first migration set them aside.
-AS_BEFORE = """update public.workers w
-   set status = w.metadata->>'legacy_status', metadata = w.metadata - 'legacy_status'
- where w.metadata ? 'legacy_status'"""
 
 
 async def remove(connection: Connection, files: SqlFiles) -> tuple[str, ...]:
@@ -119,14 +137,11 @@ async def remove(connection: Connection, files: SqlFiles) -> tuple[str, ...]:
         )
     try:
         async with connection.transaction():
-            await connection.execute(f"set local lock_timeout = '{LOCK_TIMEOUT_S}s'")
+            await connection.execute(f"set local lock_timeout = '{LOCK_TIMEOUT_S * 1000:g}ms'")
             await connection.execute(NO_TIMEOUTS)
             for setting in SETTINGS:
                 await connection.execute(setting.encode())
             await connection.execute(_take_away(files).encode())
-            kept = await (await connection.execute("select to_regclass('public.workers') is not null")).fetchone()
-            if kept == (True,):
-                await connection.execute(without_triggers("workers", AS_BEFORE).encode())
             await connection.execute(RELOAD)
     except psycopg.OperationalError:
         raise

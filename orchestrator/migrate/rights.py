@@ -86,9 +86,18 @@ async def pods_can_call(connection: Connection) -> str:
     return "the function accepted a worker that does not exist"
 
 
-async def check_pods(connection: Connection) -> None:
-    """Raise MissingRight if pods cannot call. Everything else of the migration is done."""
-    if error := await pods_can_call(connection):
-        lacking = await pods_lack(connection)
-        fix = f"an administrator of the database runs: {lacking}; {AGAIN}" if lacking else DOCTOR
-        raise MissingRight(f"the schema is complete, but pods cannot call its functions: {error}; fix: {fix}")
+async def check_pods(connection: Connection) -> tuple[str, ...]:
+    """Return a note if only the gateway can call for pods. MissingRight if nobody can."""
+    if not (error := await pods_can_call(connection)):
+        return ()
+    if not (lacking := await pods_lack(connection)):
+        raise MissingRight(f"the schema is complete, but pods cannot call its functions: {error}; fix: {DOCTOR}")
+    return (without_role(lacking),)
+
+
+def without_role(lacking: str) -> str:
+    """Return what does not work without the role of pods, and the SQL for an administrator."""
+    return (
+        f"pods call through the orchestrator's gateway only, without the role {POD}; before they use Supabase's API, "
+        f"an administrator of the database runs: {lacking}; {AGAIN}"
+    )

@@ -2,12 +2,13 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import psycopg
+from psycopg.rows import TupleRow
 
-from orchestrator.migrate import existing_rows
 from orchestrator.migrate.ledger import Connection
 from orchestrator.migrate.steps import RELOAD, SETTINGS, Statement, Step
 from orchestrator.ports import SchemaMismatch, Unavailable
@@ -15,11 +16,12 @@ from orchestrator.ports import SchemaMismatch, Unavailable
 LOCK_KEY = 0x6F72_6368_6573_7472  # "orchestr": pg_try_advisory_xact_lock(bigint)
 MIGRATOR_WAIT_S = 600  # seconds to wait for another migrator, which may be building indexes
 MIGRATOR_POLL_S = 0.2
-LOCK_TIMEOUT_S = 3  # seconds for a table lock: other users of the table wait behind this one for as long
-LOCK_TRIES = 20
-LOCK_PAUSE_S = 1.0  # seconds between two tries, so that waiting users of the table can continue
+LOCK_TIMEOUT_S = 0.5  # seconds for a table lock: other users of the table wait behind this one for as long
+LOCK_TRIES = 60
+LOCK_PAUSE_S = 0.5  # seconds between two tries, so that waiting users of the table can continue
 INDEX_TIMEOUT_S = 3600  # CREATE INDEX CONCURRENTLY waits for old transactions, and no other statement waits for it
 CONNECT_TIMEOUT_S = 15
+TELL_S = 5.0  # between two lines about the progress of the adoption
 # For statements outside a transaction, whatever the role or the database has as its default.
 OF_SESSION = {
     "statement_timeout": "0",
@@ -39,7 +41,6 @@ INVALID = """select true from pg_catalog.pg_index i
  where i.indexrelid = to_regclass('public.' || %s) and not i.indisvalid"""
 NO_TIMEOUTS = """select set_config(name, '0', true) from pg_catalog.pg_settings
  where name in ('statement_timeout', 'transaction_timeout', 'idle_in_transaction_session_timeout')"""
-TABLE_PAGES = "select pg_relation_size(%s::regclass) / current_setting('block_size')::bigint"
 HOLDERS = """
 select distinct format('%s (%s, %s) on %s', a.pid, coalesce(nullif(a.application_name, ''), a.usename), a.state,
                        l.relation::regclass)
@@ -99,36 +100,50 @@ async def apply(connection: Connection, step: Step) -> None:
             return
 
 
-async def complete_rows(connection: Connection, version: str) -> tuple[str, ...]:
-    """Complete the rows that this table file would update, without the user's triggers. Return the notes."""
-    leased = stale = alive = 0
-    followed = False
-    if version in existing_rows.COMPLETED_BEFORE:
-        leased, stale = await _complete(connection, "tasks", existing_rows.COUNT_TASKS, existing_rows.COMPLETE_TASKS)
-        followed = await (await connection.execute(existing_rows.NEEDS)).fetchone() != (existing_rows.NOTHING,)
-    if version == existing_rows.FIRST:
-        alive, _ = await _complete(connection, "workers", existing_rows.COUNT_WORKERS, existing_rows.SUPERSEDE_WORKERS)
-    follows = ("tasks.dependant_on is followed by depends_on",) if followed and version == existing_rows.FIRST else ()
-    return (*existing_rows.notes(leased, stale, alive), *follows)
+async def adopt(connection: Connection, step: Step, tell: Callable[[str], None]) -> tuple[str, ...]:
+    """Bring the tasks that were there before into the queue, a batch in each transaction. Return the notes."""
+    began, told = time.monotonic(), time.monotonic()
+    first: int | None = None
+    adopted = leased = stale = locked = unknown = 0
+    while True:
+        blocks, all_blocks, *counts = await _adopted(connection, step)
+        totals = (adopted, leased, stale, locked, unknown)
+        adopted, leased, stale, locked, unknown = (total + n for total, n in zip(totals, counts, strict=True))
+        now = time.monotonic()
+        if blocks >= all_blocks:
+            break
+        if first is None:
+            first, began = blocks, now
+        elif now - told > TELL_S and blocks > first:
+            left_s = (all_blocks - blocks) * (now - began) / (blocks - first)
+            tell(f"{blocks / all_blocks:.0%} of tasks is read, {adopted} are in the queue; about {left_s:.0f} s left")
+            told = now
+    found = (
+        (leased, "tasks In Progress got a lease of one hour; whoever runs them has until then to finish"),
+        (stale, "tasks In Progress have not changed for a day: no worker starts for them, and none is queued again"),
+        (unknown, "tasks keep a status that this system does not know; they are never claimed"),
+        (locked, "tasks are locked by open transactions of yours; the leader adds them to the queue when these end"),
+    )
+    return tuple(f"{number} {text}" for number, text in found if number)
 
 
-async def _complete(connection: Connection, table: str, count: str, update: str) -> tuple[int, int]:
-    (needs,) = await (await connection.execute(existing_rows.NEEDS)).fetchone() or ("",)
-    (pages,) = await (await connection.execute(TABLE_PAGES, (f"public.{table}",))).fetchone() or (0,)
-    totals = [0, 0]
-    for first in range(0, pages + 1, existing_rows.PAGES):
-        query = existing_rows.counting(count, needs, first, first + existing_rows.PAGES)
-        rows, *numbers = await (await connection.execute(query.encode())).fetchone() or (0, 0, 0)
-        if rows:
-            text = existing_rows.completion(table, update, first, first + existing_rows.PAGES)
-            await apply(connection, Step((), (Statement(f"the rows of {table}", text),)))
-            totals = [total + number for total, number in zip(totals, numbers, strict=True)]
-    return totals[0], totals[1]
+async def _adopted(connection: Connection, step: Step) -> tuple[int, ...]:
+    (statement,) = step.statements
+    for tried in range(1, LOCK_TRIES + 1):
+        try:
+            async with connection.transaction():
+                await connection.execute(NO_TIMEOUTS)
+                return await (await _execute(connection, statement)).fetchone() or (0,) * 7
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+            if tried == LOCK_TRIES:
+                raise Unavailable(await _waited(connection, error)) from error
+            await asyncio.sleep(LOCK_PAUSE_S)
+    raise AssertionError("unreachable")
 
 
 async def _together(connection: Connection, step: Step) -> None:
     async with connection.transaction():
-        await connection.execute(f"set local lock_timeout = '{LOCK_TIMEOUT_S}s'")
+        await connection.execute(f"set local lock_timeout = '{LOCK_TIMEOUT_S * 1000:g}ms'")
         await connection.execute(NO_TIMEOUTS)
         for setting in SETTINGS:
             await connection.execute(setting.encode())
@@ -146,7 +161,7 @@ async def _one_by_one(connection: Connection, step: Step) -> None:
         for statement in step.statements:
             index = INDEX.search(statement.text)
             timeout_s = INDEX_TIMEOUT_S if index else LOCK_TIMEOUT_S
-            await connection.execute(f"set lock_timeout = '{timeout_s}s'".encode())
+            await connection.execute(f"set lock_timeout = '{timeout_s * 1000:g}ms'".encode())
             if index and await (await connection.execute(INVALID, (index[1],))).fetchone():
                 await connection.execute(f"drop index concurrently public.{index[1]}".encode())
             await _execute(connection, statement)
@@ -155,9 +170,9 @@ async def _one_by_one(connection: Connection, step: Step) -> None:
             await connection.execute("; ".join(f"reset {name}" for name in ("lock_timeout", *OF_SESSION)).encode())
 
 
-async def _execute(connection: Connection, statement: Statement) -> None:
+async def _execute(connection: Connection, statement: Statement) -> psycopg.AsyncCursor[TupleRow]:
     try:
-        await connection.execute(statement.text.encode())
+        return await connection.execute(statement.text.encode())
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
         error.add_note(f"{statement.path}: {_title(statement.text, error.diag.context)}")
         raise

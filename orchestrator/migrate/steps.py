@@ -1,7 +1,8 @@
 """The changes that a database lacks, as steps of SQL: executed one after the other, or printed as one file.
 
-Order: table files marked pre-deploy; the current texts (functions, views, triggers, grants) in one transaction; table
-files marked post-deploy. Every step writes its own rows of the ledger.
+Order: table files marked pre-deploy; the current texts (functions, views, triggers, grants) in one transaction; the
+adoption of the tasks that were there before; table files marked post-deploy. Every step writes its own rows of the
+ledger.
 """
 
 import re
@@ -12,9 +13,8 @@ from datetime import datetime
 from psycopg import sql
 
 from orchestrator import __version__ as release
-from orchestrator.migrate import existing_rows
 from orchestrator.migrate.files import SqlFile, SqlFiles
-from orchestrator.migrate.ledger import BASELINE, LEDGER, Ledger
+from orchestrator.migrate.ledger import LEDGER, Ledger
 
 RELOAD = "notify pgrst, 'reload schema'"  # so that a PostgREST in front of the database learns of the new functions
 RECORD = """insert into public.schema_migrations (version, name, checksum, release, functions)
@@ -28,13 +28,40 @@ select {version}, {name}, {checksum}, {release}, array(
     on conflict (version) do update
        set checksum = excluded.checksum, release = excluded.release, functions = excluded.functions,
            applied_at = now()"""
-# The internal functions of a development database, as if the file of this version had made them: those that no file
-# makes any more are dropped then.
-ADOPT_FUNCTIONS = """insert into public.schema_migrations (version, name, checksum, release, functions)
-select {version}, {name}, '', {release}, array(
-           select p.oid::regprocedure::text from pg_catalog.pg_proc p
-            where p.pronamespace = 'public'::regnamespace and p.proname like 'internal\\_%' order by 1)
-    on conflict (version) do nothing"""
+# The rows of versions before the first release: what they made is in these files now.
+CONTAIN = """delete from public.schema_migrations where version ~ '^\\d{{4}}$' and version > '0001';
+update public.schema_migrations set checksum = {checksum}, release = {release} where version = '0001'"""
+# What the user's tables are like before the first change, for `migrate --remove`.
+RECORDED_WITH = "0001"
+FIND = """select set_config('orchestrator.found', coalesce((
+    select jsonb_object_agg(c.relname, jsonb_build_object(
+               'row_security', c.relrowsecurity,
+               'columns', (select jsonb_object_agg(a.attname, jsonb_build_object(
+                                      'not_null', a.attnotnull, 'default', pg_get_expr(d.adbin, d.adrelid),
+                                      'comment', col_description(c.oid, a.attnum)))
+                             from pg_catalog.pg_attribute a
+                             left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+                            where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped),
+               'checks', coalesce((select jsonb_object_agg(o.conname, pg_get_constraintdef(o.oid))
+                                     from pg_catalog.pg_constraint o
+                                    where o.conrelid = c.oid and o.contype = 'c'), '{}')))
+      from pg_catalog.pg_class c
+     where c.oid in (to_regclass('public.tasks'), to_regclass('public.workers')))::text, '{}'), true)"""
+RECORD_FOUND = """update public.schema_migrations set found = current_setting('orchestrator.found')::jsonb
+ where version = '0001'"""
+ADOPTION = "the tasks"
+BATCH = 10_000  # tasks that are adopted in one transaction
+ADOPT = f"select * from orchestrator.adopt({BATCH})"  # noqa: S608
+ADOPT_ALL = f"""do $$
+declare
+    v_batch record;
+begin
+    loop
+        v_batch := orchestrator.adopt({BATCH});
+        exit when v_batch.blocks >= v_batch.all_blocks;
+    end loop;
+end
+$$"""
 # Functions that these files made earlier and no longer make: with other arguments, or with another name.
 DROP_LEFT = """do $$
 declare
@@ -76,16 +103,6 @@ SETTINGS = (  # whatever the role or the database has as its default
     "set local quote_all_identifiers = off",
     "set local client_min_messages = notice",
 )
-TRIGGERS = "triggers.sql"
-DROPPED_INDEX = re.compile(r"^drop index concurrently if exists public\.(\w+);", re.MULTILINE)
-DROPPED_TABLE = re.compile(r"^drop table if exists public\.(\w+);", re.MULTILINE)
-DROPPED_CONSTRAINT = re.compile(r"drop constraint if exists (\w+)")
-MAKES = re.compile(
-    r"^(?:(?:--[^\n]*)?\n)*(?:create (?:unique )?index concurrently if not exists (\w+)"
-    r"|alter table public\.\w+ validate constraint (\w+);"
-    r"|do \$\$\nbegin\n    lock table public\.(\w+) )"
-)
-ADDS = re.compile(r",\s*add constraint (\w+) check \([^()]*\) not valid")
 COMMIT = re.compile(r"^\s*commit;\n", re.MULTILINE)  # of a batch within a DO block
 
 
@@ -104,22 +121,27 @@ class Step:
     versions: tuple[str, ...]  # the versions that the step applies, for the ledger and the report
     statements: tuple[Statement, ...]
     in_transaction: bool = True
+    adopts: bool = False  # its statement is repeated until every task is adopted
 
 
 def steps(files: SqlFiles, ledger: Ledger) -> list[Step]:
     """Return the steps that the database lacks, in order; none if it is up to date."""
     missing = ledger.missing(files)
-    gone = _gone(files, missing)
-    made = [_table_step(file, gone) for file in missing if not file.post_deploy]
+    made = [_table_step(file) for file in missing if not file.post_deploy]
     made += _current_steps(files, ledger)
-    made += [_table_step(file, gone) for file in missing if file.post_deploy]
+    if not ledger.is_adopted:
+        made.append(Step((), (Statement(ADOPTION, ADOPT),), adopts=True))
+    made += [_table_step(file) for file in missing if file.post_deploy]
     if not made:
         return []
-    first = [Statement("schema_migrations", LEDGER)]
-    if ledger.is_development:
-        first += [_record(file) for file in files.tables if file.version <= BASELINE]
-        first.append(_record(files.current[0], ADOPT_FUNCTIONS))
-    return [Step((), tuple(first)), *made]
+    return [Step((), (Statement("schema_migrations", LEDGER), *_containing(files, ledger))), *made]
+
+
+def _containing(files: SqlFiles, ledger: Ledger) -> Iterable[Statement]:
+    """Return what makes the ledger of a database from before the first release that of these files."""
+    if ledger.contained:
+        yield Statement("schema_migrations", _filled(CONTAIN, checksum=files.tables[0].checksum, release=release))
+        yield from (_record(file) for file in files.tables[1:] if file.version <= ledger.contained)
 
 
 def grants(files: SqlFiles) -> Step:
@@ -142,34 +164,13 @@ def script(files: SqlFiles, ledger: Ledger, now: datetime) -> str:
 
 
 def _of_script(step: Step) -> list[str]:
-    rows = [text for version in step.versions for text in existing_rows.before(version)]
-    return [*rows, *(_in_one_transaction(one) for one in step.statements)]
+    return [ADOPT_ALL] if step.adopts else [_in_one_transaction(one) for one in step.statements]
 
 
-def _gone(files: SqlFiles, missing: Sequence[SqlFile]) -> frozenset[str]:
-    """Return what later steps drop: a user's table must not wait for it to be built or filled."""
-    dropped = {name for file in missing for each in (DROPPED_INDEX, DROPPED_TABLE) for name in each.findall(file.sql)}
-    (triggers,) = (file.sql for file in files.current if file.path == TRIGGERS)
-    return frozenset(dropped | set(DROPPED_CONSTRAINT.findall(triggers)))
-
-
-def _without(gone: frozenset[str], statement: str) -> str:
-    """Return a statement without what is gone later; empty if nothing is left."""
-    made = MAKES.search(statement)
-    if made and not gone.isdisjoint(made.groups()):
-        return ""
-    return ADDS.sub(lambda clause: "" if clause[1] in gone else clause[0], statement)
-
-
-def _table_step(file: SqlFile, gone: frozenset[str]) -> Step:
-    statements = tuple(
-        Statement(file.path, text)
-        for one in file.statements()
-        if (text := _without(gone, existing_rows.rewritten(file.version, one)))
-    )
-    made = (*statements, _record(file))
-    if file.version == existing_rows.RECORDED_WITH:
-        made = (Statement(file.path, existing_rows.FIND), *made, Statement(file.path, existing_rows.RECORD_FOUND))
+def _table_step(file: SqlFile) -> Step:
+    made = (*(Statement(file.path, text) for text in file.statements()), _record(file))
+    if file.version == RECORDED_WITH:
+        made = (Statement(file.path, FIND), *made, Statement(file.path, RECORD_FOUND))
     return Step((file.version,), made, file.in_transaction)
 
 

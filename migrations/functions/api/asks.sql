@@ -74,7 +74,7 @@ begin
       into v_held, v_prefixes, v_earlier
       from orchestrator.held h where h.worker_id = p_worker_id and h.nonce = p_nonce;
     v_needs := array(
-        select n.id from (select distinct unnest(t.depends_on) as id from public.tasks t where t.id = any (v_held)) n
+        select n.id from (select distinct unnest(orchestrator.needs(t.*)) as id from public.tasks t where t.id = any (v_held)) n
           join (select distinct public.internal_key_task(e.value->>'key') as id
                   from jsonb_array_elements(p_items) e where e.value->>'method' = 'GET') k on k.id = n.id);
     return query

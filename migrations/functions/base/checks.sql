@@ -116,8 +116,10 @@ create or replace function public.internal_is_pod() returns boolean
 language plpgsql stable security definer set search_path = '' as $$
 #variable_conflict use_variable
 begin
-    -- Inside a security definer function, current_user is the owner. This setting still has the role of the request.
-    return coalesce(current_setting('role', true), '') = 'gpu_worker' or session_user = 'gpu_worker';
+    -- Inside a security definer function, current_user is the owner. This setting still has the role of the request. The
+    -- gateway says so too, because its login may have no such role.
+    return coalesce(current_setting('role', true), '') = 'gpu_worker' or session_user = 'gpu_worker'
+           or coalesce(current_setting('orchestrator.caller', true), '') = 'pod';
 end
 $$;
 

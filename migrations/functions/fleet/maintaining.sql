@@ -63,6 +63,7 @@ declare
     v_unmet uuid[];
     v_edited uuid[];
     v_unfit uuid[];
+    v_entered uuid[];
     v_count int;
 begin
     with taken as (
@@ -76,10 +77,14 @@ begin
            array_agg(distinct t.name::uuid) filter (where t.kind = 'unmet'),
            array_agg(distinct t.name::uuid) filter (where t.kind = 'edit'),
            array_agg(distinct t.name::uuid) filter (where t.kind = 'unfit'),
+           array_agg(distinct t.name::uuid) filter (where t.kind = 'enter'),
            array_agg(distinct t.name::uuid) filter (where t.kind = 'show'), count(*)
-      into v_keys, v_types, v_limited, v_needs, v_unmet, v_edited, v_unfit, v_shows, v_count from taken t;
+      into v_keys, v_types, v_limited, v_needs, v_unmet, v_edited, v_unfit, v_entered, v_shows, v_count from taken t;
     if v_unfit is not null then
         perform orchestrator.end_unfit(v_unfit);
+    end if;
+    if v_entered is not null then
+        perform orchestrator.enter_free(v_entered);
     end if;
     if v_edited is not null then
         perform orchestrator.reconcile_free(v_edited);

@@ -34,10 +34,10 @@ declare
 begin
     delete from orchestrator.edges e
      where e.task_id = any (p_ids)
-       and (select e.needs = any (t.depends_on) from public.tasks t where t.id = e.task_id) is not true;
+       and (select e.needs = any (orchestrator.needs(t.*)) from public.tasks t where t.id = e.task_id) is not true;
     insert into orchestrator.edges (task_id, needs, is_met)
     select t.id, n.id, orchestrator.need_status(n.id) = 'Complete'
-      from public.tasks t cross join lateral (select distinct u.id from unnest(t.depends_on) u (id)) n
+      from public.tasks t cross join lateral (select distinct u.id from unnest(orchestrator.needs(t.*)) u (id)) n
      where t.id = any (p_ids) and n.id is not null
     on conflict do nothing;
     v_ended := array(select distinct n.needs  -- "offset 0": not in the order of all edges

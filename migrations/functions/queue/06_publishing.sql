@@ -24,6 +24,8 @@ begin
         return null;
     end if;
     v_task.created_at := public.internal_readable_time(v_task.created_at);
+    v_task.attempts := coalesce(v_task.attempts, 0);
+    v_task.depends_on := orchestrator.needs(v_task);
     v_task.run_after := public.internal_readable_time(v_task.run_after);
     v_task.traceparent := case when public.internal_traceparent_problem(v_task.traceparent) is null then v_task.traceparent end;
     select coalesce(v_task.pool, d.pool, 'default'), coalesce(v_task.max_attempts, d.max_attempts, 3),

@@ -280,7 +280,7 @@ begin
                        'id', n.id, 'task_type', r.task_type, 'output_location', r.output_location,
                        'result_data', r.result_data) order by n.place), '[]')
               from (select u.id, min(u.place) as place
-                      from unnest(p_task.depends_on) with ordinality u (id, place) group by u.id) n
+                      from unnest(orchestrator.needs(p_task)) with ordinality u (id, place) group by u.id) n
              cross join lateral orchestrator.result_of(n.id) r) else '[]' end);
 end
 $$;

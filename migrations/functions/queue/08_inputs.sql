@@ -75,7 +75,7 @@ declare
     v_bytes bigint := 0;
     v_values bigint := 0;
 begin
-    select t.params, t.depends_on into v_task from public.tasks t where t.id = p_task_id;
+    select t.params, orchestrator.needs(t.*) as depends_on into v_task from public.tasks t where t.id = p_task_id;
     if public.internal_nodes_of(v_task.params) > v_nodes then
         code := 'SLURM_TOO_LARGE';
         message := format('It asks for %s nodes, and cluster %s may have %s',

@@ -114,7 +114,8 @@ begin
     end if;
     select bool_or(s.value->'pools' ? p_task.pool), max((s.value->>'stuck_s')::numeric) into v_program, v_stuck_s
       from public.fleet_settings s where s.name = 'programs';
-    select w.status = 'terminated' as gone, w.terminated_at, w.own_program, w.metadata ? 'legacy_status' as legacy
+    select w.status = 'terminated' as gone, w.terminated_at, w.own_program, coalesce(
+               to_jsonb(w)->>'legacy_status', w.metadata->>'legacy_status', 'terminated') <> 'terminated' as legacy
       into v_worker from public.workers w where w.id = p_task.worker_id;
     if v_worker.gone and not (v_program and v_worker.legacy) then
         rescue_at := v_worker.terminated_at;

@@ -119,6 +119,22 @@ begin
 end
 $$;
 
+-- Brings those of these tasks that have no row in `live` into the queue, if no other transaction has locked them; the leader
+-- does the others.
+create or replace function orchestrator.enter_free(p_ids uuid[]) returns void
+language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_free uuid[] := array(select t.id from public.tasks t where t.id = any (p_ids) for share skip locked);
+begin
+    insert into orchestrator.rechecks (kind, name)
+    select 'enter', t.id::text from public.tasks t where t.id = any (p_ids) and (t.id in (select unnest(v_free))) is not true;
+    perform orchestrator.reconcile(array(
+        select i.id from unnest(v_free) i (id)
+         where not exists (select from orchestrator.live q where q.task_id = i.id)));
+end
+$$;
+
 -- A task that has a row in `live`.
 create or replace function orchestrator.follow(p_task public.tasks, p_live orchestrator.live) returns void
 language plpgsql security definer set search_path = '' as $$
@@ -189,7 +205,7 @@ begin
     update orchestrator.live q
        set (place, created_at, run_after, tenant, dedupe_key, max_attempts, timeout_s, has_needs, is_heavy, has_webhook,
             cancel_requested_at, uncounted, attempts_shown, pool, concurrency_key, task_type, type_limited) = (
-           select s.place, s.created_at,
+           select s.place, coalesce(s.created_at, q.created_at),
                   case when p_end.task_id is null then s.run_after else public.internal_readable_time(p_end.run_after) end,
                   s.tenant, s.dedupe_key, s.max_attempts, s.timeout_s, s.has_needs, s.is_heavy, s.has_webhook,
                   s.cancel_requested_at, greatest(0, least(q.attempt, q.uncounted + q.attempts_shown - s.attempts)), s.attempts,
@@ -203,9 +219,9 @@ begin
         select b.task_id
           from unnest(v_before) b
          cross join lateral (select * from public.tasks k where k.id = b.task_id offset 0) t  -- by its key, each
-         where (b.has_needs or t.depends_on <> '{}')
+         where (b.has_needs or orchestrator.needs(t.*) <> '{}')
            and (select array_agg(e.needs order by e.needs) from orchestrator.edges e where e.task_id = b.task_id)
-               is distinct from (select array_agg(distinct n.id order by n.id) from unnest(t.depends_on) n (id)));
+               is distinct from (select array_agg(distinct n.id order by n.id) from unnest(orchestrator.needs(t.*)) n (id)));
     if v_needing <> '{}' then
         perform orchestrator.set_edges(v_needing);
     end if;
@@ -252,13 +268,13 @@ $$;
 create or replace view orchestrator.specified as
 select t.id as task_id, t.status, t.worker_id, coalesce(t.attempts, 0) as attempts, t.published, t.cancel_requested_at, t.dedupe_key, t.tenant,
        t.concurrency_key, t.task_type,
-       coalesce(public.internal_readable_time(t.created_at), now()) as created_at,
+       public.internal_readable_time(t.created_at) as created_at,
        public.internal_readable_time(t.run_after) as run_after,
        ~coalesce(t.priority, 0) as place,
        coalesce(t.pool, d.pool, 'default') as pool,
        coalesce(t.max_attempts, d.max_attempts, 3) as max_attempts,
        case when coalesce(t.timeout_s, d.timeout_s) between 0.001 and 2592000 then coalesce(t.timeout_s, d.timeout_s) end as timeout_s,
-       coalesce(t.depends_on <> '{}', false) as has_needs,
+       orchestrator.needs(t.*) <> '{}' as has_needs,
        case when pg_column_size(t.params) > 2000 then true
             when pg_column_size(t.params) <= 200 and octet_length(t.params::text) <= 200 then false
             else coalesce(octet_length(t.params::text) > 2000 or public.internal_is_unreadable(t.params), false) end as is_heavy,
@@ -285,10 +301,10 @@ select t.id
        else t.status <> 'Queued' end
     or q.task_id is not null and (
            q.has_needs and (select array_agg(e.needs order by e.needs) from orchestrator.edges e where e.task_id = t.id)
-               is distinct from (select array_agg(distinct n.id order by n.id) from unnest(t.depends_on) n (id))
+               is distinct from (select array_agg(distinct n.id order by n.id) from unnest(orchestrator.needs(t.*)) n (id))
            or (q.place, q.created_at, q.run_after, q.tenant, q.dedupe_key, q.max_attempts, q.timeout_s, q.has_needs, q.is_heavy,
                q.has_webhook, q.cancel_requested_at, q.attempts_shown)
-              is distinct from (s.place, s.created_at, s.run_after, s.tenant, s.dedupe_key, s.max_attempts, s.timeout_s,
+              is distinct from (s.place, coalesce(s.created_at, q.created_at), s.run_after, s.tenant, s.dedupe_key, s.max_attempts, s.timeout_s,
                                 s.has_needs, s.is_heavy, s.has_webhook, s.cancel_requested_at, s.attempts)
            or q.state <> 'running' and (q.pool, q.concurrency_key, q.task_type, q.type_limited)
               is distinct from (s.pool, s.concurrency_key, s.task_type, s.type_limited));
@@ -311,7 +327,7 @@ begin
             task_id, created_at, run_after, place, pool, max_attempts, timeout_s, task_type, concurrency_key, tenant,
             dedupe_key, has_needs, is_heavy, type_limited, has_webhook, cancel_requested_at, attempts_shown, attempt, uncounted,
             state, turn, worker_id, claimed_at, progress_at)
-        select s.task_id, s.created_at, s.run_after, s.place, s.pool, s.max_attempts, s.timeout_s, s.task_type,
+        select s.task_id, coalesce(s.created_at, v_now), s.run_after, s.place, s.pool, s.max_attempts, s.timeout_s, s.task_type,
                s.concurrency_key, s.tenant, s.dedupe_key, s.has_needs, s.is_heavy, s.type_limited, s.has_webhook,
                s.cancel_requested_at, s.attempts, n.attempt + (w.state = 'running')::int,
                least(n.attempt, greatest(n.uncounted + n.attempt - greatest(s.attempts, 0), 0)),

@@ -97,7 +97,8 @@ begin
       from removed r
       left join lateral (select * from orchestrator.publications l where l.task_id = r.id offset 0) p on true
      where coalesce(p.status, r.status::text) = 'Complete'
-       and (select true from orchestrator.edges e where e.needs = r.id limit 1)  -- by its key, each
+       and ((select true from orchestrator.edges e where e.needs = r.id limit 1)  -- by its key, each
+            or (select a.ended_at is null from orchestrator.audits a where a.rel = 'adoption'))  -- some edges are not there yet
     on conflict (id) do update
        set output_location = excluded.output_location, result_data = excluded.result_data,
            output_object = excluded.output_object, deleted_at = excluded.deleted_at;

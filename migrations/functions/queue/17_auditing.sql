@@ -29,9 +29,14 @@ begin
     v_ids := v_ids || v_gone;
     v_locked := array(select q.task_id from orchestrator.live q
                        where q.task_id = any (v_ids) order by q.task_id for update skip locked);
-    -- What a transaction has locked is looked at in the next round.
+    -- What a transaction has locked is looked at in the next round: it may end a task that is not in the queue yet.
     v_ids := v_locked || array(select i.id from unnest(v_ids) i (id)
-                                where not exists (select from orchestrator.live q where q.task_id = i.id));
+                                where not exists (select from orchestrator.live q where q.task_id = i.id)
+                                  and not exists (select from public.tasks t where t.id = i.id))
+                      || array(select t.id from public.tasks t
+                                where t.id = any (v_ids)
+                                  and not exists (select from orchestrator.live q where q.task_id = t.id)
+                                  for share of t skip locked);
     if v_ids <> '{}' then
         perform orchestrator.reconcile_each(v_ids);
     end if;

@@ -40,8 +40,9 @@ def migrate(
     --sql prints one file for `supabase db push` or the SQL editor. It has the SQL that the database at DATABASE_URL
     lacks or, without DATABASE_URL, the whole schema.
 
-    --plan also tries the triggers of yours on tasks and workers, in a transaction that is rolled back, and names those
-    that would make writes of the orchestrator fail.
+    --plan shows the steps with their locks and rows, and what changes for others: row level security, grants, and what
+    runs in statements on tasks. It also tries the triggers of yours on tasks and workers, in a transaction that is
+    rolled back, and names those that would make writes of the orchestrator fail.
 
     --remove uninstalls: tasks keeps your rows and your columns, and workers does if it was yours. It needs that no
     orchestrator leads and no worker is live.
@@ -64,7 +65,9 @@ def migrate(
     if take_away:
         assert url is not None  # noqa: S101  checked above
         return _remove(output, url.get_secret_value(), force=force)
-    report = asyncio.run(bring_up(url.get_secret_value(), requeue_held=requeue_held) if url else _look_at_schema())
+    report = asyncio.run(
+        bring_up(url.get_secret_value(), requeue_held=requeue_held, tell=output.say) if url else _look_at_schema()
+    )
     if output.json:
         output.document(applied=report.applied, notes=report.notes, version=report.version)
         return 0
@@ -84,10 +87,10 @@ def _show_migration_plan(output: Output, url: str, *, verbose: bool) -> int:
 
     report = asyncio.run(planned(url))
     if output.json:
-        output.document(would_apply=report.applied, notes=report.notes, version=report.version)
+        output.document(would_apply=report.applied, plan=report.plan, notes=report.notes, version=report.version)
     else:
         _show_files(output, "would apply", report.applied, verbose=verbose)
-        for note in report.notes:
+        for note in (*report.plan, *report.notes):
             output.say(note)
         what = f"would apply {counted(len(report.applied), 'file')}" if report.applied else "would change nothing"
         output.show(f"migrate {what}. The schema is now {report.version or 'none'}.")

@@ -155,9 +155,11 @@ async def _pods(url: str, section: Section) -> None:
     except psycopg.Error as unanswered:
         section.skip("the call of a pod", " ".join(str(unanswered).split()))
         return
-    if error:
+    if error and lacking:
         fix = f"an administrator of the database runs: {lacking}; then: {MIGRATE['DATABASE_URL']}"
-        section.fail("pods cannot call its functions", error, fix if lacking else MIGRATE["DATABASE_URL"])
+        section.warn("pods can call through the gateway only, not through Supabase's API", error, fix)
+    elif error:
+        section.fail("pods cannot call its functions", error, MIGRATE["DATABASE_URL"])
 
 
 async def _rights(connection: "AsyncConnection[TupleRow]") -> tuple[str, str, str] | None:

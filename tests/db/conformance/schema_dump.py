@@ -11,8 +11,9 @@ TIMEOUT_S = 60
 
 
 async def dump(url: str) -> str:
-    """Everything in `public`, as pg_dump shows it."""
-    command = [str(installed() / "bin" / "pg_dump"), "--schema-only", "--no-owner", "--schema=public", url]
+    """Everything in `public` and `orchestrator`, as pg_dump shows it."""
+    command = [str(installed() / "bin" / "pg_dump"), "--schema-only", "--no-owner"]
+    command += ["--schema=public", "--schema=orchestrator", url]
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )

@@ -92,14 +92,14 @@ async def test_every_row_stays_and_old_workers_are_set_aside(
     await make(project, status)
     await project.execute(ROWS)
     report = await migrated(project, empty_database)
-    found = await rows(project, "select id, status, exit_cause, metadata from workers order by id")
+    found = await rows(project, "select id, status, exit_cause, legacy_status, metadata from workers order by id")
     assert [tuple(row.values()) for row in found] == [
-        ("old-1", "terminated", "superseded", {"pod": "p1", "legacy_status": "active"}),
-        ("old-2", "terminated", "superseded", {"legacy_status": "error"}),
-        ("old-3", "terminated", "superseded", {}),
+        ("old-1", "terminated", "superseded", "active", {"pod": "p1"}),
+        ("old-2", "terminated", "superseded", "error", None),
+        ("old-3", "terminated", "superseded", "terminated", {}),
     ]
     notes = "\n".join(report.notes)
-    assert "2 workers from before were set aside" in notes
+    assert "workers from before count as terminated" in notes
     assert "1 tasks In Progress got a lease of one hour" in notes
     assert ("stays the enum task_status" in notes) == (status == ENUM)
     assert (await migrate(empty_database)).applied == ()
@@ -180,19 +180,25 @@ async def test_a_projects_own_column_for_dependencies_still_works(
     (old,) = await (await project.execute(insert.encode(), (first["id"],))).fetchall()
     await migrated(project, empty_database)
     (new,) = await (await project.execute(insert.encode(), (first["id"],))).fetchall()
-    query = """select t.id, t.depends_on, q.state::text from tasks t join orchestrator.live q on q.task_id = t.id
+    query = """select t.id, orchestrator.needs(t.*) as depends_on, q.state::text
+                 from tasks t join orchestrator.live q on q.task_id = t.id
                 where t.task_type = 'u' order by t.created_at"""
     assert await rows(project, query) == [
         {"id": row["id"], "depends_on": [first["id"]], "state": "waits_for_tasks"} for row in (old, new)
     ]
-    await project.execute("update tasks set dependant_on = null where id = %s", (new["id"],))
-    assert [row for row in await rows(project, query) if row["id"] == new["id"]] == [
-        {"id": new["id"], "depends_on": [], "state": "ready"}
-    ]
+    for one in (new, old):
+        await project.execute("update tasks set priority = 1 where id = %s", (one["id"],))
+        assert [row["state"] for row in await rows(project, query) if row["id"] == one["id"]] == ["waits_for_tasks"]
+        await project.execute("update tasks set dependant_on = null where id = %s", (one["id"],))
+        assert [row for row in await rows(project, query) if row["id"] == one["id"]] == [
+            {"id": one["id"], "depends_on": [], "state": "ready"}
+        ]
     fleet.term = (await fleet.lead())["term"]
     await project.execute("update tasks set status = 'Complete' where id = %s", (first["id"],))
+    (task,) = await (await project.execute(insert.encode(), (first["id"],))).fetchall()
     agent = await fleet.agent()
-    assert len(await agent.claim(batch=9)) == 2
+    claimed = {one["id"]: [need["id"] for need in one["dependencies"]] for one in await agent.claim(batch=9)}
+    assert claimed == {str(old["id"]): [], str(new["id"]): [], str(task["id"]): [str(first["id"])]}
 
 
 async def test_a_status_of_its_own_is_kept_and_reported(project: AsyncConnection[DictRow], empty_database: str) -> None:

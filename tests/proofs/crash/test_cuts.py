@@ -24,5 +24,5 @@ async def test_a_cut_before_or_after_a_commit_is_resolved_right(database: str) -
     [("users", EVERY), *(pytest.param(name, EVERY // 2, marks=pytest.mark.full) for name in BEFORE)],
 )
 async def test_a_migration_that_was_cut_continues_where_it_stopped(before: str, every: int) -> None:
-    """The database has a user's tables; with --full also nothing, or a development version."""
+    """The database has a user's tables; with --full also nothing."""
     assert await cut_migrations([before], every=every) >= 2

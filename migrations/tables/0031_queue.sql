@@ -138,9 +138,6 @@ create table orchestrator.marks (
 create index marks_raised on orchestrator.marks (pool, no desc) where seen is not null;
 create index marks_lowered on orchestrator.marks (pool, xid) where seen is null;
 
-alter table public.tasks add column if not exists published int not null default 0;
-alter table public.task_attempts add column if not exists uncounted int not null default 0;  -- up to this one, as it ended
-
 -- How far the audit of each table has come; see functions/queue/18_auditing.sql.
 create table orchestrator.audits (
     rel text primary key,
@@ -149,3 +146,47 @@ create table orchestrator.audits (
     began_at timestamptz not null,
     ended_at timestamptz  -- when it was read to its end the last time
 );
+
+-- Attempts that have ended.
+create table orchestrator.attempts (
+    task_id uuid not null,
+    attempt int not null,  -- the fencing number
+    worker_id text not null,
+    nonce text not null,  -- the launch of the agent that claimed it
+    claim_no bigint not null,  -- the agent's number of the claim
+    started_at timestamptz not null,
+    ended_at timestamptz,
+    outcome text,  -- complete, failed, cancelled, released, lost
+    failure_code text,
+    exit_class text,  -- exception, oom, vram_oom, signal, timeout, cancelled, lost
+    failed_at_point text,
+    message text,
+    detail jsonb,
+    log_first bigint,  -- position of the handler log, by the last heartbeat, at the start and at the end
+    log_last bigint,
+    given_back boolean,
+    permanent boolean,
+    upload_started_at timestamptz,
+    upload_ended_at timestamptz,
+    uncounted int not null default 0,  -- attempts that did not count against max_attempts, as it ended
+    primary key (task_id, attempt)
+) with (
+    fillfactor = 70,
+    autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0
+);
+comment on column orchestrator.attempts.given_back is
+    'It does not count, because its worker was sick; at most one of a task';
+comment on column orchestrator.attempts.permanent is 'The handler said that another attempt would fail as well';
+comment on column orchestrator.attempts.upload_started_at is
+    'When its agent began to upload its first output; NULL for none, or unknown';
+comment on column orchestrator.attempts.upload_ended_at is
+    'When its last output was stored; NULL for none, or unknown';
+create index attempts_claim on orchestrator.attempts (worker_id, nonce, claim_no);
+create index attempts_worker on orchestrator.attempts (worker_id, started_at desc);
+-- Rows are appended all the time, and the newest end is read every few seconds: a block range index costs a claim nothing.
+create index attempts_started on orchestrator.attempts using brin (started_at) with (pages_per_range = 8);
+create index attempts_ended on orchestrator.attempts using brin (ended_at) with (pages_per_range = 8);
+alter table orchestrator.attempts enable row level security;
+
+-- The table that users write to comes last.
+alter table public.tasks add column if not exists published int not null default 0;
