@@ -1,4 +1,4 @@
-"""How tasks share the fleet: weights of tenants (functions/fleet/tenants.sql), and limits (functions/fleet/limits.sql)."""
+"""How tasks share the fleet: weights of tenants and limits (tenants.sql and limits.sql in functions/fleet)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

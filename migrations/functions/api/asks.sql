@@ -72,7 +72,7 @@ declare
 begin
     select array_agg(h.task_id), array_agg(h.output_prefix), array_agg(format('outputs/%s/%s/', h.task_id, h.attempt))
       into v_held, v_prefixes, v_earlier
-      from orchestrator.held h where h.worker_id = p_worker_id and h.nonce = p_nonce;
+      from orchestrator.held h where h.worker_id = p_worker_id and h.state = 'running' and h.nonce = p_nonce;
     v_needs := array(
         select n.id from (select distinct unnest(orchestrator.needs(t.*)) as id from public.tasks t where t.id = any (v_held)) n
           join (select distinct public.internal_key_task(e.value->>'key') as id

@@ -24,19 +24,7 @@ begin
             when jsonb_typeof(v_task->'traceparent') in ('string', 'null')
                 then public.internal_traceparent_problem(v_task->>'traceparent')
             when v_task ? 'traceparent' then 'it is not a text' end);
-        v_id := null;
-        if v_task->>'dedupe_key' is not null then
-            v_id := (v_keys->>(v_task->>'dedupe_key'))::uuid;
-            if v_id is null then
-                select q.task_id into v_id from orchestrator.live q where q.dedupe_key = v_task->>'dedupe_key';
-            end if;
-        end if;
-        if v_id is null and v_task->>'id' is not null then
-            select t.id into v_id from public.tasks t where t.id = (v_task->>'id')::uuid;
-            if v_id is null and (v_task->>'id')::uuid = any (v_ids) then
-                v_id := (v_task->>'id')::uuid;
-            end if;
-        end if;
+        v_id := public.internal_known_task(v_task, v_ids, v_keys);
         v_new := v_new || (v_id is null);
         v_id := coalesce(v_id, (v_task->>'id')::uuid, gen_random_uuid());
         v_ids := v_ids || v_id;
@@ -78,6 +66,24 @@ begin
         select jsonb_agg(jsonb_build_object('id', i.id, 'created', i.created)
                          || jsonb_strip_nulls(jsonb_build_object('ignored', i.ignored)) order by i.n)
           from unnest(v_ids, v_new, v_ignored) with ordinality i (id, created, ignored, n)), '[]'));
+end
+$$;
+
+-- The task that an entry of a batch names, if it is there or in the batch (its ids and keys so far) already.
+create or replace function public.internal_known_task(p_task jsonb, p_ids uuid[], p_keys jsonb) returns uuid
+language plpgsql stable security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_given constant uuid := (p_task->>'id')::uuid;
+    v_id uuid := (p_keys->>(p_task->>'dedupe_key'))::uuid;
+begin
+    if v_id is null and p_task->>'dedupe_key' is not null then
+        select q.task_id into v_id from orchestrator.live q where q.dedupe_key = p_task->>'dedupe_key';
+    end if;
+    if v_id is null and v_given is not null then
+        select t.id into v_id from public.tasks t where t.id = v_given;
+    end if;
+    return coalesce(v_id, case when v_given = any (p_ids) then v_given end);
 end
 $$;
 

@@ -23,9 +23,10 @@ select s.fleet, s.expires_at from public.fleet_settings s where s.name = 'store_
 -- What launches hold. The prefix of a claim's outputs has the attempt and eleven characters of the launch: a task that
 -- was deleted and inserted again, or a restored database, finds no earlier object under its keys.
 create or replace view orchestrator.held as
-select q.task_id, q.worker_id, q.nonce, q.claim_no, q.attempt, q.place, q.turn, q.created_at, q.max_attempts, q.timeout_s,
-       q.has_needs, 'outputs/' || q.task_id || '/' || q.attempt || '-' || left(md5(q.nonce), 11) || '/' as output_prefix
-  from orchestrator.live q where q.state = 'running' and q.nonce is not null;
+select q.task_id, q.worker_id, q.state, q.nonce, q.claim_no, q.attempt, q.place, q.turn, q.created_at, q.max_attempts,
+       q.timeout_s, q.has_needs, 'outputs/' || q.task_id || '/' || q.attempt || '-' || left(md5(q.nonce), 11) || '/' as output_prefix
+  -- Only a running row has a nonce. With its state here, a look for few ids might read the index of all that run.
+  from orchestrator.live q where q.nonce is not null;
 
 -- A claim number identifies one claim. A repeated claim returns the same tasks. A number below the highest one takes
 -- nothing new. A number that was answered with no task is spent: the network may deliver a copy of the request late,
@@ -96,7 +97,7 @@ begin
     elsif p_claim_no <= p_launch.claim_no then
         select json_agg(orchestrator.for_agent(t.*, h.*) order by h.place, h.turn, h.created_at, h.task_id) into v_tasks
           from orchestrator.held h join public.tasks t on t.id = h.task_id
-         where h.worker_id = p_launch.worker_id and h.nonce = p_launch.nonce and h.claim_no = p_claim_no;
+         where h.worker_id = p_launch.worker_id and h.state = 'running' and h.nonce = p_launch.nonce and h.claim_no = p_claim_no;
         v_is_spent := v_tasks is null;
     else
         if p_launch.may and not exists (
@@ -225,7 +226,7 @@ begin
                    updated_at = p_now, generation_started_at = p_now, generation_processed_at = null, run_after = null,
                    progress = null, error_message = null, failure_code = null, failed_at_point = null
               from orchestrator.held h
-             where h.task_id = any (p_ids) and t.id = h.task_id and t.published < 2 * h.attempt
+             where h.task_id = any (p_ids) and t.id = any (p_ids) and t.id = h.task_id and t.published < 2 * h.attempt
                and t.status in ('Queued', 'In Progress')
             returning t.id, orchestrator.for_agent(t.*, h.*) as task,
                       t.status = 'In Progress' and t.published = 2 * h.attempt as is_shown

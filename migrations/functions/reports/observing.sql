@@ -11,21 +11,10 @@ set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
 declare
     v_now timestamptz := coalesce(p_now, clock_timestamp());
     v_paused jsonb := public.internal_pauses(p_fleet, v_now);
-    v_avoid jsonb := '{}';
-    c_bringups constant int := 100;  -- of each pool: how many the breaker looks at
     c_batch constant int := 100;  -- tasks of one claim
 begin
-    if to_regclass('public.hosts') is not null then  -- the table comes with a later migration
-        select coalesce(jsonb_object_agg(h.key, h.avoid_until), '{}') into v_avoid
-          from public.hosts h where h.fleet = p_fleet and h.avoid_until > v_now;
-    end if;
     return (
-        with recursive spawned(pool) as (  -- goes from pool to pool in the index, however many workers each has had
-            (select w.pool from public.workers w where w.fleet = p_fleet order by w.pool limit 1)
-            union all
-            select (select w.pool from public.workers w where w.fleet = p_fleet and w.pool > s.pool order by w.pool limit 1)
-              from spawned s where s.pool is not null
-        ), running as (
+        with running as (
             select q.worker_id, q.pool, count(*) as n,
                    count(*) filter (where case
                        when q.lease_expires_at > v_now
@@ -47,15 +36,6 @@ begin
               from (select pool from queued union select pool from running) p
               left join queued q on q.pool = p.pool
               left join (select pool, sum(counted) as n from running group by pool) r on r.pool = p.pool
-        ), bringups as (
-            select w.id, w.pool, w.created_at, w.bringup_ended_at, w.promoted_at is not null as promoted,
-                   w.exit_cause, w.failure_code,
-                   w.release, w.ending_since,
-                   w.metadata->>'offer' as offer, w.price_usd_per_hour / nullif(w.gpu_count, 0) as usd_per_gpu_hour,
-                   coalesce(w.exit_cause = 'budget', false) as ended_for_budget,
-                   case when w.promoted_at is null then w.bringup_ended_at else w.ending_since end as ended_at,
-                   row_number() over (partition by w.pool order by w.bringup_ended_at desc, w.id) as place
-              from public.workers w where w.fleet = p_fleet and w.bringup_ended_at > v_now - interval '1 day'
         )
         select jsonb_build_object(
             'now', v_now,
@@ -85,6 +65,45 @@ begin
             'offers', coalesce((
                 select jsonb_agg(to_jsonb(o.*) - 'fleet' order by o.key) from public.offers o
                  where o.fleet = p_fleet), '[]'),
+            'spent', (select to_jsonb(s.*) from public.internal_spent(p_fleet, null, v_now) s),
+            'avoid', (select coalesce(jsonb_object_agg(h.key, h.avoid_until), '{}') from public.hosts h
+                       where h.fleet = p_fleet and h.avoid_until > v_now),
+            'paused', v_paused,
+            'clusters', public.internal_cluster_needs(p_fleet),
+            'database_id', (select i.id from public.database_identity i where i.is_this),
+            'queued_total', (select coalesce(sum(q.total), 0) from queued q))
+            || public.internal_recent_workers(p_fleet, v_now)
+    );
+end
+$$;
+
+-- What became of workers and releases lately: the last spawn of each pool, ended bring-ups and pod prices of a day, and
+-- machine faults of an hour.
+create or replace function public.internal_recent_workers(p_fleet text, p_now timestamptz) returns jsonb
+language plpgsql stable security definer set search_path = '' as $$
+#variable_conflict use_variable
+declare
+    v_now constant timestamptz := p_now;
+    c_bringups constant int := 100;  -- of each pool: how many the breaker looks at
+    c_batch constant int := 100;  -- tasks of one claim
+begin
+    return (
+        with recursive spawned(pool) as (  -- goes from pool to pool in the index, however many workers each has had
+            (select w.pool from public.workers w where w.fleet = p_fleet order by w.pool limit 1)
+            union all
+            select (select w.pool from public.workers w where w.fleet = p_fleet and w.pool > s.pool order by w.pool limit 1)
+              from spawned s where s.pool is not null
+        ), bringups as (
+            select w.id, w.pool, w.created_at, w.bringup_ended_at, w.promoted_at is not null as promoted,
+                   w.exit_cause, w.failure_code,
+                   w.release, w.ending_since,
+                   w.metadata->>'offer' as offer, w.price_usd_per_hour / nullif(w.gpu_count, 0) as usd_per_gpu_hour,
+                   coalesce(w.exit_cause = 'budget', false) as ended_for_budget,
+                   case when w.promoted_at is null then w.bringup_ended_at else w.ending_since end as ended_at,
+                   row_number() over (partition by w.pool order by w.bringup_ended_at desc, w.id) as place
+              from public.workers w where w.fleet = p_fleet and w.bringup_ended_at > v_now - interval '1 day'
+        )
+        select jsonb_build_object(
             'last_spawn_at', coalesce((
                 select jsonb_object_agg(s.pool, n.created_at) from spawned s
                  cross join lateral (
@@ -123,14 +142,7 @@ begin
                     select w.id as worker_id, w.failure_code, w.ending_since as at from public.workers w
                      where w.fleet = p_fleet and w.exit_cause in ('gpu_fault', 'host_fault')
                        and w.ending_since > v_now - interval '1 hour'
-                     order by w.ending_since desc limit c_bringups) f), '[]'),
-            'spent', (select to_jsonb(s.*) from public.internal_spent(p_fleet, null, v_now) s),
-            'avoid', v_avoid,
-            'paused', v_paused,
-            'clusters', public.internal_cluster_needs(p_fleet),
-            'database_id', (select i.id from public.database_identity i where i.is_this),
-            'queued_total', (select coalesce(sum(q.total), 0) from queued q))
-    );
+                     order by w.ending_since desc limit c_bringups) f), '[]')));
 end
 $$;
 
