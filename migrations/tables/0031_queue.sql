@@ -114,8 +114,8 @@ create table orchestrator.publications (
 );
 create index publications_due on orchestrator.publications (retry_at);
 
--- What another transaction kept from being looked at; the leader looks again. kind: needs, show or edit (of a task), unmet or
--- ended (of a task that others need), key, type, or limit (of a type that was set or removed).
+-- What another transaction kept from being looked at; the leader looks again. kind: needs, show, edit, enter,
+-- edges or unfit (of a task), unmet (of a task that others need), key, type, or limit (of a type that was set or removed).
 create table orchestrator.rechecks (
     no bigint generated always as identity primary key,
     kind text not null,
@@ -138,7 +138,7 @@ create table orchestrator.marks (
 create index marks_raised on orchestrator.marks (pool, no desc) where seen is not null;
 create index marks_lowered on orchestrator.marks (pool, xid) where seen is null;
 
--- How far the audit of each table has come; see functions/queue/18_auditing.sql.
+-- How far the audit of each table has come; see functions/queue/17_auditing.sql.
 create table orchestrator.audits (
     rel text primary key,
     next_block bigint not null,

@@ -8,7 +8,7 @@
 create or replace function public.fleet_act(
     p_fleet text, p_actor text, p_action text, p_subject text, p_args jsonb, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);

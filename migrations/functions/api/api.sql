@@ -1,7 +1,7 @@
 -- The calls of the API about tasks. p_scope {pools, tenant} restricts the caller: a task outside of it looks absent.
 
 create or replace function public.internal_in_scope(p_scope jsonb, p_pool text, p_tenant text) returns boolean
-language sql immutable security definer set search_path = '' as $$
+language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
     select (internal_in_scope.p_scope->>'tenant' is null
         or coalesce(internal_in_scope.p_scope->>'tenant' = internal_in_scope.p_tenant, false))
        and (jsonb_typeof(internal_in_scope.p_scope->'pools') is distinct from 'array'
@@ -10,7 +10,7 @@ $$;
 
 -- The version of a task for its ETag: it changes with the state, not with each heartbeat.
 create or replace function public.internal_task_version(p_task public.tasks) returns text
-language sql immutable security definer set search_path = '' as $$
+language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
     select left(md5(concat_ws('|', internal_task_version.p_task.id, internal_task_version.p_task.status,
         internal_task_version.p_task.attempts, internal_task_version.p_task.published,
         internal_task_version.p_task.worker_id,
@@ -22,7 +22,7 @@ $$;
 create or replace function public.task_submit_for(
     p_fleet text, p_actor text, p_scope jsonb, p_key text, p_sha256 text, p_tasks jsonb, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -59,7 +59,7 @@ $$;
 
 -- Submits tasks that depend on, and become, nothing but tasks within the scope. A tenant's dedupe keys are its own.
 create or replace function public.internal_submit_scoped(p_scope jsonb, p_tasks jsonb, p_now timestamptz) returns jsonb
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_tenant text := p_scope->>'tenant';
@@ -109,7 +109,7 @@ $$;
 -- The dedupe key under which a token of pools submits: its own form of the key while a task outside the scope has the key
 -- itself, and as long as a task with that form lives.
 create or replace function public.internal_scoped_key(p_scope jsonb, p_key text) returns text
-language plpgsql stable security definer set search_path = '' set jit = off as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_own text := jsonb_build_array(p_scope->'pools', p_key)::text;
@@ -128,7 +128,7 @@ $$;
 create or replace function public.task_act_for(
     p_fleet text, p_actor text, p_scope jsonb, p_id uuid, p_action text, p_version text, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -156,7 +156,7 @@ $$;
 -- A task as the API shows it, with its version, without params and result, and with texts of so many characters at most. A
 -- user's own columns, and what SQL or a hostile pod writes, may be of any size.
 create or replace function public.internal_task_line(p_task public.tasks, p_chars int) returns jsonb
-language sql stable security definer set search_path = '' set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     select jsonb_build_object(
                'id', t.id, 'task_type', t.task_type, 'status', t.status, 'pool', t.pool, 'priority', t.priority,
                'tenant', t.tenant, 'labels', t.labels, 'attempts', t.attempts, 'max_attempts', t.max_attempts,
@@ -175,14 +175,14 @@ language sql stable security definer set search_path = '' set jit = off as $$
 $$;
 
 create or replace function public.internal_shown_progress(p_progress jsonb, p_bytes int) returns jsonb
-language sql immutable security definer set search_path = '' as $$
+language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
     select case when octet_length(internal_shown_progress.p_progress::text) > internal_shown_progress.p_bytes
                 then jsonb_build_object('message', '(too large to be shown)') else internal_shown_progress.p_progress end
 $$;
 
 -- A text without its middle, if it is longer, as the agent cuts texts.
 create or replace function public.internal_shortened(p_text text, p_chars int) returns text
-language sql immutable security definer set search_path = '' as $$
+language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
     select case when length(s.p_text) <= s.p_chars then s.p_text else
                left(s.p_text, s.p_chars / 4)
                || format(E'\n[… %s characters left out …]\n', length(s.p_text) - s.p_chars / 4 * 4)
@@ -193,7 +193,7 @@ $$;
 -- {task, params, result_data}: one task. The values of users are JSON texts: to decode and encode them would hold up the
 -- orchestrator's other calls.
 create or replace function public.internal_task_shown(p_task public.tasks) returns jsonb
-language sql stable security definer set search_path = '' set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     select jsonb_build_object(
         'task', public.internal_task_line(internal_task_shown.p_task, 65536),
         'params', public.internal_shown_text(to_jsonb(internal_task_shown.p_task.params)),
@@ -202,7 +202,7 @@ $$;
 
 -- A value as JSON text, or a remark in its place: a user may have written any value.
 create or replace function public.internal_shown_text(p_value jsonb) returns text
-language plpgsql immutable security definer set search_path = '' as $$
+language plpgsql immutable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     c_bytes constant int := 8388608;
@@ -218,7 +218,7 @@ $$;
 
 -- One task with its attempts, as internal_task_shown has it; its "task" is null if there is none within the scope.
 create or replace function public.task_get_for(p_scope jsonb, p_id uuid, p_now timestamptz default null) returns jsonb
-language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
     select case when t.id is null then jsonb_build_object('task', null) else public.internal_task_shown(orchestrator.current_task(t.id))
         || jsonb_build_object('attempts', coalesce((select jsonb_agg(to_jsonb(a.*) - 'detail' || jsonb_build_object(
                'message', public.internal_shortened(a.message, 8192)) order by a.attempt) from (
@@ -230,7 +230,7 @@ $$;
 
 -- What callers that wait for tasks see, of the tasks that exist: {id, pool, tenant, status, progress, progress_at, attempt, version}.
 create or replace function public.task_states(p_ids jsonb, p_now timestamptz default null) returns jsonb
-language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
     select jsonb_build_object('tasks', coalesce(jsonb_agg(jsonb_build_object(
                'id', (n.t).id, 'pool', (n.t).pool, 'tenant', (n.t).tenant, 'status', (n.t).status,
                'progress', public.internal_shown_progress((n.t).progress, 4096), 'progress_at', q.progress_at,
@@ -247,7 +247,8 @@ $$;
 create or replace function public.task_page(
     p_scope jsonb, p_filter jsonb, p_cursor jsonb, p_limit int, p_now timestamptz default null
 ) returns jsonb
-language plpgsql stable security definer set search_path = '' set enable_seqscan = off set enable_sort = on set jit = off as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+set enable_sort = on set jit = off as $$
 #variable_conflict use_variable
 declare
     c_looked_at constant int := 5000;
@@ -288,7 +289,7 @@ $$;
 
 -- The pauses in force: {pool: {reason, until}}; "*" means every pool.
 create or replace function public.fleet_pauses(p_fleet text, p_now timestamptz default null) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 begin
     return jsonb_build_object('paused', public.internal_pauses(p_fleet, public.internal_clock(p_now)));
@@ -299,7 +300,7 @@ $$;
 create or replace function public.fleet_workers_page(
     p_fleet text, p_pools jsonb, p_ended boolean, p_cursor jsonb, p_limit int, p_now timestamptz default null
 ) returns jsonb
-language plpgsql stable security definer set search_path = '' set jit = off as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -319,7 +320,7 @@ $$;
 create or replace function public.fleet_decisions_page(
     p_fleet text, p_pools jsonb, p_before bigint, p_limit int, p_now timestamptz default null
 ) returns jsonb
-language plpgsql stable security definer set search_path = '' set jit = off as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_limit int := least(greatest(coalesce(p_limit, 100), 1), 1000);
@@ -347,7 +348,8 @@ $$;
 create or replace function public.fleet_events(
     p_fleet text, p_pools jsonb, p_after bigint, p_limit int, p_now timestamptz default null
 ) returns jsonb
-language plpgsql stable security definer set search_path = '' set enable_seqscan = off set enable_sort = on set jit = off
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+set enable_sort = on set jit = off
 as $$
 #variable_conflict use_variable
 declare

@@ -11,7 +11,7 @@
 create or replace function public.worker_grants(
     p_worker_id text, p_nonce text, p_items jsonb, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -61,7 +61,7 @@ $$;
 -- the held tasks and at the dependencies of all of them.
 create or replace function public.internal_grant_terms(p_worker_id text, p_nonce text, p_items jsonb)
 returns table (place bigint, item jsonb, terms jsonb)
-language plpgsql security definer set search_path = '' set jit = off set enable_nestloop = off
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set enable_nestloop = off
 set enable_mergejoin = off as $$
 #variable_conflict use_variable
 declare
@@ -104,7 +104,7 @@ $$;
 
 -- The task whose output a key names; null for a key that no worker gets.
 create or replace function public.internal_key_task(p_key text) returns uuid
-language sql immutable security definer set search_path = '' as $$
+language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
     select case when length(internal_key_task.p_key) <= 900
                  and internal_key_task.p_key ~ '^outputs/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/[0-9]+(-[0-9a-f]+)?/[^/]'
                  and internal_key_task.p_key !~ E'(^|/)\\.{1,2}(/|$)|//|[[:cntrl:]]'
@@ -116,7 +116,7 @@ $$;
 -- revoked or terminated worker is refused before the leader is asked.
 create or replace function public.worker_renew(p_worker_id text, p_nonce text, p_now timestamptz default null)
 returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -141,7 +141,7 @@ $$;
 -- Open questions, the oldest first, in turn for each worker: a worker whose questions cannot be answered does not delay
 -- the others.
 create or replace function public.fleet_asks(p_fleet text, p_limit int, p_now timestamptz default null) returns jsonb
-language sql stable security definer set search_path = '' set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     select jsonb_build_object('asks', coalesce(jsonb_agg(to_jsonb(o.*)), '[]'))
       from (select a.id, a.worker_id, a.method, a.subject, a.terms
               from public.worker_asks a join public.workers w on w.id = a.worker_id
@@ -154,7 +154,7 @@ $$;
 create or replace function public.fleet_answer(
     p_fleet text, p_term bigint, p_answers jsonb, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -175,7 +175,7 @@ $$;
 -- The size and checksum that an upload is bound to, as its worker states them (worker/protocol.py, GRANTS). An earlier
 -- agent states none and may write its key again.
 create or replace function public.internal_upload_terms(p_item jsonb) returns jsonb
-language plpgsql immutable security definer set search_path = '' as $$
+language plpgsql immutable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_terms jsonb := case when p_item->'verify' = 'true' then '{"verify": true}' else '{}' end;
@@ -198,7 +198,7 @@ $$;
 -- The parts of multipart uploads to sign: at most 64 of {n, bytes, sha256}, each of at most 5 GiB. The bucket compares
 -- the upload's id with the key.
 create or replace function public.internal_part_terms(p_item jsonb) returns jsonb
-language plpgsql immutable security definer set search_path = '' as $$
+language plpgsql immutable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_once boolean := coalesce(p_item->'once' = 'true', false);

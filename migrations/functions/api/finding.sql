@@ -7,7 +7,8 @@
 create or replace function public.task_find(
     p_filter jsonb, p_limit int, p_full boolean, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off set plan_cache_mode = force_custom_plan as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off
+set plan_cache_mode = force_custom_plan as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -70,7 +71,7 @@ $$;
 -- What a queued task waits for, NULL for any other: {kind, …}. kind: limit, dependencies (of, unmet), retry (until, code,
 -- after: the attempt that failed), scheduled (until), worker.
 create or replace function public.internal_task_waits(p_task public.tasks, p_now timestamptz) returns jsonb
-language plpgsql stable security definer set search_path = '' set jit = off as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_live orchestrator.live;
@@ -96,7 +97,7 @@ $$;
 -- The tasks whose id begins with these hexadecimal digits (hyphens do not count), newest first: {tasks: [{id, task_type,
 -- status, created_at}]}. The digits are a range of the primary key.
 create or replace function public.task_match(p_prefix text, p_limit int, p_now timestamptz default null) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off set enable_seqscan = off
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set enable_seqscan = off
 set plan_cache_mode = force_custom_plan as $$
 #variable_conflict use_variable
 declare
@@ -118,7 +119,7 @@ $$;
 create or replace function public.fleet_match_workers(
     p_fleet text, p_text text, p_limit int, p_now timestamptz default null
 ) returns jsonb
-language sql stable security definer set search_path = '' set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     select jsonb_build_object('workers', coalesce((
         select jsonb_agg(to_jsonb(f.*) order by f.exact desc, f.status <> 'terminated' desc, f.created_at desc, f.id)
           from (select w.id, w.status, w.pool, w.pod_id, w.created_at, fleet_match_workers.p_text in (w.id, w.pod_id) as exact
@@ -139,7 +140,8 @@ $$;
 create or replace function public.fleet_find_workers(
     p_fleet text, p_filter jsonb, p_limit int, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off set plan_cache_mode = force_custom_plan as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off
+set plan_cache_mode = force_custom_plan as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -185,7 +187,7 @@ $$;
 -- The pools and task types that rows or the leader's declarations name: {pools: [text], types: [text]}. An operator's
 -- filter that names another one is a mistake. It reads all tasks, as an unbounded filter does.
 create or replace function public.fleet_names(p_fleet text, p_now timestamptz default null) returns jsonb
-language sql stable security definer set search_path = '' set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     with declared as (
         select s.value from public.fleet_settings s where s.fleet = fleet_names.p_fleet and s.name = 'release'
     ), named as (

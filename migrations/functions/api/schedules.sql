@@ -4,7 +4,7 @@
 -- Adds or replaces a schedule: {name, cron or every_s, timezone, task, overlap, catch_up}. Answers with the row as it is
 -- then: a schedule that existed keeps its created_at and its pause.
 create or replace function public.task_schedule(p_schedule jsonb, p_now timestamptz default null) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -32,7 +32,7 @@ $$;
 
 -- All schedules, each with the last thing that came of it.
 create or replace function public.task_schedules(p_now timestamptz default null) returns jsonb
-language sql stable security definer set search_path = '' set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     select jsonb_build_object('now', public.internal_clock(task_schedules.p_now), 'schedules', coalesce((
         select jsonb_agg(to_jsonb(s.*) - 'task' || jsonb_build_object(
                    'task_type', s.task->>'task_type', 'last_run', r.run) order by s.name)
@@ -45,7 +45,7 @@ $$;
 -- Stops or resumes a schedule. What is due while it is paused is no due time, and gets no row.
 create or replace function public.task_schedule_pause(p_name text, p_paused boolean, p_now timestamptz default null)
 returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 begin
     update public.schedules s set paused_at = case when p_paused then coalesce(s.paused_at, public.internal_clock(p_now)) end
@@ -56,7 +56,7 @@ $$;
 
 -- Removes a schedule with its runs. The tasks stay.
 create or replace function public.task_schedule_remove(p_name text, p_now timestamptz default null) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 begin
     delete from public.schedules s where s.name = p_name;
@@ -67,7 +67,7 @@ $$;
 -- What the leader must look at: schedules that are due, and those without a next due time.
 create or replace function public.fleet_schedules_due(p_fleet text, p_limit int, p_now timestamptz default null)
 returns jsonb
-language sql stable security definer set search_path = '' set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     select jsonb_build_object('now', public.internal_clock(fleet_schedules_due.p_now), 'schedules', coalesce((
         select jsonb_agg(jsonb_build_object('name', s.name, 'cron', s.cron, 'every_s', s.every_s, 'timezone', s.timezone,
                    'catch_up', s.catch_up, 'created_at', s.created_at, 'next_at', s.next_at))
@@ -85,7 +85,7 @@ create or replace function public.fleet_schedule_run(
     p_fleet text, p_term bigint, p_name text, p_seen timestamptz, p_missed jsonb, p_due_at timestamptz,
     p_next_at timestamptz, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -145,7 +145,7 @@ $$;
 create or replace function public.fleet_schedule_problem(
     p_fleet text, p_term bigint, p_name text, p_problem text, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_schedule_problem');
@@ -157,7 +157,7 @@ $$;
 -- Schedules that submit no task, and why: their due times cannot be worked out, or their last task was refused within a
 -- day. It looks at 10,000 schedules at most.
 create or replace function public.internal_schedule_troubles(p_now timestamptz, p_limit int) returns jsonb
-language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
     select coalesce(jsonb_agg(jsonb_build_object('name', f.name, 'why', f.why) order by f.name), '[]')
       from (select s.name, coalesce(s.problem, r.reason) as why
               from (select * from public.schedules d order by d.name limit 10000) s
@@ -173,7 +173,7 @@ $$;
 
 -- A schedule that was changed or resumed needs a new next due time.
 create or replace function public.internal_schedule_changed() returns trigger
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 begin
     new.next_at := null;

@@ -3,7 +3,7 @@
 -- Tries once to insert a batch. Raises ORBUSY if another submission took one of its dedupe keys in the meantime.
 -- Settings that a task does not name come from the declaration of its type.
 create or replace function public.internal_submit(p_tasks jsonb, p_now timestamptz) returns jsonb
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_task jsonb;
@@ -58,7 +58,7 @@ begin
       from unnest(v_rows) r
     on conflict do nothing;
     get diagnostics v_inserted = row_count;
-    perform set_config('search_path', '', true);
+    perform set_config('search_path', 'pg_catalog, pg_temp', true);
     if v_inserted <> cardinality(v_rows) then
         raise exception 'a key was taken meanwhile' using errcode = 'ORBSY';
     end if;
@@ -71,7 +71,7 @@ $$;
 
 -- The task that an entry of a batch names, if it is there or in the batch (its ids and keys so far) already.
 create or replace function public.internal_known_task(p_task jsonb, p_ids uuid[], p_keys jsonb) returns uuid
-language plpgsql stable security definer set search_path = '' as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_given constant uuid := (p_task->>'id')::uuid;
@@ -88,7 +88,7 @@ end
 $$;
 
 create or replace function public.internal_check_task(p_task jsonb, p_index int) returns void
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_what text := format('task %s', p_index);
@@ -165,7 +165,7 @@ $$;
 
 -- Resolves one entry of depends_on: a task's id, or "#n" for an earlier entry of the same batch.
 create or replace function public.internal_reference(p_reference text, p_ids uuid[], p_index int) returns uuid
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_id uuid;
@@ -189,7 +189,7 @@ end
 $$;
 
 create or replace function public.task_get(p_id uuid, p_now timestamptz default null) returns jsonb
-language sql stable security definer set search_path = '' set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     select jsonb_build_object(
         'task', orchestrator.task_json(task_get.p_id),
         'attempts', coalesce((select jsonb_agg(to_jsonb(a.*) order by a.attempt)
@@ -199,7 +199,7 @@ $$;
 create or replace function public.task_list(
     p_status text, p_task_type text, p_limit int, p_now timestamptz default null
 ) returns jsonb
-language sql stable security definer set search_path = '' set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     select jsonb_build_object(
         'tasks', coalesce((
             select jsonb_agg(orchestrator.task_json(t.id) order by t.created_at desc, t.id) from (

@@ -1,7 +1,7 @@
 -- task_*: submit, cancel and retry tasks.
 
 create or replace function public.task_submit(p_tasks jsonb, p_now timestamptz default null) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     c_batch constant int := 2000;
@@ -31,7 +31,7 @@ end
 $$;
 
 create or replace function public.task_cancel(p_id uuid, p_now timestamptz default null) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -58,7 +58,7 @@ $$;
 
 -- Queues a failed or cancelled task again with a full set of attempts, and the tasks that failed only because of it.
 create or replace function public.task_retry(p_id uuid, p_now timestamptz default null) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);

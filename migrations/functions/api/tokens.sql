@@ -5,7 +5,7 @@
 create or replace function public.fleet_token_create(
     p_fleet text, p_token jsonb, p_actor text, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -36,7 +36,7 @@ $$;
 
 -- The valid token with this hash, or null; and whether the fleet has any valid token. Its use is noted once a minute.
 create or replace function public.fleet_token_use(p_fleet text, p_hash text, p_now timestamptz default null) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -60,7 +60,7 @@ $$;
 
 -- All tokens, the newest first, without their hashes.
 create or replace function public.fleet_tokens(p_fleet text, p_now timestamptz default null) returns jsonb
-language sql stable security definer set search_path = '' set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     select jsonb_build_object('tokens', coalesce(
         jsonb_agg(to_jsonb(t.*) - 'hash' - 'fleet' order by t.created_at desc, t.name), '[]'))
       from public.api_tokens t where t.fleet = fleet_tokens.p_fleet
@@ -70,7 +70,7 @@ $$;
 create or replace function public.fleet_token_revoke(
     p_fleet text, p_name text, p_actor text, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -90,7 +90,7 @@ $$;
 create or replace function public.fleet_audit(
     p_fleet text, p_before bigint, p_limit int, p_now timestamptz default null
 ) returns jsonb
-language sql stable security definer set search_path = '' set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     select jsonb_build_object('entries', coalesce(jsonb_agg(to_jsonb(e.*) - 'fleet' order by e.id desc), '[]'))
       from (select * from public.audit_log a
              where a.fleet = fleet_audit.p_fleet and a.id < coalesce(fleet_audit.p_before, 9223372036854775807)
@@ -101,7 +101,7 @@ $$;
 create or replace function public.internal_audit(
     p_fleet text, p_actor text, p_action text, p_subject text, p_detail jsonb, p_now timestamptz
 ) returns void
-language sql security definer set search_path = '' as $$
+language sql security definer set search_path = pg_catalog, pg_temp as $$
     insert into public.audit_log (fleet, at, actor, action, subject, detail)
     values (internal_audit.p_fleet, internal_audit.p_now, left(internal_audit.p_actor, 100), internal_audit.p_action,
             left(internal_audit.p_subject, 300),

@@ -5,7 +5,7 @@
 create or replace function public.internal_ask(
     p_worker_id text, p_method text, p_subject text, p_terms jsonb, p_now timestamptz
 ) returns jsonb
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_ask public.worker_asks;

@@ -7,7 +7,7 @@
 create or replace function public.internal_refuse(
     p_code text, p_what text, p_why text default '', p_fix text default ''
 ) returns void
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
     raise exception '%', p_what using errcode = p_code, detail = p_why, hint = p_fix;
@@ -15,7 +15,7 @@ end
 $$;
 
 create or replace function public.internal_check_id(p_id text, p_what text) returns void
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
     if p_id is null or p_id !~ '^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$' then
@@ -26,7 +26,7 @@ end
 $$;
 
 create or replace function public.internal_check_size(p_value jsonb, p_limit_bytes int, p_what text) returns void
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
     if octet_length(p_value::text) > p_limit_bytes then
@@ -38,7 +38,7 @@ end
 $$;
 
 create or replace function public.internal_check_keys(p_object jsonb, p_allowed text[], p_what text) returns void
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_key text;
@@ -57,7 +57,7 @@ $$;
 -- Refuses a stale term. The key of the lease row stays locked until the transaction ends, so no takeover can happen in
 -- between. A renewal can: the leader must not lose its lease because a write of its own waits for another transaction.
 create or replace function public.internal_check_term(p_fleet text, p_term bigint, p_what text) returns void
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_term bigint;
@@ -72,7 +72,7 @@ $$;
 
 -- Returns the time of a call and sets it for the triggers of its writes. Any caller except a pod may choose it.
 create or replace function public.internal_clock(p_now timestamptz) returns timestamptz
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := clock_timestamp();
@@ -90,7 +90,7 @@ $$;
 
 -- The time of the current call; for any other statement, the wall clock.
 create or replace function public.internal_now() returns timestamptz
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
     -- The time of a call applies to the writes of that call, not to the user's next statement in the same transaction.
@@ -103,7 +103,7 @@ $$;
 
 -- Sets who writes, under which term and why, for the triggers of this transaction.
 create or replace function public.internal_because(p_actor text, p_term bigint, p_reason text) returns void
-language sql security definer set search_path = '' as $$
+language sql security definer set search_path = pg_catalog, pg_temp as $$
     select set_config('orchestrator.actor', coalesce(internal_because.p_actor, ''), true),
            set_config('orchestrator.term', coalesce(internal_because.p_term::text, ''), true),
            set_config('orchestrator.reason', coalesce(internal_because.p_reason, ''), true)
@@ -113,7 +113,7 @@ $$;
 -- gateway nor omit it there. The function is plpgsql because an SQL function with its own search_path cannot be inlined, and is
 -- slower.
 create or replace function public.internal_is_pod() returns boolean
-language plpgsql stable security definer set search_path = '' as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
     -- Inside a security definer function, current_user is the owner. This setting still has the role of the request. The
@@ -127,7 +127,7 @@ $$;
 -- output) and not about the task. A lost connection is of another server, which a user's trigger calls: nobody catches the
 -- loss of our own. So is a conflict between transactions that are READ COMMITTED, and a refused write in one that writes.
 create or replace function public.internal_is_transient(p_sqlstate text) returns boolean
-language plpgsql stable security definer set search_path = '' as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
     return left(p_sqlstate, 2) in ('53', '57') or p_sqlstate in ('40P01', '55P03', '58030')

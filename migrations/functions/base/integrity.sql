@@ -4,7 +4,7 @@
 -- by a dump of the data only. Until then an insert of a row, such as that of an event of a worker, fails with a duplicate
 -- key. The new value is ahead of the rows, for transactions that insert at the same time.
 create or replace function public.internal_raise_sequences() returns void
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     c_ahead constant int := 1000;
@@ -23,7 +23,7 @@ $$;
 -- The sequences of our tables, each with the table and the primary key that it fills. Those of the queue's tables are among
 -- them: an insert with a duplicate key would fail in users' statements.
 create or replace function public.internal_sequences() returns table (name regclass, rows_of regclass, filled name)
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select d.objid::regclass, a.attrelid::regclass, a.attname
       from pg_catalog.pg_attribute a
       join pg_catalog.pg_class c on c.oid = a.attrelid
@@ -40,7 +40,7 @@ $$;
 -- What in the database differs from what the functions need: [{what, why, fix}], the worst first. It runs with the rights
 -- of the functions, so it also finds what is hidden from them.
 create or replace function public.fleet_schema_problems(p_now timestamptz default null) returns jsonb
-language plpgsql stable security definer set search_path = '' set jit = off as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 begin
     return jsonb_build_object('problems', coalesce((
@@ -66,7 +66,7 @@ $$;
 
 -- Tables whose rows the functions cannot read or write: their owner has lost a right, or row level security is forced.
 create or replace function public.internal_right_problems() returns table (what text, why text, fix text)
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select format('the functions may not %s the table %s', r.name, replace(c.oid::regclass::text, 'public.', '')),
            format('they run as %s, which has lost this right', current_user),
            format('grant all on %s to %I', c.oid::regclass, current_user)
@@ -81,7 +81,7 @@ language sql stable security definer set search_path = '' as $$
 $$;
 
 create or replace function public.internal_tables() returns oid[]
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select array_agg(to_regclass('public.' || n.name)::oid) from unnest(array[
         'alerts', 'api_submissions', 'api_tokens', 'audit_log', 'cluster_apps', 'cluster_events', 'cluster_members',
         'cluster_transitions', 'concurrency_limits', 'costs', 'database_identity', 'decisions',
@@ -93,7 +93,7 @@ $$;
 
 -- The tables of the queue.
 create or replace function public.internal_queue_tables() returns oid[]
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select array_agg(c.oid) from pg_catalog.pg_class c
      where c.relnamespace = to_regnamespace('orchestrator') and c.relkind = 'r'
 $$;
@@ -102,7 +102,7 @@ $$;
 -- cannot be used, or that are generated. A type of the same kind can be: varchar or an enum for text, timestamp for
 -- timestamptz.
 create or replace function public.internal_column_problems(p_gone boolean) returns table (what text, why text, fix text)
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select format('the column %s.%s %s', n.rel, n.name,
                   case when a.attname is null then 'is missing' when a.attgenerated <> '' then 'is generated'
                        else 'has the type ' || format_type(a.atttypid, null) end),
@@ -130,7 +130,7 @@ $$;
 
 -- Triggers of ours that are missing or disabled, and rules.
 create or replace function public.internal_trigger_problems() returns table (what text, why text, fix text)
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select format('triggers of %s are %s: %s', t.rel, case when t.gone then 'missing' else 'disabled' end,
                   string_agg(t.name, ', ' order by t.name)),
            'without them the queue does not follow changes of tasks, or changes of workers are not recorded',
@@ -148,7 +148,7 @@ language sql stable security definer set search_path = '' as $$
 $$;
 
 create or replace function public.internal_rule_problems() returns table (what text, why text, fix text)
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select format('the table %s has the rule %s', w.ev_class::regclass, w.rulename),
            'PostgreSQL does not allow some statements of the functions on a table with rules',
            format('drop rule %I on %s; a trigger can do the same', w.rulename, w.ev_class::regclass)
@@ -156,7 +156,7 @@ language sql stable security definer set search_path = '' as $$
 $$;
 
 create or replace function public.internal_triggers() returns text[]
-language sql immutable security definer set search_path = '' as $$
+language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
     select array['cluster_apps cluster_apps_added', 'cluster_apps cluster_apps_changed', 'cluster_apps cluster_apps_changing',
                  'cluster_apps cluster_apps_new', 'cluster_events cluster_events_final',
                  'cluster_members cluster_members_added', 'cluster_members cluster_members_changed',
@@ -174,7 +174,7 @@ $$;
 
 -- Columns of a user that no insert of the functions fills.
 create or replace function public.internal_insert_problems() returns table (what text, why text, fix text)
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select format('the column %s.%s is required and has no default', c.rel, a.attname),
            case c.rel when 'tasks' then 'task_submit, the API and schedules cannot insert a task'
                       else 'no worker can be started' end,
@@ -187,11 +187,11 @@ $$;
 
 -- Functions of a user with the name of one of ours, which a call with as many arguments may mean.
 create or replace function public.internal_overload_problems() returns table (what text, why text, fix text)
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     with named as (
         select p.oid, p.proname, p.pronargs, p.pronargs - p.pronargdefaults as least_args,
                p.provariadic <> 0 as any_more,
-               p.prosecdef and coalesce('search_path=""' = any (p.proconfig), false) as is_ours
+               p.prosecdef and coalesce('search_path=pg_catalog, pg_temp' = any (p.proconfig), false) as is_ours
           from pg_catalog.pg_proc p
          where p.pronamespace = 'public'::regnamespace and p.prokind = 'f'
            and p.proname ~ '^(internal|task|worker|fleet)_' and p.prorettype <> 'trigger'::regtype
@@ -208,19 +208,19 @@ $$;
 -- Whether this is a copy of the database in which the fleets were led. Its rows name pods that the original's
 -- orchestrator may still use.
 create or replace function public.internal_is_copy() returns boolean
-language sql stable security definer set search_path = '' set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     select coalesce((select i.led_in <> public.internal_place() from public.database_identity i), false)
 $$;
 
 create or replace function public.internal_copy_fix() returns text
-language sql immutable security definer set search_path = '' as $$
+language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
     select 'if the original is gone and this database takes its place: python -m orchestrator sync database_moved; '
         || 'if the original is still used: python -m orchestrator sync database_copied'
 $$;
 
 -- The server and the database of this session. Null if the server does not tell; then copies are not recognised.
 create or replace function public.internal_place() returns text
-language plpgsql stable security definer set search_path = '' set jit = off as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 begin
     return (select c.system_identifier || '/' || d.oid from pg_catalog.pg_control_system() c, pg_catalog.pg_database d

@@ -2,7 +2,7 @@
 
 -- Returns why a text names no trace (https://www.w3.org/TR/trace-context/), or NULL.
 create or replace function public.internal_traceparent_problem(p_traceparent text) returns text
-language sql immutable security definer set search_path = '' as $$
+language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
     select case
         when internal_traceparent_problem.p_traceparent ~ '^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$' then null
         when length(internal_traceparent_problem.p_traceparent) <> 55
@@ -15,7 +15,7 @@ $$;
 -- Returns what is wrong with the labels of a task, or NULL. A key is at most 63 characters, without "=" or control
 -- characters, because filters name a label as KEY=VALUE.
 create or replace function public.internal_labels_problem(p_labels jsonb) returns text
-language sql immutable security definer set search_path = '' as $$
+language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
     select case
         when internal_labels_problem.p_labels is null then null
         when jsonb_typeof(internal_labels_problem.p_labels) <> 'object'
@@ -39,14 +39,14 @@ language sql immutable security definer set search_path = '' as $$
 $$;
 
 create or replace function public.internal_labels_rule() returns text
-language sql immutable security definer set search_path = '' as $$
+language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
     select 'an object of at most 16 keys of 1 to 63 characters, each with a text of at most 200 characters'
 $$;
 
 -- A message as tasks.error_message takes it: a project from before this system may have a shorter column, and a failure
 -- that cannot be stored would run again without end.
 create or replace function public.internal_message(p_text text) returns text
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select left(internal_message.p_text, least(4000, (
         select nullif(a.atttypmod, -1) - 4 from pg_catalog.pg_attribute a
          where a.attrelid = 'public.tasks'::regclass and a.attname = 'error_message')))
@@ -55,7 +55,7 @@ $$;
 -- A time of a user's as it is stored. Infinite ones, years of five digits and those before Christ are not read by Python
 -- and JavaScript: one of them would end every list of tasks.
 create or replace function public.internal_readable_time(p_at timestamptz) returns timestamptz
-language plpgsql immutable security definer set search_path = '' as $$
+language plpgsql immutable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
     return case when p_at is not null then least(greatest(p_at, '1900-01-01 00:00:00Z'), '9000-01-01 00:00:00Z') end;
@@ -64,7 +64,7 @@ $$;
 
 -- Returns the number of values and keys of a JSON text: one for each mark that is not within a string.
 create or replace function public.internal_json_values(p_text text) returns bigint
-language plpgsql immutable security definer set search_path = '' as $$
+language plpgsql immutable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
     p_text := regexp_replace(p_text, E'"(?:[^"\\\\]|\\\\.)*"', '', 'g');
@@ -77,7 +77,7 @@ $$;
 -- than Python converts. The depth of the search is bounded. It is cheap, because a claim searches up to 32 MiB of
 -- params.
 create or replace function public.internal_is_unreadable(p_value jsonb) returns boolean
-language plpgsql immutable security definer set search_path = '' as $$
+language plpgsql immutable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     c_digits constant int := 4000;  -- Python refuses 4,301 of them
@@ -110,7 +110,7 @@ $$;
 -- What is wrong with a task that no agent could read, or that would end every list of tasks: what, why and how to fix
 -- it, a line each; null for nothing.
 create or replace function orchestrator.row_problem(p_task public.tasks) returns text
-language plpgsql immutable security definer set search_path = '' as $$
+language plpgsql immutable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     c_params_bytes constant int := 1048576;
@@ -163,7 +163,7 @@ $$;
 -- The number of nodes that the params of a task ask for: 1 without a whole number from 1 to 64. The handler refuses
 -- such params, or runs the job on one node.
 create or replace function public.internal_nodes_of(p_params jsonb) returns int
-language plpgsql immutable security definer set search_path = '' as $$
+language plpgsql immutable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_text text := p_params->>'nodes';
@@ -182,7 +182,7 @@ $$;
 create or replace function public.internal_upload_at(
     p_upload jsonb, p_end text, p_from timestamptz, p_now timestamptz
 ) returns timestamptz
-language plpgsql immutable security definer set search_path = '' as $$
+language plpgsql immutable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_started_s numeric;

@@ -3,7 +3,7 @@
 
 -- The triggers of a user that make a write of the orchestrator fail: [{what, why, fix}]. No row of the user's is changed.
 create or replace function public.fleet_try_triggers(p_now timestamptz default null) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 begin
     return jsonb_build_object('problems', public.internal_try_triggers(null));
@@ -12,7 +12,7 @@ $$;
 
 -- p_path: the search path of the trial, in a database without our functions.
 create or replace function public.internal_try_triggers(p_path text) returns jsonb
-language plpgsql security definer set search_path = '' set lock_timeout = '1s' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '1s' set jit = off as $$
 #variable_conflict use_variable
 begin
     return public.internal_try_table('tasks', p_path) || public.internal_try_table('workers', p_path);
@@ -20,7 +20,7 @@ end
 $$;
 
 create or replace function public.internal_try_table(p_table text, p_path text) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_problems jsonb := '[]';
@@ -99,7 +99,7 @@ end
 $$;
 
 create or replace function public.internal_trial_path(p_path text) returns text
-language plpgsql stable security definer set search_path = '' as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
     if p_path is not null then
@@ -112,7 +112,7 @@ $$;
 -- Writes a row of the table as the orchestrator does, in the columns that there are. Changes of a task are publications: they
 -- run with the search path of the database's users, and the triggers of the queue skip them.
 create or replace function public.internal_write_trial(p_table text, p_path text) returns void
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_rel constant regclass := to_regclass('public.' || p_table);
@@ -168,7 +168,7 @@ $$;
 
 create or replace function public.internal_write_columns(p_rel regclass, p_id text, p_values jsonb, p_path text)
 returns void
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_is_task constant boolean := p_rel = to_regclass('public.tasks');

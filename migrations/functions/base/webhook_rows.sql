@@ -2,26 +2,26 @@
 
 -- The host and the port of a URL; null if no message can be sent to the URL.
 create or replace function public.internal_webhook_host(p_url text) returns text
-language sql immutable security definer set search_path = '' as $$
+language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
     select case when length(internal_webhook_host.p_url) <= 2000
                 then substring(lower(internal_webhook_host.p_url)
                     from E'^https?://([a-z0-9._:\\[\\]-]+)(?:[/?][\\x21\\x22\\x24-\\x7e]*)?$') end
 $$;
 
 create or replace function public.internal_webhook_rule() returns text
-language sql immutable security definer set search_path = '' as $$
+language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
     select 'https://host/path of at most 2000 ASCII characters, without a user and without a #fragment'
 $$;
 
 -- Who has a share of the messages that are sent at once: an address of `webhooks`, or the tenant that named a webhook_url.
 create or replace function public.internal_message_owner(p_webhook text, p_tenant text) returns text
-language sql immutable security definer set search_path = '' as $$
+language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
     select coalesce('webhook ' || internal_message_owner.p_webhook, 'tenant ' || coalesce(internal_message_owner.p_tenant, ''))
 $$;
 
 -- What a message says of a task. Its size is bounded: a larger result is left out, and read from the API.
 create or replace function public.internal_webhook_body(p_task public.tasks, p_event text, p_now timestamptz) returns jsonb
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select jsonb_build_object(
         'type', internal_webhook_body.p_event,
         'timestamp', internal_webhook_body.p_now,

@@ -7,7 +7,7 @@ create or replace function public.fleet_cluster_join(
     p_fleet text, p_term bigint, p_cluster text, p_worker_id text, p_role text, p_fields jsonb,
     p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -55,7 +55,7 @@ create or replace function public.fleet_cluster_member_move(
     p_fleet text, p_term bigint, p_cluster text, p_worker_id text, p_from text[], p_status text, p_reason text,
     p_fields jsonb, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);

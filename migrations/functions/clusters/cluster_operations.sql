@@ -7,7 +7,7 @@
 create or replace function public.internal_cluster_request(
     p_row public.cluster_apps, p_actor text, p_kind text, p_worker text, p_now timestamptz
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     -- A drain waits for the jobs of the node.
@@ -47,7 +47,7 @@ create or replace function public.fleet_cluster_operate(
     p_fleet text, p_term bigint, p_cluster text, p_worker_id text, p_kind text, p_deadline_s numeric,
     p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -77,7 +77,7 @@ create or replace function public.fleet_cluster_operation_move(
     p_fleet text, p_term bigint, p_id bigint, p_from text[], p_status text, p_error text, p_evidence jsonb,
     p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -98,7 +98,7 @@ create or replace function public.fleet_node_task(
     p_fleet text, p_term bigint, p_cluster text, p_worker_id text, p_operation_id bigint, p_kind text, p_payload jsonb,
     p_via text, p_deadline_s numeric, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -131,7 +131,7 @@ $$;
 create or replace function public.fleet_node_task_move(
     p_fleet text, p_term bigint, p_id bigint, p_from text[], p_status text, p_error text, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -149,7 +149,7 @@ $$;
 create or replace function public.fleet_node_task_take(
     p_fleet text, p_term bigint, p_id bigint, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_node_task_take');
@@ -165,7 +165,7 @@ $$;
 -- from changing stays as it is. Ends tasks that no cluster of their pool can run.
 create or replace function public.fleet_cluster_sweep(p_fleet text, p_term bigint, p_now timestamptz default null)
 returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -199,7 +199,7 @@ $$;
 
 -- Expires these rows, and returns how many: all at once or, if that fails, each by itself.
 create or replace function public.internal_cluster_expire(p_subject text, p_ids bigint[]) returns int
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     c_late constant text := 'its deadline has passed';
@@ -225,7 +225,7 @@ $$;
 create or replace function public.worker_node_task_done(
     p_worker_id text, p_nonce text, p_id bigint, p_ok boolean, p_error text, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);

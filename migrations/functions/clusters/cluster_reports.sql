@@ -4,7 +4,7 @@
 -- and events are short, and cost_usd is null.
 create or replace function public.fleet_cluster_report(p_fleet text, p_cluster text, p_now timestamptz default null)
 returns jsonb
-language plpgsql stable security definer set search_path = '' set plan_cache_mode = force_generic_plan
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
 set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
@@ -29,7 +29,7 @@ $$;
 -- What health looks at: live clusters, and of each pool without one the newest if it failed within a day; as
 -- fleet_cluster_report has them, with short histories.
 create or replace function public.internal_cluster_troubles(p_fleet text, p_now timestamptz, p_rows int) returns jsonb
-language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
     select coalesce(jsonb_agg(to_jsonb(c.*) - 'fleet'
                || jsonb_build_object('demand', public.internal_cluster_demand(c.*, internal_cluster_troubles.p_now),
                                      'cost_usd', null)
@@ -48,7 +48,7 @@ $$;
 
 -- The rows of clusters, live ones first, then the newest, each with its number of members in each state.
 create or replace function public.fleet_clusters(p_fleet text, p_limit int, p_now timestamptz default null) returns jsonb
-language sql stable security definer set search_path = '' set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     select jsonb_build_object('now', public.internal_clock(fleet_clusters.p_now), 'clusters', coalesce((
         select jsonb_agg(to_jsonb(c.*) - array['fleet', 'smoke_evidence', 'ended'] || jsonb_build_object('members', coalesce((
                    select jsonb_object_agg(n.status, n.n) from (
@@ -63,7 +63,7 @@ $$;
 -- What the tick's snapshot has of live clusters. A removed or failed member is shown until its worker has ended: it is no
 -- worker that has yet to join.
 create or replace function public.internal_cluster_needs(p_fleet text) returns jsonb
-language sql stable security definer set search_path = '' set enable_seqscan = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
     select coalesce(jsonb_agg(jsonb_build_object(
                'id', c.id, 'pool', c.pool, 'status', c.status, 'nodes', c.nodes, 'members', coalesce((
                    select jsonb_agg(jsonb_build_object('worker_id', m.worker_id, 'status', m.status, 'role', m.role)
@@ -79,7 +79,7 @@ $$;
 -- {members, unjoined}: all live members and the newest 50 of the others, with their workers; and live workers that the
 -- cluster reserves and that have not joined.
 create or replace function public.internal_cluster_workers(p_cluster text) returns jsonb
-language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
     select jsonb_build_object(
         'members', coalesce((
             select jsonb_agg(to_jsonb(m.*) || jsonb_build_object('worker', (
@@ -100,7 +100,7 @@ language sql stable security definer set search_path = '' set enable_seqscan = o
 $$;
 
 create or replace function public.internal_cluster_worker(p_worker public.workers) returns jsonb
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select jsonb_object_agg(f.key, f.value) from jsonb_each(to_jsonb(internal_cluster_worker.p_worker)) f
      where f.key = any (array['id', 'status', 'stage', 'gpu_count', 'gpu_type', 'data_center', 'price_usd_per_hour',
         'created_at', 'promoted_at', 'last_heartbeat', 'drain_requested_at', 'pod_id', 'ssh_host', 'ssh_port', 'nonce',
@@ -110,7 +110,7 @@ $$;
 -- {operations, node_tasks, events}, the newest first: so many open ones, and so many others. Of events that a user
 -- inserted, those about something else are left out, and long texts are cut.
 create or replace function public.internal_cluster_history(p_cluster text, p_rows int) returns jsonb
-language sql stable security definer set search_path = ''
+language sql stable security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off as $$
     select jsonb_build_object(
         'operations', coalesce((
@@ -143,14 +143,14 @@ $$;
 
 -- Dollars of all workers that the cluster has had.
 create or replace function public.internal_cluster_cost(p_cluster text, p_now timestamptz) returns numeric
-language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
     select coalesce(round(sum((public.internal_worker_costs(w.*, internal_cluster_cost.p_now)->>'cost_usd')::numeric), 6), 0)
       from public.workers w where w.cluster = internal_cluster_cost.p_cluster
 $$;
 
 -- Deletes clusters that ended 30 days ago, and of other clusters what ended so long ago.
 create or replace function public.internal_cluster_retention(p_fleet text, p_now timestamptz, p_rows int) returns void
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_before timestamptz := p_now - interval '30 days';

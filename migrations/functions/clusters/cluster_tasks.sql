@@ -4,7 +4,7 @@
 -- The ready and running tasks of its pool and the nodes that they ask for: {tasks, nodes, largest}, without ready tasks
 -- that ask for more than the cluster may have: these fail (internal_cluster_refuse).
 create or replace function public.internal_cluster_demand(p_row public.cluster_apps, p_now timestamptz) returns jsonb
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select jsonb_build_object('tasks', count(*), 'nodes', coalesce(sum(t.nodes), 0), 'largest', coalesce(max(t.nodes), 0))
       from public.internal_cluster_tasks(internal_cluster_demand.p_row, internal_cluster_demand.p_now) t
      where not t.is_ready or t.nodes <= internal_cluster_demand.p_row.max_nodes
@@ -14,7 +14,7 @@ $$;
 -- these the first 16 MB of params: of later ones, one node.
 create or replace function public.internal_cluster_tasks(p_row public.cluster_apps, p_now timestamptz)
 returns table (id uuid, nodes int, is_ready boolean)
-language plpgsql stable security definer set search_path = '' set plan_cache_mode = force_generic_plan
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
 set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
@@ -47,7 +47,7 @@ $$;
 
 -- Ends the ready tasks that ask for more nodes than the cluster may have, 100 at once: without nodes, nobody claims them.
 create or replace function public.internal_cluster_refuse(p_row public.cluster_apps, p_now timestamptz) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     c_tasks constant int := 100;

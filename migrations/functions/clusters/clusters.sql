@@ -10,7 +10,7 @@ create or replace function public.fleet_cluster_move(
     p_fleet text, p_term bigint, p_cluster text, p_from text[], p_status text, p_reason text, p_fields jsonb,
     p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -43,7 +43,7 @@ $$;
 
 -- Whether one of its workers has a task. Its controller may have claimed one since its leader looked.
 create or replace function public.internal_cluster_runs(p_cluster text) returns boolean
-language sql stable security definer set search_path = '' set enable_seqscan = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
     select exists (
         select from public.workers w
          cross join lateral (select from orchestrator.live q
@@ -55,7 +55,7 @@ $$;
 create or replace function public.fleet_cluster_wait(
     p_fleet text, p_term bigint, p_cluster text, p_fields jsonb, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -74,7 +74,7 @@ $$;
 -- The row with these fields: columns, and deadline_s in seconds from now. A field that is null clears its column.
 create or replace function public.internal_cluster_with(p_row public.cluster_apps, p_fields jsonb, p_now timestamptz)
 returns public.cluster_apps
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_fields jsonb := coalesce(nullif(p_fields, 'null'), '{}');
@@ -91,7 +91,7 @@ end
 $$;
 
 create or replace function public.internal_cluster_write(p_row public.cluster_apps) returns void
-language sql security definer set search_path = '' as $$
+language sql security definer set search_path = pg_catalog, pg_temp as $$
     update public.cluster_apps c
        set status = internal_cluster_write.p_row.status, nodes = internal_cluster_write.p_row.nodes,
            min_nodes = internal_cluster_write.p_row.min_nodes, max_nodes = internal_cluster_write.p_row.max_nodes,
@@ -106,7 +106,7 @@ $$;
 
 -- The end of a cluster is the end of its members, operations and node tasks.
 create or replace function public.internal_cluster_ended(p_cluster text, p_term bigint, p_reason text) returns void
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_reason text := left(p_reason, 500);
@@ -125,7 +125,7 @@ $$;
 create or replace function public.internal_cluster_act(
     p_fleet text, p_actor text, p_action text, p_cluster text, p_args jsonb, p_now timestamptz
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_args jsonb := coalesce(nullif(p_args, 'null'), '{}');
@@ -160,7 +160,7 @@ $$;
 create or replace function public.internal_cluster_create(
     p_fleet text, p_cluster text, p_args jsonb, p_now timestamptz
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_nodes int := (p_args->>'nodes')::int;
@@ -192,7 +192,7 @@ end
 $$;
 
 create or replace function public.internal_cluster_check_size(p_nodes int, p_min int, p_max int) returns void
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
     if coalesce(p_min < 0 or p_max < 1 or p_max > 64 or p_nodes not between p_min and p_max, true) then
@@ -206,7 +206,7 @@ $$;
 -- {outcome: scaled or already, cluster}. The bounds of a cluster of a fixed size follow its size. One that begins, and
 -- gets more nodes, has no deadline until the leader sets it: the old one was for fewer nodes.
 create or replace function public.internal_cluster_scale(p_row public.cluster_apps, p_args jsonb) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_row public.cluster_apps := p_row;
@@ -236,7 +236,7 @@ $$;
 create or replace function public.internal_cluster_delete(
     p_row public.cluster_apps, p_actor text, p_reason text, p_now timestamptz
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 begin
     if p_row.status in ('deleting', 'deleted', 'failed') then
@@ -253,7 +253,7 @@ $$;
 -- Before a change of a cluster, member, operation or node task: refuses an illegal transition. The trigger's argument is
 -- the subject of cluster_transitions.
 create or replace function public.internal_cluster_changing() returns trigger
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     c_first constant jsonb := '{"cluster": "requested", "member": "pending", "operation": "accepted", "node_task": "queued"}';
@@ -276,7 +276,7 @@ $$;
 
 -- After such a change: writes the event, and wakes the leader and the workers whose claims it decides about.
 create or replace function public.internal_cluster_changed() returns trigger
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_row jsonb := to_jsonb(new);

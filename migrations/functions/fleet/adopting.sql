@@ -4,7 +4,7 @@
 
 -- Begins once: with the launches of agents, and with the attempts that they hold of the queue that lived in rows of `tasks`.
 create or replace function orchestrator.begin_adoption() returns void
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_is_known constant boolean := exists (select from orchestrator.audits a where a.rel = 'public.tasks');
@@ -25,7 +25,7 @@ $$;
 
 -- Whether `tasks` still has the columns of the queue that lived in its rows.
 create or replace function orchestrator.is_earlier() returns boolean
-language plpgsql stable security definer set search_path = '' as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
     return exists (select from pg_catalog.pg_attribute a
@@ -36,7 +36,8 @@ $$;
 -- The attempts that agents hold, with their leases, found by the earlier queue's indexes: `tasks` is locked meanwhile. The
 -- leader publishes their rows of `tasks` again.
 create or replace function orchestrator.adopt_attempts() returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_hashjoin = off
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+set enable_hashjoin = off
 set enable_mergejoin = off set jit = off as $$
 #variable_conflict use_variable
 declare
@@ -64,7 +65,7 @@ $$;
 
 -- Of tasks that were queued in the earlier queue: the numbers go on, and as many attempts count as before.
 create or replace function orchestrator.adopt_numbers(p_ids uuid[]) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 begin
     update orchestrator.live q
@@ -87,7 +88,8 @@ create or replace function orchestrator.adopt(
     p_most int, out blocks bigint, out all_blocks bigint, out adopted int, out leased int, out stale int, out locked int,
     out unknown int
 )
-language plpgsql security definer set search_path = '' set enable_seqscan = off set lock_timeout = '500ms' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+set lock_timeout = '500ms' set jit = off as $$
 #variable_conflict use_variable
 declare
     c_pages constant int := 32768;

@@ -4,7 +4,7 @@
 create or replace function public.fleet_cost(
     p_fleet text, p_since timestamptz, p_until timestamptz, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set enable_nestloop = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_nestloop = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -82,7 +82,8 @@ $$;
 -- p_since.
 create or replace function public.internal_attempt_times(p_since timestamptz, p_now timestamptz, p_task_id uuid default null)
 returns table (worker_id text, task_id uuid, attempt int, outcome text, from_at timestamptz, to_at timestamptz, of bigint)
-language plpgsql stable security definer set search_path = '' set plan_cache_mode = force_custom_plan as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_custom_plan
+as $$
 #variable_conflict use_variable
 begin
     return query
@@ -122,7 +123,7 @@ $$;
 create or replace function public.internal_shares(
     p_since timestamptz, p_until timestamptz, p_now timestamptz, p_task_id uuid default null
 ) returns table (fleet text, task_id uuid, attempt int, outcome text, seconds numeric, usd numeric)
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select w.fleet, a.task_id, a.attempt, a.outcome, x.seconds,
            coalesce(w.price_usd_per_hour, w.reserved_usd_per_hour, 0) * x.seconds / 3600
       from public.internal_attempt_times(internal_shares.p_since, internal_shares.p_now, internal_shares.p_task_id) a
@@ -136,7 +137,7 @@ language sql stable security definer set search_path = '' as $$
 $$;
 
 create or replace function public.internal_worker_costs(p_worker public.workers, p_now timestamptz) returns jsonb
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     with spent (kind, usd) as (
         select c.kind, c.usd from public.costs c where c.worker_id = internal_worker_costs.p_worker.id
         union all
@@ -150,7 +151,7 @@ $$;
 -- The open interval of a live worker that is billed; no row if there is none.
 create or replace function public.internal_open_interval(p_worker public.workers, p_now timestamptz)
 returns table (kind text, from_at timestamptz, to_at timestamptz, usd numeric)
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select case internal_open_interval.p_worker.status when 'spawning' then 'booting' when 'active' then 'busy'
            when 'idle' then 'idle'
                                 else 'draining' end,
@@ -167,7 +168,7 @@ $$;
 -- Ends the billing of a worker at the time when its pod was last known to exist, which may be long before its row
 -- changes.
 create or replace function public.internal_worker_billing() returns trigger
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_proven timestamptz;
@@ -195,7 +196,7 @@ $$;
 
 -- Booked intervals end with the billing of the worker.
 create or replace function public.internal_cost_booking() returns trigger
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_until timestamptz;
@@ -215,7 +216,7 @@ $$;
 -- leave out of the latter two.
 create or replace function public.internal_spent(p_fleet text, p_without text, p_now timestamptz)
 returns table (today_usd numeric, committed_usd numeric, hourly_usd numeric)
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     with day (began) as (
         select date_trunc('day', internal_spent.p_now, 'UTC')
     ), live as (
@@ -245,7 +246,7 @@ $$;
 create or replace function public.internal_check_budget(
     p_fleet text, p_worker_id text, p_usd numeric, p_usd_per_hour numeric, p_budget jsonb, p_now timestamptz
 ) returns void
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_hourly numeric := (p_budget->>'hourly_usd')::numeric;
@@ -277,7 +278,7 @@ $$;
 create or replace function public.fleet_cost_by(
     p_fleet text, p_since timestamptz, p_until timestamptz, p_by text, p_limit int, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set enable_nestloop = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_nestloop = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);

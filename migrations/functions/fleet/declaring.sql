@@ -5,7 +5,7 @@
 create or replace function public.fleet_declare_pools(
     p_fleet text, p_term bigint, p_pools jsonb, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -50,7 +50,7 @@ $$;
 create or replace function public.fleet_declare_programs(
     p_fleet text, p_term bigint, p_pools jsonb, p_stuck_s numeric, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -72,7 +72,7 @@ $$;
 create or replace function public.fleet_declare_release(
     p_fleet text, p_term bigint, p_releases jsonb, p_task_types jsonb, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -95,7 +95,7 @@ $$;
 create or replace function public.fleet_pause(
     p_fleet text, p_pool text, p_reason text, p_for_s numeric, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -127,7 +127,7 @@ $$;
 
 -- The pauses in force: {pool: {reason, until}}; "*" means every pool.
 create or replace function public.internal_pauses(p_fleet text, p_now timestamptz) returns jsonb
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select coalesce(jsonb_object_agg(coalesce(nullif(substr(s.name, 8), ''), '*'),
                                      jsonb_build_object('reason', s.reason, 'until', s.expires_at)), '{}')
       from public.fleet_settings s
@@ -136,7 +136,7 @@ language sql stable security definer set search_path = '' as $$
 $$;
 
 create or replace function public.internal_paused(p_fleet text, p_now timestamptz) returns text
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select s.reason from public.fleet_settings s
      where s.fleet = internal_paused.p_fleet and s.name = 'paused' and coalesce(s.expires_at > internal_paused.p_now, true)
 $$;

@@ -3,7 +3,8 @@
 create or replace function public.worker_fail(
     p_worker_id text, p_nonce text, p_task_id uuid, p_attempt int, p_failure jsonb, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off set lock_timeout = '3s' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+set lock_timeout = '900ms' as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -42,7 +43,7 @@ $$;
 create or replace function orchestrator.fail_as_earlier(
     p_worker public.workers, p_task orchestrator.live, p_failure jsonb, p_release text, p_now timestamptz
 ) returns text
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     c_wait_s constant int := 60;  -- doubles up to ten times; ends when the first of that release is promoted

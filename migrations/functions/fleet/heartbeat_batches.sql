@@ -6,7 +6,7 @@
 create or replace function public.fleet_keep_tasks(
     p_fleet text, p_term bigint, p_worker_id text, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -28,7 +28,7 @@ $$;
 -- only under the current launch and token of its worker. A worker that is missing in the answer must call alone: then
 -- it learns the reason. A locked row is also left out, so that it does not delay the others.
 create or replace function public.fleet_heartbeats(p_beats jsonb, p_now timestamptz default null) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_beat record;
@@ -60,7 +60,7 @@ $$;
 create or replace function public.internal_heartbeat(
     p_worker_id text, p_nonce text, p_health jsonb, p_logs jsonb, p_now timestamptz, p_alone boolean
 ) returns jsonb
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
     if not p_alone then

@@ -9,7 +9,7 @@
 create or replace function orchestrator.renew(
     p_launch orchestrator.launches, p_tasks jsonb, p_now timestamptz, out held uuid[], out fenced uuid[]
 )
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_is_away boolean := exists (
@@ -17,13 +17,17 @@ declare
     v_ids uuid[] := array(select (n.value->>'id')::uuid from jsonb_array_elements(p_tasks) n);
     v_attempts int[] := array(select (n.value->>'attempt')::int from jsonb_array_elements(p_tasks) n);
     v_skipped uuid[];
+    v_before jsonb;  -- the progress that was shown, for earlier agents
 begin
+    if exists (select from jsonb_array_elements(p_tasks) n where n.value->'still_s' is null and n.value->'progress' <> 'null') then
+        v_before := (select jsonb_object_agg(t.id, t.progress) from public.tasks t where t.id = any (v_ids));
+    end if;
     with named as (
         select (n.value->>'id')::uuid as id, (n.value->>'attempt')::int as attempt,
                case when n.value->>'still_s' ~ '^[0-9]{1,7}([.][0-9]{1,9})?$'
                     then p_now - (n.value->>'still_s')::numeric * interval '1 second'
-                    when n.value->'progress' <> 'null' and n.value->'progress' is distinct from (
-                         select t.progress from public.tasks t where t.id = (n.value->>'id')::uuid) then p_now end as lived_at
+                    when n.value->'progress' <> 'null' and n.value->'progress' is distinct from v_before->(n.value->>'id')
+                    then p_now end as lived_at
           from jsonb_array_elements(p_tasks) n
     ), renewed as (
         update orchestrator.live q
@@ -53,16 +57,17 @@ $$;
 
 -- Publishes the progress of held tasks. What cannot be written now is written with a later heartbeat.
 create or replace function orchestrator.write_progress(p_ids uuid[], p_tasks jsonb, p_now timestamptz) returns void
-language plpgsql security definer set search_path = '' set lock_timeout = '10ms'
+language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '10ms'
 set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
-    v_ids uuid[] := array(
+    v_ids uuid[];
+begin
+    v_ids := array(
         select t.id from jsonb_array_elements(p_tasks) n join public.tasks t on t.id = (n.value->>'id')::uuid
          where t.id = any (p_ids) and n.value->'progress' <> 'null' and t.progress is distinct from n.value->'progress'
            and t.status = 'In Progress'
            for no key update of t skip locked);
-begin
     if v_ids = '{}' then
         return;
     end if;
@@ -71,7 +76,7 @@ begin
       from jsonb_array_elements(p_tasks) n
      where t.id = any (v_ids) and t.id = (n.value->>'id')::uuid;
     set constraints all immediate;
-    perform set_config('search_path', '', true), set_config('orchestrator.publishing', '', true);
+    perform set_config('search_path', 'pg_catalog, pg_temp', true), set_config('orchestrator.publishing', '', true);
 exception when others or assert_failure or query_canceled then
     perform orchestrator.refusal(sqlstate, sqlerrm);
 end
@@ -86,7 +91,8 @@ $$;
 create or replace function public.worker_heartbeat(
     p_worker_id text, p_nonce text, p_tasks jsonb, p_health jsonb, p_logs jsonb, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+set lock_timeout = '900ms' as $$
 #variable_conflict use_variable
 declare
     v_worker public.workers := public.internal_caller(p_worker_id, true);
@@ -141,7 +147,7 @@ end
 $$;
 
 create or replace function orchestrator.check_heartbeat(p_tasks jsonb, p_health jsonb, p_logs jsonb) returns void
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
     if jsonb_typeof(p_tasks) <> 'array' or jsonb_array_length(p_tasks) > 1000 then
@@ -162,7 +168,7 @@ $$;
 -- The node tasks for the agent of a worker, as a part of the answer to a heartbeat; {} if there are none. They are
 -- repeated with each heartbeat until their end is reported.
 create or replace function public.internal_node_tasks(p_worker public.workers, p_now timestamptz) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     c_tasks constant int := 10;

@@ -3,7 +3,7 @@
 -- `may`: it may claim. A worker that is held back may from `until` on, and of a cluster only the controller, while it
 -- is ready and the cluster runs: it passes the tasks on to Slurm.
 create or replace function orchestrator.keep_launch(p_worker public.workers) returns void
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_wanted text := public.internal_wanted(p_worker);
@@ -31,7 +31,7 @@ end
 $$;
 
 create or replace function orchestrator.workers_changed() returns trigger
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 begin
     perform orchestrator.keep_launch(new);
@@ -40,7 +40,7 @@ end
 $$;
 
 create or replace function orchestrator.workers_removed() returns trigger
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 begin
     delete from orchestrator.launches l where not exists (select from public.workers w where w.id = l.worker_id);

@@ -5,7 +5,7 @@
 create or replace function public.fleet_lead(
     p_fleet text, p_holder text, p_ttl_s numeric, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz;
@@ -40,7 +40,7 @@ $$;
 
 -- A leader of a copy would end the pods of the original, because it does not see their heartbeats.
 create or replace function public.internal_check_original() returns void
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 begin
     update public.database_identity i set led_in = public.internal_place()
@@ -55,7 +55,7 @@ $$;
 -- What an operator says of a copy: it takes the place of the original and of its pods, or it is another database, whose
 -- orchestrator leaves these pods alone. fleet_act calls it. Outcome: confirmed, or already if it is no copy.
 create or replace function public.internal_confirm_database(p_is_copy boolean) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 begin
     if not public.internal_is_copy() then
@@ -70,7 +70,7 @@ $$;
 create or replace function public.fleet_resign(
     p_fleet text, p_holder text, p_term bigint, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -88,7 +88,7 @@ $$;
 -- The leader of a fleet or, if there is none, the last leader and when its lease ended; whether the database
 -- allows no writes; and the recorded conditions.
 create or replace function public.fleet_leadership(p_fleet text, p_now timestamptz default null) returns jsonb
-language plpgsql stable security definer set search_path = '' set jit = off as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -107,7 +107,7 @@ $$;
 create or replace function public.fleet_note_tick(
     p_fleet text, p_term bigint, p_error text, p_for_s numeric, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -130,7 +130,7 @@ $$;
 create or replace function public.fleet_note_conditions(
     p_fleet text, p_term bigint, p_conditions jsonb, p_for_s numeric, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -149,7 +149,7 @@ $$;
 
 -- The conditions that the leader has recorded; null if there is no recent record.
 create or replace function public.internal_conditions(p_fleet text, p_now timestamptz) returns jsonb
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select s.value from public.fleet_settings s
      where s.fleet = internal_conditions.p_fleet and s.name = 'conditions' and s.expires_at > internal_conditions.p_now
 $$;
@@ -157,13 +157,13 @@ $$;
 -- Whether the database allows no writes: nobody can lead then. PostgREST runs a stable function in a transaction that
 -- allows none, so the default counts.
 create or replace function public.internal_is_read_only() returns boolean
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select pg_is_in_recovery() or current_setting('default_transaction_read_only')::boolean
 $$;
 
 -- What the leader has recorded about itself under a name, and since when, if it is still valid.
 create or replace function public.internal_leader_note(p_fleet text, p_name text, p_now timestamptz) returns jsonb
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select jsonb_build_object('reason', s.reason, 'since', s.set_at) from public.fleet_settings s
      where s.fleet = internal_leader_note.p_fleet and s.name = internal_leader_note.p_name
        and s.expires_at > internal_leader_note.p_now
@@ -171,7 +171,7 @@ $$;
 
 -- The leader and the end of its lease, from which follows how long it has been silent.
 create or replace function public.internal_leader(p_fleet text, p_now timestamptz) returns jsonb
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select jsonb_build_object('holder', l.holder, 'since', l.since, 'term', l.term, 'expires_at', l.expires_at)
       from public.fleet_lease l where l.fleet = internal_leader.p_fleet and l.expires_at > internal_leader.p_now
 $$;

@@ -3,7 +3,7 @@
 -- Sets how many tasks of a key or a type run at once; null removes the limit.
 create or replace function public.task_limit_set(p_kind text, p_name text, p_most int, p_now timestamptz default null)
 returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -38,7 +38,7 @@ $$;
 -- The limits that are set, and the keys with live tasks: {limits: [{scope, name, most, is_set, running, ready,
 -- waiting}]}, at most 1000, those with most waiting tasks first. A key without a row has the limit 1.
 create or replace function public.task_limits(p_now timestamptz default null) returns jsonb
-language sql stable security definer set search_path = '' set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     with used as (
         select s.scope, s.name, count(*) filter (where q.state = 'running') as running,
                count(*) filter (where q.state = 'ready') as ready, count(*) filter (where q.state = s.waits) as waiting
@@ -61,7 +61,8 @@ $$;
 -- Which limit a task waits for: {kind: limit, scope, name, most, running, next}; next is a task that has a place and
 -- does not run yet.
 create or replace function public.internal_limit_waits(p_task orchestrator.live) returns jsonb
-language plpgsql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+as $$
 #variable_conflict use_variable
 declare
     v_scope text := case p_task.state when 'waits_for_key' then 'key' else 'type' end;

@@ -6,7 +6,7 @@ create or replace function public.fleet_log_begin(
     p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_seq int, p_first bigint,
     p_last bigint, p_sha256 text, p_key text, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -46,7 +46,7 @@ create or replace function public.fleet_log_shipped(
     p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_seq int, p_first bigint,
     p_last bigint, p_sha256 text, p_key text, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -70,7 +70,7 @@ create or replace function public.fleet_log_lost(
     p_fleet text, p_term bigint, p_worker_id text, p_boot_id text, p_stream text, p_first bigint, p_last bigint,
     p_reason text, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -107,7 +107,7 @@ $$;
 
 create or replace function public.fleet_log_pieces(p_fleet text, p_worker_id text, p_now timestamptz default null)
 returns jsonb
-language sql stable security definer set search_path = '' set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     select jsonb_build_object('pieces', coalesce(jsonb_agg(jsonb_build_object(
                'boot_id', o.boot_id, 'stream', o.stream, 'seq', o.seq, 'first', o.first_byte, 'last', o.last_byte,
                'sha256', o.sha256, 'key', o.key, 'begun_at', o.begun_at, 'shipped_at', o.shipped_at,
@@ -121,7 +121,7 @@ $$;
 -- have thousands of pieces a day, too many to read for each new leader.
 create or replace function public.fleet_log_ends(p_fleet text, p_worker_id text, p_now timestamptz default null)
 returns jsonb
-language sql stable security definer set search_path = '' set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     with recursive streams (boot_id, stream) as (  -- from stream to stream in the index, however many pieces there are
         (select o.boot_id, o.stream from public.log_objects o
           where o.worker_id = fleet_log_ends.p_worker_id order by o.boot_id, o.stream limit 1)

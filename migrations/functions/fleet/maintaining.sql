@@ -1,7 +1,8 @@
 -- What the leader does for the queue each second.
 
 create or replace function public.fleet_maintain(p_fleet text, p_term bigint, p_now timestamptz default null) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+set lock_timeout = '900ms' as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -13,7 +14,7 @@ $$;
 
 -- Due tasks, limits and dependencies that were left, pending publications. Returns how much was done, by kind.
 create or replace function orchestrator.maintain(p_now timestamptz) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     c_most constant int := 1000;
@@ -52,7 +53,7 @@ $$;
 
 -- Looks again at what another transaction had locked, at most so many; returns how many it looked at.
 create or replace function orchestrator.look_at_rechecks(p_most int) returns int
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_keys text[];
@@ -64,6 +65,7 @@ declare
     v_edited uuid[];
     v_unfit uuid[];
     v_entered uuid[];
+    v_edges uuid[];
     v_count int;
 begin
     with taken as (
@@ -78,13 +80,19 @@ begin
            array_agg(distinct t.name::uuid) filter (where t.kind = 'edit'),
            array_agg(distinct t.name::uuid) filter (where t.kind = 'unfit'),
            array_agg(distinct t.name::uuid) filter (where t.kind = 'enter'),
+           array_agg(distinct t.name::uuid) filter (where t.kind = 'edges'),
            array_agg(distinct t.name::uuid) filter (where t.kind = 'show'), count(*)
-      into v_keys, v_types, v_limited, v_needs, v_unmet, v_edited, v_unfit, v_entered, v_shows, v_count from taken t;
+      into v_keys, v_types, v_limited, v_needs, v_unmet, v_edited, v_unfit, v_entered, v_edges, v_shows, v_count
+      from taken t;
     if v_unfit is not null then
         perform orchestrator.end_unfit(v_unfit);
     end if;
     if v_entered is not null then
         perform orchestrator.enter_free(v_entered);
+    end if;
+    if v_edges is not null then
+        perform orchestrator.drop_edges(array(select i.id from unnest(v_edges) i (id)
+                                               where not exists (select from orchestrator.live q where q.task_id = i.id)));
     end if;
     if v_edited is not null then
         perform orchestrator.reconcile_free(v_edited);
@@ -117,7 +125,7 @@ $$;
 -- Publishes In Progress of tasks whose claims could not, for a second; the next call continues. One of which a user's
 -- trigger takes too long is not tried again.
 create or replace function orchestrator.show_running(p_ids uuid[]) returns void
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     c_time constant interval := '1 second';
@@ -152,7 +160,7 @@ $$;
 
 -- Ends tasks that claims have left because no worker can get them. One that fits by now is ready again.
 create or replace function orchestrator.end_unfit(p_ids uuid[]) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_task orchestrator.live;
@@ -182,7 +190,7 @@ $$;
 
 -- The same at a time that the caller chooses.
 create or replace function orchestrator.maintain_at(p_now timestamptz) returns jsonb
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -194,7 +202,8 @@ $$;
 -- What is looked at once an hour: results that nobody needs any more, dependencies that have been absent for an hour,
 -- tasks that wait for each other, and the turns of tenants.
 create or replace function orchestrator.maintain_hourly(p_now timestamptz) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_nestloop = on set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+set enable_nestloop = on set jit = off as $$
 #variable_conflict use_variable
 declare
     c_most constant int := 100000;
@@ -214,7 +223,7 @@ $$;
 create or replace function public.fleet_rescue(
     p_fleet text, p_term bigint, p_worker_id text, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -230,7 +239,7 @@ $$;
 create or replace function public.fleet_rescue_overdue(
     p_fleet text, p_term bigint, p_over_s numeric, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);

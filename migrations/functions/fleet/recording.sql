@@ -4,7 +4,7 @@
 create or replace function public.fleet_attempt_open(
     p_fleet text, p_term bigint, p_worker_id text, p_stage text, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -29,7 +29,7 @@ create or replace function public.fleet_attempt_close(
     p_fleet text, p_term bigint, p_id bigint, p_outcome text, p_failure_code text, p_exception_type text,
     p_evidence jsonb, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -51,7 +51,7 @@ $$;
 create or replace function public.fleet_attempt_note(
     p_fleet text, p_term bigint, p_id bigint, p_failure_code text, p_evidence jsonb, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_attempt_note');
@@ -65,7 +65,7 @@ $$;
 create or replace function public.fleet_record_decision(
     p_fleet text, p_term bigint, p_decision jsonb, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -93,7 +93,7 @@ $$;
 
 create or replace function public.fleet_decisions(p_fleet text, p_limit int, p_now timestamptz default null)
 returns jsonb
-language sql stable security definer set search_path = '' set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     select jsonb_build_object('decisions', coalesce((
         select jsonb_agg(to_jsonb(d.*) order by d.id desc) from (
             select * from public.decisions d where d.fleet = fleet_decisions.p_fleet
@@ -105,7 +105,7 @@ $$;
 create or replace function public.fleet_note_offer(
     p_fleet text, p_term bigint, p_key text, p_refused boolean, p_code text, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -134,7 +134,7 @@ create or replace function public.fleet_strike(
     p_fleet text, p_term bigint, p_key text, p_code text, p_evidence jsonb, p_avoid_s numeric, p_after int,
     p_memory_s numeric, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -169,7 +169,7 @@ $$;
 -- Machines and places that failed, the newest failure first; with p_avoided only those that are avoided now.
 create or replace function public.fleet_hosts(p_fleet text, p_avoided boolean, p_now timestamptz default null)
 returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);

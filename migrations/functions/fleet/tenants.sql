@@ -3,7 +3,7 @@
 -- The tenants that have a weight or live tasks: {tenants: [{tenant, weight, ready, waiting, running}]}. The tenant of
 -- tasks without one is null.
 create or replace function public.task_tenants(p_now timestamptz default null) returns jsonb
-language sql stable security definer set search_path = '' set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     select jsonb_build_object('tenants', coalesce(jsonb_agg(jsonb_build_object(
                'tenant', a.tenant, 'weight', coalesce(w.weight, 1), 'ready', coalesce(a.ready, 0),
                'waiting', coalesce(a.waiting, 0), 'running', coalesce(a.running, 0)) order by a.tenant nulls last), '[]'))
@@ -23,7 +23,7 @@ $$;
 
 -- Sets the weight of a tenant; 1 is that of every other tenant. It applies to queued tasks at once.
 create or replace function public.task_tenant_set(p_tenant text, p_weight int, p_now timestamptz default null) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);

@@ -18,7 +18,7 @@
 create or replace function public.internal_failures(p_worker public.workers) returns table (
     task_id uuid, task_type text, codes text[], first_at timestamptz, last_at timestamptz, permanent boolean,
     done boolean, own boolean, waits boolean
-) language sql stable security definer set search_path = '' as $$
+) language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     with newest as (  -- 200 attempts: two claims of the largest size
         select a.task_id, a.attempt, a.ended_at, a.outcome, a.failure_code, a.permanent from orchestrator.attempts a
          where a.worker_id = internal_failures.p_worker.id order by a.started_at desc limit 200
@@ -53,13 +53,13 @@ $$;
 
 -- How many different tasks may fail in a row on this worker.
 create or replace function public.internal_max_failures(p_worker public.workers) returns int
-language sql immutable security definer set search_path = '' as $$
+language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
     select greatest(1, coalesce((internal_max_failures.p_worker.metadata->>'max_failures')::int, 5))
 $$;
 
 -- Whether a worker is suspected: enough failures are its own, and those that others have tried do not speak for it.
 create or replace function public.internal_is_suspect(p_limit int, p_failures bigint, p_own bigint, p_done bigint)
-returns boolean language sql immutable security definer set search_path = '' as $$
+returns boolean language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
     select s.own >= s.most and not (2 * (s.failures - s.own) >= s.most and s.failures - s.own > s.done)
       from (select internal_is_suspect.p_limit, internal_is_suspect.p_failures, internal_is_suspect.p_own,
                    internal_is_suspect.p_done) s (most, failures, own, done)
@@ -67,13 +67,13 @@ $$;
 
 -- For how long a worker pauses after so many holds in a row: 20 s, doubled up to 5 minutes.
 create or replace function public.internal_hold_pause(p_trials int) returns interval
-language sql immutable security definer set search_path = '' as $$
+language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
     select least(20 * 2 ^ least(greatest(internal_hold_pause.p_trials, 0), 10), 300) * interval '1 second'
 $$;
 
 -- Holds a worker back if its last tasks all failed, each a different one. Other workers then run the remaining tasks.
 create or replace function public.internal_hold_back(p_worker public.workers, p_now timestamptz) returns void
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_before jsonb := p_worker.held_back;
@@ -144,7 +144,7 @@ $$;
 -- Decides again about a worker that is held back, by what became of its tasks elsewhere. It may claim from `until` on,
 -- which its launch shows. The caller has locked its row.
 create or replace function public.internal_review_hold(p_worker public.workers, p_now timestamptz) returns void
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_held jsonb := p_worker.held_back;
@@ -202,7 +202,7 @@ $$;
 
 -- Looks at all workers that are held back, without waiting for one that another transaction has locked.
 create or replace function orchestrator.review_holds(p_now timestamptz) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_worker public.workers;
@@ -219,7 +219,7 @@ $$;
 -- failures. `first`: the task had not failed before; `may_succeed`: it is complete, or another attempt follows.
 create or replace function public.internal_tried_elsewhere(p_worker public.workers) returns table (
     outcome text, ended_at timestamptz, first boolean, may_succeed boolean
-) language sql stable security definer set search_path = '' as $$
+) language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select a.outcome, a.ended_at,
            not exists (select from orchestrator.attempts e
                         where e.task_id = a.task_id and e.attempt < a.attempt and e.outcome = 'failed'),
@@ -239,7 +239,7 @@ create or replace function public.internal_tried_elsewhere(p_worker public.worke
 $$;
 
 create or replace function public.internal_done_elsewhere(p_worker public.workers) returns timestamptz
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select max(o.ended_at) filter (where o.outcome = 'complete') from public.internal_tried_elsewhere(internal_done_elsewhere.p_worker) o
 $$;
 
@@ -252,7 +252,7 @@ $$;
 -- others completed.
 create or replace function public.internal_compared(p_worker public.workers) returns table (
     meanwhile boolean, alike boolean, unlike boolean
-) language sql stable security definer set search_path = '' as $$
+) language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select coalesce(case when r.failed = 0 then o.done_at <= f.last_at
                          else o.first_at <= f.last_at and f.own * r.odds > ln(10000) end, false),
            o.failed > 0,
@@ -273,7 +273,7 @@ $$;
 -- Whether this worker's release has completed a task of the types that it failed: in the last attempts of its workers,
 -- or when one of them was held back for such tasks. More failures since then do not change that.
 create or replace function public.internal_release_works(p_worker public.workers) returns boolean
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     with release as (
         select r.id, r.held_back from public.workers r
          where r.fleet = internal_release_works.p_worker.fleet and r.pool = internal_release_works.p_worker.pool
@@ -294,7 +294,7 @@ $$;
 -- What the planner knows of a worker that is held back: its failures that other workers completed, those that failed on
 -- other machines too, what others did with such tasks meanwhile, and whether this release ever completed one.
 create or replace function public.internal_second_opinion(p_worker public.workers) returns jsonb
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select (select to_jsonb(c.*) from public.internal_compared(internal_second_opinion.p_worker) c) || jsonb_build_object(
         'done', (select count(*) from public.internal_failures(internal_second_opinion.p_worker) f where f.done),
         'shared', (select count(*) from public.internal_failures(internal_second_opinion.p_worker) f where not f.own),
@@ -304,7 +304,7 @@ $$;
 -- When a worker ends because it is sick or its machine failed, each task that it failed since its last success gets one
 -- attempt back, once in the task's life.
 create or replace function public.internal_worker_sick() returns trigger
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_ids uuid[];

@@ -6,7 +6,7 @@
 create or replace function public.worker_register(
     p_worker_id text, p_nonce text, p_agent jsonb, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -30,7 +30,7 @@ $$;
 
 -- The caller's row. A pod must be the worker that it names (sub) and hold the one current token (jti).
 create or replace function public.internal_caller(p_worker_id text, p_lock boolean) returns public.workers
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_claims jsonb;
@@ -64,7 +64,7 @@ $$;
 create or replace function public.fleet_spawn(
     p_fleet text, p_term bigint, p_worker jsonb, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -117,7 +117,7 @@ create or replace function public.fleet_move(
     p_fleet text, p_term bigint, p_worker_id text, p_from text[], p_to text, p_stage text, p_reason text,
     p_fields jsonb, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -183,7 +183,7 @@ $$;
 create or replace function public.fleet_request_termination(
     p_fleet text, p_worker_id text, p_reason text, p_now_not_drain boolean, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -215,7 +215,7 @@ $$;
 create or replace function public.fleet_workers(
     p_fleet text, p_all boolean, p_limit int, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -232,7 +232,7 @@ $$;
 -- number of those left out. The seconds in each state count all events.
 create or replace function public.fleet_worker(p_fleet text, p_worker_id text, p_now timestamptz default null)
 returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -283,13 +283,13 @@ $$;
 
 -- A row as JSON for the orchestrator.
 create or replace function public.internal_worker_json(p_worker public.workers) returns jsonb
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select to_jsonb(internal_worker_json.p_worker) || jsonb_build_object('tasks_running', (
         select count(*) from orchestrator.live q where q.worker_id = internal_worker_json.p_worker.id and q.state = 'running'))
 $$;
 
 create or replace function public.internal_worker_report(p_worker public.workers, p_now timestamptz) returns jsonb
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select public.internal_worker_json(internal_worker_report.p_worker)
         || public.internal_worker_costs(internal_worker_report.p_worker, internal_worker_report.p_now) || (
         select jsonb_build_object('tasks_done', count(*) filter (where a.outcome = 'complete'),
@@ -309,7 +309,7 @@ $$;
 -- An amount of US dollars as it is stored. One that cannot be one, written by hand, would hide what is spent: then the
 -- earlier amount stays, or else p_none.
 create or replace function public.internal_amount(p_new numeric, p_old numeric, p_none numeric) returns numeric
-language sql immutable security definer set search_path = '' as $$
+language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
     select case when coalesce(internal_amount.p_new between 0 and 1000000, true) then internal_amount.p_new
                 when internal_amount.p_old between 0 and 1000000 then internal_amount.p_old
                 else internal_amount.p_none end
@@ -317,7 +317,7 @@ $$;
 
 -- Before a change: refuses an illegal transition and sets the columns that follow from a legal one.
 create or replace function public.internal_worker_changing() returns trigger
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_now();
@@ -365,7 +365,7 @@ $$;
 -- After a change, when it is certain (an insert may still give way to an existing row): writes history and costs, and
 -- notifies. A change of the SSH address is an event of its own: a restarted pod may have its SSH at another port.
 create or replace function public.internal_worker_changed() returns trigger
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_from_state text;
@@ -411,7 +411,7 @@ $$;
 -- When a worker leaves spawning: records the end of its bring-up and, if it was promoted, its release. Tasks that
 -- waited for that release become due.
 create or replace function public.internal_bringup_ended() returns trigger
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 begin
     new.bringup_ended_at := public.internal_now();
@@ -435,7 +435,7 @@ $$;
 
 -- Events are append-only.
 create or replace function public.internal_events_are_final() returns trigger
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 begin
     perform public.internal_refuse('OR007', format('%s is append-only', tg_table_name));

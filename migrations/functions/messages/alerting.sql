@@ -3,7 +3,7 @@
 
 -- The alerts of a fleet, and how many messages about them were written within the last hour.
 create or replace function public.fleet_alerts(p_fleet text, p_now timestamptz default null) returns jsonb
-language plpgsql stable security definer set search_path = '' set jit = off as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -29,7 +29,7 @@ $$;
 create or replace function public.fleet_note_alerts(
     p_fleet text, p_term bigint, p_alerts jsonb, p_messages jsonb, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);

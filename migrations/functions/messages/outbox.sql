@@ -11,7 +11,7 @@ create or replace function public.fleet_messages_take(
     p_fleet text, p_term bigint, p_of_fleet boolean, p_busy jsonb, p_per_host int, p_limit int, p_lease_s numeric,
     p_after text, p_owners jsonb default '{}', p_per_owner int default null, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_sort = off
 set enable_incremental_sort = off set jit = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
 declare
@@ -82,7 +82,7 @@ $$;
 create or replace function public.fleet_message_close(
     p_fleet text, p_term bigint, p_id uuid, p_error text, p_retry_s numeric, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);

@@ -6,7 +6,7 @@
 create or replace function public.fleet_webhooks_progress(
     p_fleet text, p_term bigint, p_every_s numeric, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_sort = off
 set enable_incremental_sort = off set jit = off as $$
 #variable_conflict use_variable
 declare
@@ -51,7 +51,7 @@ $$;
 create or replace function public.fleet_webhook_put(
     p_fleet text, p_actor text, p_webhook jsonb, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -81,7 +81,7 @@ $$;
 create or replace function public.fleet_webhook_remove(
     p_fleet text, p_actor text, p_name text, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_found boolean;
@@ -100,7 +100,7 @@ $$;
 create or replace function public.fleet_webhook_retry(
     p_fleet text, p_actor text, p_id uuid, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -124,7 +124,7 @@ $$;
 -- The trouble of webhooks that health shows: messages that were given up within a day, and those that were not tried for
 -- five minutes. It counts 10,000 of them at most.
 create or replace function public.internal_webhook_troubles(p_now timestamptz) returns jsonb
-language sql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
     select jsonb_build_object('undeliverable', l.n, 'host', l.host, 'failure', l.failure, 'late', w.n)
       from (select count(*) as n, (array_agg(m.host order by m.give_up_at desc))[1] as host,
                    (array_agg(m.failure order by m.give_up_at desc))[1] as failure
@@ -141,7 +141,7 @@ $$;
 create or replace function public.fleet_webhooks(
     p_fleet text, p_state text, p_task_id uuid, p_limit int, p_now timestamptz default null
 ) returns jsonb
-language sql stable security definer set search_path = '' set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     select jsonb_build_object(
         'now', public.internal_clock(fleet_webhooks.p_now),
         'webhooks', coalesce((select jsonb_agg(to_jsonb(w) order by w.name) from public.webhooks w), '[]'),

@@ -14,7 +14,7 @@
 create or replace function orchestrator.claim_start(
     p_pool text, out place int, out turn bigint, out created_at timestamptz, out task_id uuid, out lowered int
 )
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     c_nowhere constant uuid := '00000000-0000-0000-0000-000000000000';
@@ -51,7 +51,7 @@ $$;
 -- ignores the existing marks. Only one caller works at a time; others return at once. The recorded snapshot is older
 -- than every row that is read, so no task is missed in between.
 create or replace function orchestrator.raise_mark(p_pool text, p_anew boolean) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_sort = off
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
 declare

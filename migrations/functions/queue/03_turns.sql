@@ -18,7 +18,8 @@
 -- The turn of a task that becomes ready; p_front: at the head of the queue. c_none for a task without a tenant, unless
 -- it comes to the head of a queue with turns.
 create or replace function orchestrator.next_turn(p_pool text, p_place int, p_tenant text, p_front boolean) returns bigint
-language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off set jit = off
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_sort = off
+set jit = off
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
 declare
@@ -64,7 +65,8 @@ $$;
 -- claim of p_batch tasks calls it after it has met a task of a tenant. Only one caller works at a time; others return
 -- at once.
 create or replace function orchestrator.give_turns(p_pool text, p_place int, p_batch int) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off set jit = off
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_sort = off
+set jit = off
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
 declare
@@ -111,7 +113,8 @@ $$;
 -- stays as it is. It waits for no transaction. Its rows are joined by hashes: a nested loop compares each with all
 -- others, and a plan that was made while the queue was short may have one.
 create or replace function orchestrator.level_turns() returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_nestloop = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+set enable_nestloop = off set jit = off as $$
 #variable_conflict use_variable
 declare
     c_none constant bigint := 9007199254740991;

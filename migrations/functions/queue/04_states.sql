@@ -13,7 +13,7 @@
 -- The state after p_passed ('', 'key' or 'type'), for a task that is not running.
 create or replace function orchestrator.next_state(p_task orchestrator.live, p_passed text, p_now timestamptz)
 returns orchestrator.task_state
-language plpgsql stable security definer set search_path = '' as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
     return case
@@ -30,7 +30,7 @@ $$;
 -- worker, to the head of the queue.
 create or replace function orchestrator.advance(p_ids uuid[], p_passed text default '', p_front boolean default false)
 returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_now();
@@ -71,7 +71,7 @@ $$;
 -- passes a limit mostly follows another one, which a busy worker has ended, and a notification makes the commits of all
 -- wait for each other.
 create or replace function orchestrator.announce(p_pools text[], p_if_idle boolean) returns void
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
     perform pg_notify('orchestrator_tasks', p.pool) from unnest(p_pools) p (pool)
@@ -83,7 +83,7 @@ $$;
 -- Lets the next tasks of these limits through: as many as a limit allows or, if slots were freed, at most p_freed of
 -- each.
 create or replace function orchestrator.admit(p_scope text, p_names text[], p_freed int[]) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_sort = off
 set enable_bitmapscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
 declare
@@ -133,7 +133,7 @@ $$;
 -- limit 1. The rows are counted in an order that only one index has: a plan that was made while the queue was short
 -- must not read another one.
 create or replace function orchestrator.free_slots(p_scope text, p_names text[]) returns int[]
-language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_sort = off
 set enable_bitmapscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
 begin
@@ -158,7 +158,7 @@ $$;
 
 -- Those of these limits that a task other than p_but waits for.
 create or replace function orchestrator.waited_for(p_scope text, p_names text[], p_but uuid[]) returns text[]
-language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_sort = off
 set enable_bitmapscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
 begin
@@ -179,7 +179,7 @@ $$;
 -- others. A transaction with an old snapshot cannot count. A lock is one of 4096, for which the server's table of locks
 -- has room: two limits may share one.
 create or replace function orchestrator.lock_limits(p_scope text, p_names text[]) returns text[]
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     c_limits constant int := 1951811;  -- a namespace of advisory locks
@@ -199,7 +199,7 @@ $$;
 
 -- Makes the tasks of a type follow whether it has a limit, at most so many; the leader continues.
 create or replace function orchestrator.limit_type(p_type text) returns void
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     c_most constant int := 10000;
@@ -225,7 +225,7 @@ $$;
 
 -- Lets as many ready tasks wait again as a limit is exceeded by, the last ones first.
 create or replace function orchestrator.take_slots_away(p_scope text, p_name text, p_over int) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 begin
     if p_scope = 'key' then
@@ -251,7 +251,8 @@ $$;
 
 -- Moves on the tasks of a pool whose time has come, at most so many.
 create or replace function orchestrator.advance_due(p_pool text, p_most int) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off set jit = off
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_sort = off
+set jit = off
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
 declare
@@ -270,7 +271,7 @@ $$;
 -- Gives freed slots of limits to the next tasks. A name is given as often as a slot was freed; null for none. A task
 -- that begins to wait now, in a transaction that is not seen here, is found by the audit.
 create or replace function orchestrator.refill(p_scope text, p_names text[]) returns void
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_waited text[];
@@ -290,9 +291,22 @@ begin
 end
 $$;
 
+-- Forgets what tasks that leave the queue needed. An edge that another transaction changes, in which what it needs is
+-- taken back, is left to the leader.
+create or replace function orchestrator.drop_edges(p_ids uuid[]) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+begin
+    delete from orchestrator.edges e
+     where e.ctid = any (array(select f.ctid from orchestrator.edges f where f.task_id = any (p_ids) for update skip locked));
+    insert into orchestrator.rechecks (kind, name)
+    select distinct 'edges', e.task_id::text from orchestrator.edges e where e.task_id = any (p_ids);
+end
+$$;
+
 -- Removes locked tasks from the queue: they have ended, or are gone. Their slots go to the next tasks.
 create or replace function orchestrator.leave(p_ids uuid[]) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_gone orchestrator.live[];
@@ -301,14 +315,14 @@ begin
         delete from orchestrator.live q where q.task_id = any (p_ids) returning q as task
     )
     select array_agg(g.task) into v_gone from gone g;
-    delete from orchestrator.edges e where e.task_id = any (p_ids);
+    perform orchestrator.drop_edges(p_ids);
     perform orchestrator.refill_after(v_gone);
 end
 $$;
 
 -- Gives the slots of removed tasks to the next ones.
 create or replace function orchestrator.refill_after(p_gone orchestrator.live[]) returns void
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_keys text[];
@@ -326,7 +340,7 @@ $$;
 -- Lets locked tasks that do not run begin again with the first thing that they wait for. Their slots go to the next
 -- tasks.
 create or replace function orchestrator.wait_again(p_ids uuid[]) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_keys text[];

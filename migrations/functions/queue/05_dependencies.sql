@@ -9,7 +9,7 @@
 
 -- What has become of a task, for the tasks that need it: open, Complete, Failed, Cancelled or absent.
 create or replace function orchestrator.need_status(p_id uuid) returns text
-language plpgsql stable security definer set search_path = '' as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_status text;
@@ -27,7 +27,7 @@ $$;
 
 -- Makes the edges of these tasks follow their depends_on. The leader looks at those that have unmet ones.
 create or replace function orchestrator.set_edges(p_ids uuid[]) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_ended uuid[];
@@ -54,7 +54,7 @@ $$;
 
 -- These tasks are Complete: tasks that need no other one go on.
 create or replace function orchestrator.meet(p_ids uuid[]) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_behind uuid[];
@@ -76,7 +76,8 @@ $$;
 
 -- Those of these tasks that wait for tasks, by their keys: an index of all that wait may be long.
 create or replace function orchestrator.waiting(p_ids uuid[]) returns uuid[]
-language plpgsql stable security definer set search_path = '' set enable_seqscan = off set enable_sort = off
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+set enable_sort = off
 set enable_bitmapscan = off set jit = off as $$
 #variable_conflict use_variable
 begin
@@ -87,7 +88,7 @@ $$;
 
 -- The same, locked, without those that another transaction has locked.
 create or replace function orchestrator.lock_waiting(p_ids uuid[]) returns uuid[]
-language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_sort = off
 set enable_bitmapscan = off set jit = off as $$
 #variable_conflict use_variable
 begin
@@ -98,7 +99,7 @@ $$;
 
 -- Moves on those of these tasks that wait for no task any more.
 create or replace function orchestrator.advance_met(p_ids uuid[]) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_locked uuid[] := orchestrator.lock_waiting(p_ids);
@@ -121,7 +122,7 @@ $$;
 -- the dependant's agent. Without the row's lock, an agent that releases the dependant meanwhile does not see the
 -- change.
 create or replace function orchestrator.unmeet(p_ids uuid[], p_with_running boolean) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_behind uuid[] := array(
@@ -142,7 +143,7 @@ $$;
 
 -- The leader's part of it: under the locks of those that are open, so that none of them is completed in between.
 create or replace function orchestrator.unmeet_again(p_ids uuid[]) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_open uuid[] := array(select q.task_id from orchestrator.live q
@@ -158,7 +159,8 @@ $$;
 -- These tasks ended as Failed or Cancelled, or were deleted before they were Complete: the tasks that need them fail,
 -- at any depth.
 create or replace function orchestrator.fail_dependants(p_ids uuid[], p_code text) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_mergejoin = off
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+set enable_mergejoin = off
 set enable_hashjoin = on set enable_nestloop = on set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_variable
 declare
@@ -216,7 +218,7 @@ begin
         v_places := v_places || v_held;
         if v_ids is not null and p_code <> 'DEPENDENCY_FAILED' then
             -- The edges of the others stay: they show what is queued again with a task.
-            delete from orchestrator.edges e where e.task_id = any (v_ids);
+            perform orchestrator.drop_edges(v_ids);
             p_code := 'DEPENDENCY_FAILED';
         end if;
         if cardinality(v_ends) >= c_batch or v_ids is null and v_ends is not null then
@@ -232,7 +234,7 @@ $$;
 
 -- What a task is told that needs this one, which ended. Of a chain, the first task and its failure are named.
 create or replace function orchestrator.why_dependant_failed(p_task public.tasks) returns text
-language plpgsql immutable security definer set search_path = '' as $$
+language plpgsql immutable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
     return concat_ws(': ', format('Dependency %s (%s) ended as %s', p_task.id, p_task.task_type, p_task.status),
@@ -243,7 +245,7 @@ end
 $$;
 
 create or replace function orchestrator.first_cause(p_message text) returns text
-language plpgsql immutable security definer set search_path = '' as $$
+language plpgsql immutable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
     return regexp_replace(p_message, E'^.*(Dependency [0-9a-f-]{36} \\([^)]*\\) ended as )', E'\\1');
@@ -253,7 +255,7 @@ $$;
 -- Looks again at tasks that wait for others; returns those that must be looked at once more, because a task that they
 -- need is being ended by another transaction. p_lost: whether a task that does not exist counts as deleted.
 create or replace function orchestrator.look_again(p_ids uuid[], p_lost boolean) returns uuid[]
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_locked uuid[] := orchestrator.lock_waiting(p_ids);
@@ -291,7 +293,7 @@ $$;
 
 -- Fails tasks that wait for each other: those that lead to one of these. None of them can ever run.
 create or replace function orchestrator.end_cycles(p_ids uuid[]) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_stuck uuid[];
@@ -331,7 +333,8 @@ $$;
 
 -- This task and those that failed only because of it, at any depth: their edges are kept.
 create or replace function orchestrator.failed_dependants(p_id uuid) returns uuid[]
-language sql stable security definer set search_path = '' set enable_seqscan = off set enable_hashjoin = off
+language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+set enable_hashjoin = off
 set enable_mergejoin = off set jit = off as $$
     with recursive behind (id) as (
         select failed_dependants.p_id

@@ -6,13 +6,13 @@
 -- attempt + 1 for an end), so an old publication never overwrites a newer one.
 --
 -- What a user adds to `tasks` runs under the search path of the database's users, as in their own statements, and not
--- under our empty one. A setting names the depth of triggers at which we publish: our trigger skips that statement, and
+-- under ours. A setting names the depth of triggers at which we publish: our trigger skips that statement, and
 -- not one of a user's trigger within it, which runs deeper.
 
 -- A task as it will be shown: with its end or its present attempt, if that is not published yet, and with what it does
 -- not name itself. An end that is older than what `tasks` shows waits only for its removal.
 create or replace function orchestrator.current_task(p_id uuid) returns public.tasks
-language plpgsql stable security definer set search_path = '' as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_task public.tasks;
@@ -53,7 +53,7 @@ $$;
 
 -- The same as JSON, with its state in the queue. uncounted: the attempts that do not count against max_attempts.
 create or replace function orchestrator.task_json(p_id uuid) returns jsonb
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select to_jsonb(t.*) - 'published' || jsonb_build_object(
                'error_message', public.internal_message(t.error_message),
                'pool', coalesce(q.pool, t.pool), 'max_attempts', coalesce(q.max_attempts, t.max_attempts),
@@ -70,14 +70,14 @@ $$;
 
 -- The pool of a task.
 create or replace function orchestrator.pool_of(p_task public.tasks) returns text
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select coalesce(pool_of.p_task.pool,
                     (select d.pool from public.task_types d where d.task_type = pool_of.p_task.task_type), 'default')
 $$;
 
 -- The columns of `tasks` that an end changes.
 create or replace function orchestrator.as_shown(p_end orchestrator.publications, p_task public.tasks) returns jsonb
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select jsonb_build_object(
                'status', as_shown.p_end.status, 'published', as_shown.p_end.no, 'updated_at', as_shown.p_end.at, 'run_after', as_shown.p_end.run_after,
                'attempts', coalesce(as_shown.p_end.attempts, as_shown.p_task.attempts),
@@ -96,7 +96,7 @@ $$;
 create or replace function orchestrator.end_without_run(
     p_task orchestrator.live, p_status text, p_code text, p_message text, p_point text default null
 ) returns orchestrator.publications
-language plpgsql stable security definer set search_path = '' as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_end orchestrator.publications;
@@ -118,7 +118,7 @@ $$;
 -- After a call was cancelled while a user's trigger ran, it publishes nothing more, because nothing would end the next
 -- trigger that sleeps.
 create or replace function orchestrator.refusal(p_state text, p_message text) returns text
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
     if p_state = '57014' then
@@ -149,7 +149,8 @@ select g.tgname from pg_catalog.pg_trigger g join pg_catalog.pg_proc p on p.oid 
 create or replace function orchestrator.publish(
     p_ends orchestrator.publications[], p_pool text default null, p_is_slow boolean default false
 ) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off set lock_timeout = '10ms'
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+set lock_timeout = '10ms'
 as $$
 #variable_conflict use_variable
 declare
@@ -192,7 +193,7 @@ $$;
 
 -- Writes ends into `tasks`; returns those that it shows still differently. A row that is gone or newer needs nothing.
 create or replace function orchestrator.write_ends(p_ends orchestrator.publications[]) returns orchestrator.publications[]
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     -- The ids as a list, too: a plan from when the table was empty would read all of it for a join.
@@ -224,7 +225,7 @@ begin
                v_wishes || array_agg(w.id) filter (where w.is_new and not w.is_so)
           into v_shown, v_wishes from written w;
         set constraints all immediate;
-        perform set_config('search_path', '', true), set_config('orchestrator.publishing', '', true);
+        perform set_config('search_path', 'pg_catalog, pg_temp', true), set_config('orchestrator.publishing', '', true);
         if v_status = 'Queued' then
             update orchestrator.live q set shown = 0, attempts_shown = coalesce(e.attempts, q.attempts_shown)
               from unnest(p_ends) e
@@ -266,7 +267,7 @@ $$;
 
 -- Leaves ends to a later call. A newer end takes the place of an older one.
 create or replace function orchestrator.publish_later(p_ends orchestrator.publications[], p_reason text) returns void
-language plpgsql security definer set search_path = '' set lock_timeout = '900ms' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '900ms' as $$
 #variable_conflict use_variable
 declare
     c_first constant interval := '1 second';
@@ -291,7 +292,8 @@ $$;
 
 -- Publishes what is due, at most so many; returns how many it found. What was refused before is tried by itself.
 create or replace function orchestrator.publish_due(p_most int) returns int
-language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_sort = off
+set jit = off as $$
 #variable_conflict use_variable
 declare
     c_time constant interval := '1 second';  -- for those that were refused
@@ -323,7 +325,7 @@ $$;
 -- Writes to tasks as a user would, one at a time: one that a trigger or a lock of the user's refuses stays as it is.
 -- p_change: 'due' (they need not wait any more) or 'back' (they failed, and are queued again with one attempt more).
 create or replace function orchestrator.write_each(p_change text, p_ids uuid[]) returns void
-language plpgsql security definer set search_path = '' set lock_timeout = '100ms' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms' set jit = off as $$
 #variable_conflict use_variable
 declare
     c_time constant interval := '2 seconds';
@@ -342,7 +344,7 @@ begin
                        failed_at_point = null, progress = null, generation_processed_at = null
                  where t.id = v_id and t.status in ('Queued', 'Failed');
             end if;
-            perform set_config('search_path', '', true);
+            perform set_config('search_path', 'pg_catalog, pg_temp', true);
         exception when others or assert_failure or query_canceled then
             raise warning 'task % could not be changed (%): %', v_id, p_change, orchestrator.refusal(sqlstate, sqlerrm);
             exit when current_setting('orchestrator.is_cancelled', true) = 'yes';
@@ -353,7 +355,7 @@ $$;
 
 -- Writes the messages about tasks that have just ended; it refuses nothing.
 create or replace function public.internal_webhooks_write(p_ids uuid[], p_now timestamptz) returns void
-language sql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language sql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
     insert into public.webhook_messages (event, task_id, webhook, url, owner, host, body, created_at, give_up_at, next_at)
     select e.event, t.id, u.webhook, u.url, public.internal_message_owner(u.webhook, t.tenant), public.internal_webhook_host(u.url),
            public.internal_webhook_body(t.*, e.event, internal_webhooks_write.p_now), internal_webhooks_write.p_now,

@@ -35,9 +35,9 @@ select q.task_id, q.worker_id, q.state, q.nonce, q.claim_no, q.attempt, q.place,
 create or replace function public.worker_claim(
     p_worker_id text, p_nonce text, p_claim_no bigint, p_batch int, p_wait_s numeric, p_now timestamptz default null
 ) returns json
-language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_sort = off
 set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan set jit = off
-set lock_timeout = '3s' as $$
+set lock_timeout = '900ms' as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -53,7 +53,7 @@ $$;
 
 -- The caller's launch, locked. A pod must be the worker that it names (sub) and hold the one current token (jti).
 create or replace function orchestrator.caller(p_worker_id text) returns orchestrator.launches
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_claims jsonb;
@@ -84,7 +84,7 @@ $$;
 create or replace function orchestrator.claim(
     p_launch orchestrator.launches, p_claim_no bigint, p_batch int, p_now timestamptz, p_may_wait boolean
 ) returns json
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_tasks json;
@@ -135,7 +135,7 @@ $$;
 create or replace function orchestrator.take(
     p_launch orchestrator.launches, p_claim_no bigint, p_batch int, p_now timestamptz
 ) returns json
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     c_least constant int := -2147483648;
@@ -210,7 +210,7 @@ $$;
 -- publishes reads them too. If it fails, each task is tried by itself. One that cannot be published is given to the
 -- agent nevertheless, and published later; with p_later, all are.
 create or replace function orchestrator.publish_running(p_ids uuid[], p_now timestamptz, p_later boolean) returns json
-language plpgsql security definer set search_path = '' set lock_timeout = '10ms' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '10ms' as $$
 #variable_conflict use_variable
 declare
     v_tasks json;
@@ -233,7 +233,7 @@ begin
         )
         select json_agg(w.task order by array_position(p_ids, w.id)) into v_tasks from written w where w.is_shown;
         set constraints all immediate;
-        perform set_config('search_path', '', true), set_config('orchestrator.publishing', '', true);
+        perform set_config('search_path', 'pg_catalog, pg_temp', true), set_config('orchestrator.publishing', '', true);
     exception when others or assert_failure or query_canceled then
         perform orchestrator.refusal(sqlstate, sqlerrm);
         v_tasks := null;
@@ -268,7 +268,7 @@ $$;
 
 -- The JSON of a claimed task for its agent. Add a column that agents need here and nowhere else.
 create or replace function orchestrator.for_agent(p_task public.tasks, p_held orchestrator.held) returns json
-language plpgsql stable security definer set search_path = '' as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
     return json_build_object(

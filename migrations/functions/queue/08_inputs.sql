@@ -4,7 +4,7 @@
 -- Returns those of these taken tasks that fit into one answer, in their order; null for none. The others are ready
 -- again. A task that fits into no answer, or into no cluster of its pool, waits until maintenance ends it (end_unfit).
 create or replace function orchestrator.keep_fitting(p_launch orchestrator.launches, p_ids uuid[]) returns uuid[]
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     c_time constant interval := '5 seconds';
@@ -61,7 +61,7 @@ $$;
 create or replace function orchestrator.inputs_size(
     p_task_id uuid, p_cluster text, out share double precision, out code text, out message text
 )
-language plpgsql stable security definer set search_path = '' as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     c_bytes constant double precision := 33554432;
@@ -119,7 +119,7 @@ create or replace function orchestrator.result_of(
     p_id uuid, out task_type text, out output_location text, out result_data jsonb, out output_object jsonb
 )
 returns setof record
-language sql stable security definer set search_path = '' rows 1 as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp rows 1 as $$
     select t.task_type, coalesce(p.output_location, case when p.task_id is null then t.output_location end),
            case when p.task_id is null then t.result_data else p.result_data end,
            case when p.task_id is null then t.output_object else p.output_object end

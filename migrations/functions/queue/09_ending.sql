@@ -2,7 +2,7 @@
 
 -- The tasks have ended with this status: messages about them are written, and tasks that need them go on or fail.
 create or replace function orchestrator.ended(p_ids uuid[], p_status text) returns void
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
     perform public.internal_webhooks_write(p_ids, public.internal_now());
@@ -22,7 +22,7 @@ create or replace function orchestrator.give_up(
     p_task orchestrator.live, p_outcome text, p_failure jsonb, p_counted boolean, p_backoff boolean, p_now timestamptz,
     p_pause_s numeric default null
 ) returns text
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_used int := p_task.attempt - p_task.uncounted;
@@ -78,7 +78,7 @@ $$;
 -- A failure code is shown on terminals and compared with known codes. A pod may send any text, such as an escape
 -- sequence. An agent that is refused would report the same failure forever.
 create or replace function orchestrator.code_of(p_failure jsonb) returns text
-language sql immutable security definer set search_path = '' as $$
+language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
     select case when code_of.p_failure->>'code' ~ '^[A-Z0-9_]{1,64}$' then code_of.p_failure->>'code'
                 when code_of.p_failure->>'code' is not null then 'INVALID_CODE' end
 $$;
@@ -86,7 +86,7 @@ $$;
 -- Seconds before the next attempt: 30, doubling up to an hour after each failure; +-20 % from the id, so that many
 -- tasks do not return at once. A lost attempt waits 30 s.
 create or replace function orchestrator.backoff_s(p_task orchestrator.live, p_outcome text, p_used int) returns numeric
-language sql immutable security definer set search_path = '' as $$
+language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
     select (0.8 + 0.4 * ('x' || substr(md5(backoff_s.p_task.task_id::text || backoff_s.p_task.attempt), 1, 7))::bit(28)::int
                   / 268435455.0)
            * case when backoff_s.p_outcome = 'lost' then 30 else least(30 * 2 ^ least(backoff_s.p_used - 1, 20), 3600) end::numeric
@@ -95,7 +95,7 @@ $$;
 -- Puts a running task, which the caller has locked, back into the queue: to its head, or to wait for p_run_after.
 create or replace function orchestrator.requeue(p_task orchestrator.live, p_run_after timestamptz, p_is_uncounted boolean)
 returns void
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
     update orchestrator.live q  -- what was changed while it ran counts from now on
@@ -114,7 +114,8 @@ $$;
 -- Waits a moment for rows that another call has locked: a claim also locks, until it commits, a row that it wanted and
 -- that another claim has taken. A user's open transaction is not waited for.
 create or replace function orchestrator.wait_for_rows(p_ids uuid[]) returns boolean
-language plpgsql security definer set search_path = '' set lock_timeout = '50ms' set enable_seqscan = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '50ms'
+set enable_seqscan = off as $$
 #variable_conflict use_variable
 begin
     perform from orchestrator.live q where q.task_id = any (p_ids) order by q.task_id for update;

@@ -4,7 +4,7 @@ create or replace function public.worker_complete(
     p_worker_id text, p_nonce text, p_task_id uuid, p_attempt int, p_output_location text, p_result_data jsonb,
     p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_variable
 begin
@@ -21,7 +21,7 @@ create or replace function public.worker_complete_output(
     p_worker_id text, p_nonce text, p_task_id uuid, p_attempt int, p_output_location text, p_result_data jsonb,
     p_output jsonb, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set lock_timeout = '3s'
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set lock_timeout = '900ms'
 set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_variable
 declare
@@ -74,7 +74,7 @@ $$;
 create or replace function orchestrator.state_of(
     p_launch orchestrator.launches, p_task_id uuid, p_attempt int, p_outcomes text[]
 ) returns text
-language plpgsql stable security definer set search_path = '' as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_task orchestrator.live;
@@ -98,7 +98,7 @@ create or replace function orchestrator.finish(
     p_launch orchestrator.launches, p_ids uuid[], p_attempts int[], p_data jsonb[], p_location text, p_object jsonb,
     p_upload jsonb, p_now timestamptz
 ) returns uuid[]
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_ids uuid[];
@@ -147,7 +147,7 @@ begin
         perform pg_notify('orchestrator_fleet', p_launch.worker_id);
     end if;
     if v_needs then
-        delete from orchestrator.edges e where e.task_id = any (v_ids);
+        perform orchestrator.drop_edges(v_ids);
     end if;
     perform orchestrator.publish(v_ends, p_launch.pool, v_is_slow);
     if v_has_webhook or exists (select from public.webhooks) then
@@ -169,7 +169,7 @@ $$;
 create or replace function public.worker_complete_many(
     p_worker_id text, p_nonce text, p_results jsonb, p_now timestamptz default null
 ) returns json
-language plpgsql security definer set search_path = '' set enable_seqscan = off set lock_timeout = '3s'
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set lock_timeout = '900ms'
 set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_variable
 declare
@@ -187,8 +187,8 @@ $$;
 create or replace function public.worker_complete_and_claim(
     p_worker_id text, p_nonce text, p_results jsonb, p_claim_no bigint, p_batch int, p_now timestamptz default null
 ) returns json
-language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
-set enable_hashjoin = off set enable_mergejoin = off set lock_timeout = '3s' set plan_cache_mode = force_generic_plan
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_sort = off
+set enable_hashjoin = off set enable_mergejoin = off set lock_timeout = '900ms' set plan_cache_mode = force_generic_plan
 set jit = off as $$
 #variable_conflict use_variable
 declare
@@ -210,7 +210,7 @@ $$;
 create or replace function orchestrator.complete_many(
     p_launch orchestrator.launches, p_nonce text, p_results jsonb, p_now timestamptz
 ) returns json
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_ids uuid[];

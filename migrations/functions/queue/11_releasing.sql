@@ -5,7 +5,8 @@
 create or replace function public.worker_release(
     p_worker_id text, p_nonce text, p_task_id uuid, p_attempt int, p_reason text, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off set lock_timeout = '3s' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+set lock_timeout = '900ms' as $$
 #variable_conflict use_variable
 declare
     c_free constant int := 2;  -- times in a row after which a task can be claimed at once
@@ -35,7 +36,7 @@ create or replace function orchestrator.hold(
     p_launch orchestrator.launches, p_nonce text, p_task_id uuid, p_attempt int, p_outcomes text[],
     out outcome text, out task orchestrator.live
 )
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
     if p_launch.nonce is distinct from p_nonce then
@@ -63,7 +64,7 @@ $$;
 -- again. A worker that ends returns each task once, and is not counted. The row starts again after a claim with a task
 -- that was run: of a large claim, an agent returns the tasks that did not begin soon enough.
 create or replace function public.internal_returns(p_task_id uuid, p_attempt int) returns int
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select count(*)::int
       from (select l.*, bool_and(not exists (
                        select from orchestrator.attempts o

@@ -6,7 +6,7 @@
 create or replace function orchestrator.rescue(
     p_worker_id text, p_now timestamptz, p_over_s numeric default 0, p_fleet text default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     c_time constant interval := '5 seconds';  -- the next call continues
@@ -35,7 +35,7 @@ $$;
 -- end. After the first lost attempt the task is ready at once, because the worker is the likely cause. From the second
 -- one on it waits for half a minute each time, because the task may be the cause.
 create or replace function orchestrator.rescue_one(p_task orchestrator.live, p_is_gone boolean, p_now timestamptz) returns text
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     c_faults constant int := 3;
@@ -94,7 +94,7 @@ $$;
 create or replace function orchestrator.holder(
     p_task orchestrator.live, p_now timestamptz, out held_by text, out rescue_at timestamptz
 )
-language plpgsql stable security definer set search_path = '' as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_worker record;
@@ -128,7 +128,7 @@ $$;
 
 -- Whether a running task has had no valid lease and no holder for p_over_s.
 create or replace function orchestrator.is_lost(p_task orchestrator.live, p_now timestamptz, p_over_s numeric) returns boolean
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select coalesce(h.rescue_at <= is_lost.p_now - is_lost.p_over_s * interval '1 second', false)
       from orchestrator.holder(is_lost.p_task, is_lost.p_now) h
 $$;
@@ -136,7 +136,7 @@ $$;
 -- Each of these tasks failed on a worker that is sick, or whose machine failed, and gets one attempt back. One that
 -- failed for good because of it is queued again, with the tasks that failed because of that.
 create or replace function orchestrator.give_back(p_ids uuid[]) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_id uuid;
@@ -161,7 +161,7 @@ $$;
 -- their leases. If a fleet has no leader, any other fleet rescues its tasks.
 create or replace function public.internal_is_of_other_fleet(p_fleet text, p_worker_id text, p_now timestamptz)
 returns boolean
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select exists (select from public.workers w join public.fleet_lease l on l.fleet = w.fleet
                     where w.id = internal_is_of_other_fleet.p_worker_id
                         and w.fleet <> internal_is_of_other_fleet.p_fleet
@@ -172,7 +172,7 @@ $$;
 -- was last renewed, it ended before or soon after there was a leader again, and the outage was long enough.
 create or replace function public.internal_is_outage(p_fleet text, p_lease_s numeric, p_lease_expires_at timestamptz)
 returns boolean
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select exists (
         select from public.fleet_lease l
          where l.fleet = internal_is_outage.p_fleet and l.unled_from is not null

@@ -6,7 +6,8 @@
 -- another task is published later.
 
 create or replace function orchestrator.reconcile(p_ids uuid[]) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_hashjoin = off
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+set enable_hashjoin = off
 set enable_mergejoin = off set jit = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
 declare
@@ -75,7 +76,7 @@ $$;
 
 -- Tasks that have no row in `live`: they are queued again, or a program of the user's runs them.
 create or replace function orchestrator.enter(p_ids uuid[]) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 begin
     delete from orchestrator.edges e where e.task_id = any (p_ids);  -- kept from a failure; what they need has changed since
@@ -86,7 +87,7 @@ $$;
 
 -- Reconciles tasks. A row that the queue cannot hold, which was written while the triggers were off, harms no other.
 create or replace function orchestrator.reconcile_each(p_ids uuid[]) returns void
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_id uuid;
@@ -105,7 +106,7 @@ $$;
 
 -- Reconciles those of these tasks, in this order, that no other transaction has locked; the leader does the others.
 create or replace function orchestrator.reconcile_free(p_ids uuid[]) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_free uuid[] := array(select q.task_id from orchestrator.live q
@@ -122,7 +123,7 @@ $$;
 -- Brings those of these tasks that have no row in `live` into the queue, if no other transaction has locked them; the leader
 -- does the others.
 create or replace function orchestrator.enter_free(p_ids uuid[]) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_free uuid[] := array(select t.id from public.tasks t where t.id = any (p_ids) for share skip locked);
@@ -137,7 +138,7 @@ $$;
 
 -- A task that has a row in `live`.
 create or replace function orchestrator.follow(p_task public.tasks, p_live orchestrator.live) returns void
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_is_running boolean := p_live.state = 'running';
@@ -170,7 +171,7 @@ $$;
 
 -- A user has ended the attempt of a running task. Its worker is told by its next heartbeat, or by the notification.
 create or replace function orchestrator.end_by_hand(p_live orchestrator.live, p_outcome text, p_what text) returns void
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_now();
@@ -193,7 +194,7 @@ $$;
 -- attempt ends. p_end: of the one task, if its last attempt is not shown yet as it ended; its pause counts, and not the
 -- row's.
 create or replace function orchestrator.edit(p_ids uuid[], p_end orchestrator.publications default null) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_before orchestrator.live[] := array(select q from orchestrator.live q where q.task_id = any (p_ids));
@@ -246,7 +247,7 @@ $$;
 
 -- A task was deleted, or is not there for another reason.
 create or replace function orchestrator.task_removed(p_id uuid) returns void
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_live orchestrator.live;
@@ -311,7 +312,8 @@ select t.id
 
 -- Adds tasks to the queue. Numbers go on from the attempts of a task. A row that is there already is newer.
 create or replace function orchestrator.insert_live(p_ids uuid[]) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_hashjoin = off
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+set enable_hashjoin = off
 set enable_mergejoin = off set jit = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
 declare

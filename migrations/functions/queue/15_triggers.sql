@@ -10,7 +10,7 @@ end
 $$;
 
 create or replace function orchestrator.tasks_inserted() returns trigger
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_live uuid[];
@@ -43,7 +43,8 @@ end
 $$;
 
 create or replace function orchestrator.tasks_updated() returns trigger
-language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_hashjoin = on set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+set enable_hashjoin = on set jit = off as $$
 #variable_conflict use_variable
 declare
     v_before constant text := current_setting('enable_nestloop');
@@ -86,7 +87,7 @@ end
 $$;
 
 create or replace function orchestrator.tasks_deleted() returns trigger
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_ids uuid[];
@@ -114,7 +115,7 @@ end
 $$;
 
 create or replace function orchestrator.tasks_truncated() returns trigger
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 begin
     perform orchestrator.end_by_hand(q.*, 'lost', null) from orchestrator.live q where q.state = 'running';

@@ -4,7 +4,7 @@
 -- ready.
 create or replace function orchestrator.demand(p_now timestamptz)
 returns table (pool text, total bigint, ready bigint, dependencies bigint, limits bigint, scheduled bigint, oldest timestamptz)
-language plpgsql stable security definer set search_path = '' set plan_cache_mode = force_generic_plan
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
 set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off as $$
 #variable_conflict use_column
 declare
@@ -42,7 +42,8 @@ $$;
 
 -- The first pool after this one that has queued tasks.
 create or replace function orchestrator.next_pool(p_pool text) returns text
-language plpgsql stable security definer set search_path = '' set enable_seqscan = off set enable_sort = off
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+set enable_sort = off
 set enable_bitmapscan = off set jit = off as $$
 #variable_conflict use_variable
 begin

@@ -4,7 +4,8 @@
 -- Reads the next so many pages of each table (null: so many that an hour of calls reads everything twice), and
 -- reconciles what differs. Returns the ids.
 create or replace function orchestrator.audit(p_blocks int) returns uuid[]
-language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_hashjoin = off
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+set enable_hashjoin = off
 set enable_mergejoin = off set jit = off as $$
 #variable_conflict use_variable
 declare
@@ -54,7 +55,7 @@ $$;
 
 -- The next pages of a table that an audit reads. From the end it goes on at the beginning.
 create or replace function orchestrator.next_audit(p_rel text, p_blocks int, out from_tid tid, out to_tid tid)
-language plpgsql security definer set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_now();
@@ -80,7 +81,7 @@ $$;
 -- transactions may not see each other: one frees the last slot and sees nobody wait, and in the other a task begins to
 -- wait.
 create or replace function orchestrator.audit_limits(p_scope text, p_most int) returns void
-language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_sort = off
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_sort = off
 set enable_bitmapscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
 declare

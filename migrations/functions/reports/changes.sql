@@ -4,7 +4,7 @@
 -- claimable tasks and for every live worker, and one for leases and pauses under the name ''. A mark changes with
 -- everything that would be notified. If the caller's digest is current, only the digest is returned.
 create or replace function public.fleet_changes(p_digest text, p_now timestamptz default null) returns jsonb
-language plpgsql stable security definer set search_path = '' set plan_cache_mode = force_generic_plan
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
 set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off as $$
 #variable_conflict use_variable
 declare

@@ -3,7 +3,7 @@
 -- `schema_version` is '<last table file>-<release that installed the functions>-<digest of all files>'.
 -- orchestrator/migrate compares it with the files of the program.
 create or replace function public.fleet_describe() returns jsonb
-language plpgsql stable security definer set search_path = '' set jit = off as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_version text := (

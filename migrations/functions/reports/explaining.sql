@@ -3,7 +3,7 @@
 -- One worker with everything that explains it; the newest 200 of its events and bring-up attempts, oldest first.
 create or replace function public.fleet_explain(p_fleet text, p_worker_id text, p_now timestamptz default null)
 returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -45,7 +45,7 @@ $$;
 -- Each live worker as fleet_explain() has it, by its id: one call, however many there are.
 create or replace function public.fleet_explain_workers(p_fleet text, p_now timestamptz default null)
 returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -60,7 +60,7 @@ $$;
 -- Priorities are compared by their complement, because the least integer has no negative.
 create or replace function public.fleet_task_explain(p_fleet text, p_task_id uuid, p_now timestamptz default null)
 returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -157,7 +157,7 @@ $$;
 
 -- The facts behind the size of every pool: its last decision, the offers, the workers, the leader.
 create or replace function public.fleet_scaling_explain(p_fleet text, p_now timestamptz default null) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -194,7 +194,7 @@ $$;
 -- The usual duration of each stage of a bring-up on this GPU type, and of a task of each type.
 create or replace function public.fleet_usual(p_fleet text, p_gpu_type text, p_now timestamptz default null)
 returns jsonb
-language sql stable security definer set search_path = '' set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     with bringups as (
         select w.id, extract(epoch from e.at - w.created_at) as seconds
           from public.workers w
@@ -221,7 +221,7 @@ language sql stable security definer set search_path = '' set jit = off as $$
 $$;
 
 create or replace function public.internal_pool_decision(p_fleet text, p_pool text) returns jsonb
-language sql stable security definer set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select to_jsonb(d.*) from public.decisions d
      where d.fleet = internal_pool_decision.p_fleet and d.pool = internal_pool_decision.p_pool order by d.id desc limit 1
 $$;

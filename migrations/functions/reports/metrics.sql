@@ -5,7 +5,8 @@
 -- clock. `unpublished`: tasks of all fleets whose row could not be written.
 create or replace function public.fleet_metrics(p_fleet text, p_since timestamptz, p_now timestamptz default null)
 returns jsonb
-language plpgsql stable security definer set search_path = '' set enable_nestloop = off set jit = off as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_nestloop = off set jit = off
+as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);

@@ -5,7 +5,7 @@
 -- decisions about pods must use rows and identity of the same database. Planned once for each connection, by indexes
 -- only: a plan that was made while the queue was short must not be used when it is long.
 create or replace function public.fleet_observe(p_fleet text, p_now timestamptz default null) returns jsonb
-language plpgsql stable security definer set search_path = '' set plan_cache_mode = force_generic_plan
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
 set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
@@ -80,7 +80,7 @@ $$;
 -- What became of workers and releases lately: the last spawn of each pool, ended bring-ups and pod prices of a day, and
 -- machine faults of an hour.
 create or replace function public.internal_recent_workers(p_fleet text, p_now timestamptz) returns jsonb
-language plpgsql stable security definer set search_path = '' as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
     v_now constant timestamptz := p_now;
@@ -148,6 +148,6 @@ $$;
 
 -- The name that an orchestrator of an earlier version calls.
 create or replace function public.fleet_snapshot(p_fleet text, p_now timestamptz default null) returns jsonb
-language sql stable security definer set search_path = '' set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     select public.fleet_observe(fleet_snapshot.p_fleet, fleet_snapshot.p_now)
 $$;

@@ -3,7 +3,7 @@
 -- Queue, workers and failures of each pool. For timed tasks, when the next one is due. For a failure of a bring-up
 -- stage, when the same stage last succeeded in the same pool (`ok_at`).
 create or replace function public.fleet_report(p_fleet text, p_now timestamptz default null) returns jsonb
-language plpgsql security definer set search_path = '' set enable_nestloop = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_nestloop = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -154,7 +154,7 @@ $$;
 create or replace function public.fleet_efficiency(
     p_fleet text, p_since timestamptz, p_until timestamptz, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set enable_nestloop = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_nestloop = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);

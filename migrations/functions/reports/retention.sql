@@ -5,7 +5,7 @@
 create or replace function public.fleet_retain(
     p_fleet text, p_term bigint, p_every_s numeric, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -28,7 +28,7 @@ $$;
 -- runs long keeps its newest events; its changes between active and idle are deleted after a week.
 create or replace function public.fleet_retention(p_fleet text, p_term bigint, p_now timestamptz default null)
 returns jsonb
-language plpgsql security definer set search_path = '' set enable_nestloop = off set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_nestloop = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);

@@ -4,7 +4,7 @@
 create or replace function public.fleet_ended_attempts(
     p_fleet text, p_term bigint, p_cursor jsonb, p_lag_s numeric, p_limit int, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = '' set enable_seqscan = off set jit = off
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
 set plan_cache_mode = force_custom_plan as $$
 #variable_conflict use_variable
 declare

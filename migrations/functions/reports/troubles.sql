@@ -4,7 +4,7 @@
 create or replace function public.internal_lost_tasks(
     p_fleet text, p_since timestamptz, p_all timestamptz, p_limit int
 ) returns jsonb
-language plpgsql stable security definer set search_path = '' set jit = off as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 begin
     return coalesce((  -- without a failure code, a user has taken the task back, and its worker was not lost
@@ -30,7 +30,7 @@ $$;
 -- Tasks whose row does not show for more than 10 s how they ended, or that they are queued again, because a trigger, a
 -- constraint or a lock of a user keeps it from that, by pool and error. It counts 10,000 of them at most.
 create or replace function public.internal_unpublished_tasks(p_now timestamptz, p_limit int) returns jsonb
-language plpgsql stable security definer set search_path = '' set jit = off as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 begin
     return coalesce((
@@ -47,7 +47,8 @@ $$;
 -- Tasks that failed for good within a quarter of an hour, by type and code, if more than half of all attempts that ended
 -- in this time failed. OrchestratorTasksFail in ops/alerts.yml has the same bound.
 create or replace function public.internal_failing_tasks(p_now timestamptz, p_limit int) returns jsonb
-language plpgsql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+as $$
 #variable_conflict use_variable
 declare
     v_since timestamptz := p_now - interval '15 minutes';
@@ -75,7 +76,8 @@ $$;
 -- Stages at which bring-ups failed within a quarter of an hour, in the form of fleet_report's list: of the newest workers
 -- that were promoted or ended then, and of those that are on their way.
 create or replace function public.internal_failed_bringups(p_fleet text, p_now timestamptz, p_limit int) returns jsonb
-language plpgsql stable security definer set search_path = '' set enable_seqscan = off set jit = off as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+as $$
 #variable_conflict use_variable
 declare
     v_since timestamptz := p_now - interval '15 minutes';
@@ -111,7 +113,7 @@ $$;
 -- that have a handler; empty if that is not known. Bounded, however long the queue is.
 create or replace function public.fleet_task_troubles(p_fleet text, p_handled jsonb, p_now timestamptz default null)
 returns jsonb
-language plpgsql stable security definer set search_path = '' set plan_cache_mode = force_generic_plan
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
 set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
