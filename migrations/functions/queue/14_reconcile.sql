@@ -34,7 +34,8 @@ begin
          cross join lateral (select * from public.tasks k where k.id = i.id offset 0) t  -- by its key, each
          cross join lateral (select * from orchestrator.live l where l.task_id = i.id offset 0) q
          where t.status = 'Queued' and q.state <> 'running' and t.tenant is null and q.tenant is null
-           and t.cancel_requested_at is not distinct from q.cancel_requested_at and i.id <> all (v_new)
+           and t.cancel_requested_at is not distinct from q.cancel_requested_at
+           and (i.id in (select unnest(v_new))) is not true
            and not exists (select from orchestrator.publications p where p.task_id = i.id));
     if v_edited <> '{}' then
         perform orchestrator.edit(v_edited);

@@ -442,7 +442,7 @@ async def test_a_dependency_that_an_open_transaction_takes_back_holds_up_no_end(
     await fleet.maintain()
     edges = await (await hand.execute("select from orchestrator.edges")).fetchall()
     assert len(edges) == (how == "release")
-    assert await broken(hand) == []
+    assert await broken(hand) == {}
 
 
 TABLE_LOCKS = {"it is locked": "lock table tasks in access exclusive mode", "it is emptied": "truncate tasks"}
@@ -453,7 +453,7 @@ TABLE_LOCKS = {"it is locked": "lock table tasks in access exclusive mode", "it 
 async def test_a_table_that_an_open_transaction_locks_stops_no_call(
     fleet: Fleet, hand: AsyncConnection[DictRow], other: AsyncConnection[DictRow], how: str, why: str
 ) -> None:
-    """Heartbeats and the leader go on. An end counts, or its agent repeats it: nothing is lost."""
+    """Heartbeats go on, and no call waits for long. An end counts, or its agent repeats it: nothing is lost."""
     agent = await fleet.agent()
     await fleet.submit(count=2)
     (task,) = await agent.claim()
@@ -465,7 +465,8 @@ async def test_a_table_that_an_open_transaction_locks_stops_no_call(
             await ENDS[how](agent, task)
         with contextlib.suppress(PortError):
             await agent.claim()
-        await fleet.maintain()
+        with contextlib.suppress(PortError):
+            await fleet.maintain()
     await other.rollback()
     fleet.wait(5)
     await fleet.maintain()
@@ -473,4 +474,4 @@ async def test_a_table_that_an_open_transaction_locks_stops_no_call(
         assert await ENDS[how](agent, task) in ENDED
     wanted = {"fail": "Failed", "release": "Queued"}.get(how, "Complete")
     assert await state(fleet, task["id"]) == (wanted, False)
-    assert await broken(hand) == []
+    assert await broken(hand) == {}

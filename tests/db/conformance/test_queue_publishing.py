@@ -25,7 +25,12 @@ OBSTACLES = {
     "raises as a stop does": ("before update on tasks for each row", "raise exception 'unpaid' using errcode = '57P01'"),
     "raises late": ("after update on tasks deferrable initially deferred for each row", "raise exception 'unpaid'"),
 }
-WHY = dict.fromkeys(("suppresses", "returns old"), "A trigger of the database suppressed it")
+WHY = {
+    "suppresses": "A trigger of the database suppressed it",
+    "returns old": "A trigger of the database suppressed it",
+    "raises as the server does": "unpaid (40P01)",
+    "raises as a stop does": "unpaid (57P01)",
+}
 obstacle = pytest.mark.parametrize("kind", OBSTACLES)
 size = pytest.mark.parametrize("batch", SIZES)
 
