@@ -33,12 +33,15 @@ begin
         end if;
         if v_new[v_index + 1] then
             v_depends := '{}';
-            for v_ref in select value from jsonb_array_elements_text(coalesce(nullif(v_task->'depends_on', 'null'), '[]')) loop
+            for v_ref in select value
+                           from jsonb_array_elements_text(coalesce(nullif(v_task->'depends_on', 'null'), '[]')) loop
                 v_depends := v_depends || public.internal_reference(v_ref, v_ids, v_index);
             end loop;
-            v_depends := array(select u.id from unnest(v_depends) with ordinality u (id, n) group by u.id order by min(u.n));
+            v_depends := array(select u.id from unnest(v_depends) with ordinality u (id, n) group by u.id
+                                order by min(u.n));
             v_rows := v_rows || (jsonb_strip_nulls(
-                v_task - 'params' - case when v_ignored[v_index + 1] is null then '' else 'traceparent' end) || jsonb_build_object(
+                v_task - 'params' - case when v_ignored[v_index + 1] is null then '' else 'traceparent' end)
+                || jsonb_build_object(
                 'id', v_id, 'depends_on', v_depends, 'params', coalesce(nullif(v_task->'params', 'null'), '{}'),
                 'at', p_now + v_index * interval '1 microsecond'));  -- tasks are claimed in the order of the batch
         end if;
@@ -125,7 +128,8 @@ begin
                 when 'timeout_s' then jsonb_typeof(v_value) = 'number'
                                       and (v_value #>> '{}')::numeric between 0.001 and 2592000
                 when 'tenant' then jsonb_typeof(v_value) = 'string' and length(v_value #>> '{}') between 1 and 200
-                when 'concurrency_key' then jsonb_typeof(v_value) = 'string' and length(v_value #>> '{}') between 1 and 200
+                when 'concurrency_key' then jsonb_typeof(v_value) = 'string'
+                                            and length(v_value #>> '{}') between 1 and 200
                                             and v_value #>> '{}' !~ '[[:cntrl:]]'
                 when 'labels' then public.internal_labels_problem(v_value) is null
                 when 'webhook_url' then jsonb_typeof(v_value) = 'string'
@@ -141,25 +145,35 @@ begin
                 case v_key when 'labels' then coalesce(public.internal_labels_problem(v_value), '')
                            when 'webhook_url' then ''  -- its path may be a secret
                            else 'got ' || left(v_value::text, 200) end,
-                case v_key
-                    when 'id' then 'a uuid'
-                    when 'task_type' then 'text of at most 200 characters'
-                    when 'params' then 'a JSON object of at most 1 MiB, 500000 values and 64 levels, without a number of more than 4000 digits'
-                    when 'pool' then 'letters, digits, _ and -, at most 63'
-                    when 'priority' then 'a whole number; higher goes first'
-                    when 'max_attempts' then 'a whole number from 1 to 100'
-                    when 'run_after' then 'a time in ISO 8601, with its offset, in the years 1900 to 8999'
-                    when 'depends_on' then 'a list of at most 10000 task ids, or "#0" for the first task of the batch'
-                    when 'dedupe_key' then 'text of at most 500 characters'
-                    when 'tenant' then 'text of 1 to 200 characters'
-                    when 'concurrency_key' then 'text of 1 to 200 characters, without control characters'
-                    when 'labels' then public.internal_labels_rule()
-                    when 'webhook_url' then public.internal_webhook_rule()
-                    when 'webhook_progress' then 'true or false'
-                    else 'seconds, at most 2592000'
-                end);
+                public.internal_task_rule(v_key));
         end if;
     end loop;
+end
+$$;
+
+-- The values that a setting of a submitted task may have, in words.
+create or replace function public.internal_task_rule(p_key text) returns text
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+begin
+    return case p_key
+        when 'id' then 'a uuid'
+        when 'task_type' then 'text of at most 200 characters'
+        when 'params' then 'a JSON object of at most 1 MiB, 500000 values and 64 levels, '
+                           || 'without a number of more than 4000 digits'
+        when 'pool' then 'letters, digits, _ and -, at most 63'
+        when 'priority' then 'a whole number; higher goes first'
+        when 'max_attempts' then 'a whole number from 1 to 100'
+        when 'run_after' then 'a time in ISO 8601, with its offset, in the years 1900 to 8999'
+        when 'depends_on' then 'a list of at most 10000 task ids, or "#0" for the first task of the batch'
+        when 'dedupe_key' then 'text of at most 500 characters'
+        when 'tenant' then 'text of 1 to 200 characters'
+        when 'concurrency_key' then 'text of 1 to 200 characters, without control characters'
+        when 'labels' then public.internal_labels_rule()
+        when 'webhook_url' then public.internal_webhook_rule()
+        when 'webhook_progress' then 'true or false'
+        else 'seconds, at most 2592000'
+    end;
 end
 $$;
 
@@ -207,7 +221,8 @@ language sql stable security definer set search_path = pg_catalog, pg_temp set j
                  where (task_list.p_status is null or task_list.p_status = coalesce(
                            (select p.status from orchestrator.publications p where p.task_id = t.id), t.status::text))
                    and (task_list.p_task_type is null or t.task_type = task_list.p_task_type)
-                 order by t.created_at desc, t.id limit least(greatest(coalesce(task_list.p_limit, 100), 0), 10000)) t), '[]'),
+                 order by t.created_at desc, t.id
+                 limit least(greatest(coalesce(task_list.p_limit, 100), 0), 10000)) t), '[]'),
         'counts', coalesce((
             select jsonb_object_agg(c.status, c.n)
               from (select coalesce(p.status, t.status::text) as status, count(*) as n

@@ -1,7 +1,8 @@
--- A trial of the user's triggers: what the orchestrator writes is written, and undone. `migrate --plan` makes these
--- functions in a transaction that it rolls back, also in a database that has none of ours yet: they call no others.
+-- Tries the user's triggers: writes what the orchestrator writes, and undoes it. `migrate --plan` makes these functions
+-- in a transaction that it rolls back, also in a database that has none of ours yet: they call no others.
 
--- The triggers of a user that make a write of the orchestrator fail: [{what, why, fix}]. No row of the user's is changed.
+-- The triggers of a user that make a write of the orchestrator fail: [{what, why, fix}]. No row of the user's is
+-- changed.
 create or replace function public.fleet_try_triggers(p_now timestamptz default null) returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
@@ -41,8 +42,9 @@ begin
             v_message := sqlerrm;
         end;
         if v_sqlstate = 'OR010' then
-            select coalesce('the trigger ' || string_agg(quote_ident(g.tgname), ' or ' order by g.tgname) || ' discards',
-                            'writes are lost') into v_triggers
+            select coalesce(
+                       'the trigger ' || string_agg(quote_ident(g.tgname), ' or ' order by g.tgname) || ' discards',
+                       'writes are lost') into v_triggers
               from pg_catalog.pg_trigger g join pg_catalog.pg_proc p on p.oid = g.tgfoid
              where g.tgrelid = to_regclass('public.' || p_table) and not g.tgisinternal and g.tgenabled <> 'D'
                and not (p.pronamespace = 'public'::regnamespace and p.proname like E'internal\\_%')
@@ -67,8 +69,8 @@ begin
                     'what', format('writes of the orchestrator to %s fail', p_table),
                     'why', format('%s (%s), as %s with the search path %s: %s', v_message, v_sqlstate, current_user,
                                   public.internal_trial_path(p_path), left(v_context, 300)),
-                    'fix', format('name the schemas in the functions that defaults, checks and generated columns of %s call',
-                                  p_table));
+                    'fix', format('name the schemas in the functions that defaults, checks and generated columns of '
+                                  '%s call', p_table));
             end if;
             exit;
         end if;
@@ -76,16 +78,7 @@ begin
             'what', format('the trigger %s of %s makes writes of the orchestrator fail', v_triggers, p_table),
             'why', format('%s (%s) in the function %s, which runs as %s with the search path %s', v_message, v_sqlstate,
                           v_function, current_user, public.internal_trial_path(p_path)),
-            'fix', case when v_sqlstate = '42501'
-                        then format('grant the right to %I, or: alter function %s security definer', current_user, v_function)
-                        when v_sqlstate = '57014'
-                        then format('let the function %s do less: each change of a task waits for it', v_function)
-                        when v_sqlstate = '42704' and v_message like '%configuration parameter%'
-                        then format('call current_setting(…, true) in the function %s: only your own program sets this',
-                                    v_function)
-                        when v_sqlstate in ('42P01', '42883', '42704', '3F000')  -- a name is not found
-                        then format('name the schema of what it uses, or: alter function %s set search_path = …', v_function)
-                        else format('change the function %s, so that it accepts the change of a status', v_function) end);
+            'fix', public.internal_trigger_fix(v_function, v_sqlstate, v_message));
         -- Until the end of the trial the function does nothing, so that the others are tried too.
         exit when v_sqlstate = '57014';  -- the statement's timeout ends it once only
         execute format('create or replace function %s returns trigger language plpgsql as %L',
@@ -95,6 +88,25 @@ begin
 exception
     when sqlstate 'OR008' or insufficient_privilege then  -- or the function belongs to somebody else
         return v_problems;
+end
+$$;
+
+-- What a user can do about a trigger function that fails with this error.
+create or replace function public.internal_trigger_fix(p_function regprocedure, p_sqlstate text, p_message text)
+returns text
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+begin
+    return case
+        when p_sqlstate = '42501'
+        then format('grant the right to %I, or: alter function %s security definer', current_user, p_function)
+        when p_sqlstate = '57014'
+        then format('let the function %s do less: each change of a task waits for it', p_function)
+        when p_sqlstate = '42704' and p_message like '%configuration parameter%'
+        then format('call current_setting(…, true) in the function %s: only your own program sets this', p_function)
+        when p_sqlstate in ('42P01', '42883', '42704', '3F000')  -- a name is not found
+        then format('name the schema of what it uses, or: alter function %s set search_path = …', p_function)
+        else format('change the function %s, so that it accepts the change of a status', p_function) end;
 end
 $$;
 
@@ -109,8 +121,8 @@ begin
 end
 $$;
 
--- Writes a row of the table as the orchestrator does, in the columns that there are. Changes of a task are publications: they
--- run with the search path of the database's users, and the triggers of the queue skip them.
+-- Writes a row of the table as the orchestrator does, in the columns that exist. Changes of a task are publications:
+-- they run with the search path of the database's users, and the triggers of the queue skip them.
 create or replace function public.internal_write_trial(p_table text, p_path text) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
@@ -120,7 +132,8 @@ declare
     v_is_claimable boolean := true;
     v_write jsonb;
     c_tasks constant jsonb := '[
-        {"status": "In Progress", "attempts": 1, "worker_id": "trial", "updated_at": "now", "generation_started_at": "now"},
+        {"status": "In Progress", "attempts": 1, "worker_id": "trial", "updated_at": "now",
+         "generation_started_at": "now"},
         {"status": "Complete", "result_data": "{}", "output_location": "s3://trial/trial", "updated_at": "now"},
         {"status": "Failed", "error_message": "a trial", "updated_at": "now"}]';
     c_workers constant jsonb := '[
@@ -141,7 +154,8 @@ begin
         if left(sqlstate, 2) in ('42', '3F') or p_table = 'workers' then
             raise;
         end if;
-        -- The user's own programs fill more columns, so an existing task is taken. Only of a queued one, each error counts.
+        -- The user's own programs fill more columns, so an existing task is used. If it is not queued, only errors
+        -- about missing names count.
         select t.id::text, t.status::text = 'Queued' into v_id, v_is_claimable
           from public.tasks t for no key update skip locked limit 1;
     end;
@@ -195,7 +209,8 @@ begin
     if v_after is null or v_is_task and v_after = v_before then
         raise exception 'a trigger returned null or old: nothing was written' using errcode = 'OR010';
     end if;
-    -- What is deferred of a task fires then, too; of a worker when the transaction ends, with the path of the session.
+    -- Deferred triggers of a task fire at this point too. Those of a worker fire when the transaction ends, with the
+    -- path of the session.
     perform set_config('search_path', public.internal_trial_path(p_path), true);
     set constraints all immediate;
     set constraints all deferred;

@@ -52,14 +52,15 @@ begin
             'now', v_now, 'since', p_since, 'until', v_until,
             'usd', (select coalesce(round(sum(w.usd), 6), 0) from workers w),
             'kinds', coalesce((
-                select jsonb_object_agg(k.kind, jsonb_build_object('seconds', round(k.seconds, 3), 'usd', round(k.usd, 6)))
-                  from (select b.kind, sum(b.seconds) as seconds, sum(b.usd) as usd
+                select jsonb_object_agg(k.kind, to_jsonb(k.*) - 'kind')
+                  from (select b.kind, round(sum(b.seconds), 3) as seconds, round(sum(b.usd), 6) as usd
                           from by_kind b group by b.kind) k), '{}'),
             'workers', coalesce((
                 select jsonb_agg(jsonb_build_object(
-                           'id', w.id, 'pool', w.pool, 'cluster', w.cluster, 'gpu_type', w.gpu_type, 'gpu_count', w.gpu_count,
-                           'pod_id', w.pod_id, 'status', w.status, 'price_usd_per_hour', w.price_usd_per_hour,
-                           'seconds', round(w.seconds, 3), 'usd', round(w.usd, 6), 'kinds', w.kinds)
+                           'id', w.id, 'pool', w.pool, 'cluster', w.cluster, 'gpu_type', w.gpu_type,
+                           'gpu_count', w.gpu_count, 'pod_id', w.pod_id, 'status', w.status,
+                           'price_usd_per_hour', w.price_usd_per_hour, 'seconds', round(w.seconds, 3),
+                           'usd', round(w.usd, 6), 'kinds', w.kinds)
                            order by w.usd desc, w.id) from workers w), '[]'),
             'types', coalesce((
                 select jsonb_agg(to_jsonb(y.*) order by y.usd desc, y.task_type)
@@ -80,16 +81,19 @@ $$;
 -- number of attempts (`of`) that share it. Tasks of one claim run one after the other: the time of each begins when the
 -- previous one ended. An open attempt lasts until p_now. Planned at each call, because the best plan depends on
 -- p_since.
-create or replace function public.internal_attempt_times(p_since timestamptz, p_now timestamptz, p_task_id uuid default null)
-returns table (worker_id text, task_id uuid, attempt int, outcome text, from_at timestamptz, to_at timestamptz, of bigint)
+create or replace function public.internal_attempt_times(
+    p_since timestamptz, p_now timestamptz, p_task_id uuid default null
+)
+returns table (worker_id text, task_id uuid, attempt int, outcome text, from_at timestamptz, to_at timestamptz,
+               of bigint)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_custom_plan
 as $$
 #variable_conflict use_variable
 begin
     return query
     with open as (
-        select q.worker_id, q.nonce, q.claim_no, q.task_id, q.attempt, null::text as outcome, q.claimed_at as started_at,
-               null::timestamptz as ended_at
+        select q.worker_id, q.nonce, q.claim_no, q.task_id, q.attempt, null::text as outcome,
+               q.claimed_at as started_at, null::timestamptz as ended_at
           from orchestrator.live q where q.state = 'running' and q.nonce is not null
     ), reaching as (
         select a.worker_id, a.nonce, a.claim_no, a.task_id, a.attempt, a.outcome, a.started_at, a.ended_at
@@ -104,7 +108,8 @@ begin
                  from orchestrator.attempts a
                 where a.worker_id = c.worker_id and a.nonce = c.nonce and a.claim_no = c.claim_no
                union all
-               select o.* from open o where o.worker_id = c.worker_id and o.nonce = c.nonce and o.claim_no = c.claim_no) a
+               select o.* from open o
+                where o.worker_id = c.worker_id and o.nonce = c.nonce and o.claim_no = c.claim_no) a
     )
     select e.worker_id, e.task_id, e.attempt, e.outcome,
            greatest(e.started_at,
@@ -141,7 +146,8 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     with spent (kind, usd) as (
         select c.kind, c.usd from public.costs c where c.worker_id = internal_worker_costs.p_worker.id
         union all
-        select o.kind, o.usd from public.internal_open_interval(internal_worker_costs.p_worker, internal_worker_costs.p_now) o
+        select o.kind, o.usd
+          from public.internal_open_interval(internal_worker_costs.p_worker, internal_worker_costs.p_now) o
     ), by_kind as (select kind, sum(usd) as usd from spent group by kind)
     select jsonb_build_object(
         'cost_usd', coalesce((select round(sum(k.usd), 6) from by_kind k), 0),
@@ -156,7 +162,8 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
            when 'idle' then 'idle'
                                 else 'draining' end,
            i.from_at, i.to_at,
-           coalesce(internal_open_interval.p_worker.price_usd_per_hour, internal_open_interval.p_worker.reserved_usd_per_hour, 0)
+           coalesce(internal_open_interval.p_worker.price_usd_per_hour,
+                    internal_open_interval.p_worker.reserved_usd_per_hour, 0)
                * extract(epoch from i.to_at - i.from_at) / 3600
       from (select greatest(internal_open_interval.p_worker.state_since,
           internal_open_interval.p_worker.billing_since) as from_at,
@@ -171,7 +178,7 @@ create or replace function public.internal_worker_billing() returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
-    v_proven timestamptz;
+    v_seen_at timestamptz;
     v_deleted timestamptz;
 begin
     if new.billing_since is null or new.status = old.status or new.status not in ('terminating', 'terminated') then
@@ -179,11 +186,11 @@ begin
     end if;
     select max(a.ended_at) filter (where a.outcome = 'ok' and a.stage <> 'deleting'),
            max(a.ended_at) filter (where a.outcome = 'ok' and a.stage = 'deleting' and a.evidence->'known' = 'true')
-      into v_proven, v_deleted
+      into v_seen_at, v_deleted
       from public.worker_attempts a where a.worker_id = new.id;
     if new.failure_code = 'POD_MISSING' and new.billing_until is null then
         -- The pod existed at its last heartbeat, last completed stage, last claim, and in the last list.
-        new.billing_until := greatest(new.billing_since, new.last_heartbeat, v_proven,
+        new.billing_until := greatest(new.billing_since, new.last_heartbeat, v_seen_at,
                                       case when old.status in ('active', 'idle') then old.state_since end,
                                       (new.metadata->>'listed_at')::timestamptz);
     end if;
@@ -231,10 +238,11 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
                                      else c.usd * extract(epoch from c.to_at - d.began)
                                           / nullif(extract(epoch from c.to_at - c.from_at), 0) end), 0)
               from public.costs c where c.fleet = internal_spent.p_fleet and c.to_at > d.began)
-           + coalesce(sum(l.rate * extract(epoch from internal_spent.p_now - greatest(l.state_since, l.billing_since, d.began)) / 3600)
+           + coalesce(sum(l.rate * extract(epoch from internal_spent.p_now
+                                           - greatest(l.state_since, l.billing_since, d.began)) / 3600)
                       filter (where l.billing_since is not null), 0),
-           coalesce(sum(greatest(l.reserve - case when l.status = 'terminating'
-                            then l.rate * extract(epoch from internal_spent.p_now - l.state_since) / 3600 else 0 end, 0))
+           coalesce(sum(greatest(0, l.reserve - case when l.status <> 'terminating' then 0
+                            else l.rate * extract(epoch from internal_spent.p_now - l.state_since) / 3600 end))
                     filter (where l.id is distinct from internal_spent.p_without), 0),
            coalesce(sum(l.rate) filter (where l.id is distinct from internal_spent.p_without), 0)
       from day d left join live l on true group by d.began
@@ -289,7 +297,8 @@ begin
         perform public.internal_refuse('OR007', 'p_since must be before p_until',
             format('got %s and %s', p_since, v_until));
     elsif v_key is null and p_by is distinct from 'tenant' then
-        perform public.internal_refuse('OR007', 'p_by is not valid', format('got %L', left(p_by, 100)), 'tenant, or label:KEY');
+        perform public.internal_refuse('OR007', 'p_by is not valid', format('got %L', left(p_by, 100)),
+                                       'tenant, or label:KEY');
     end if;
     return (
         with shares as (
@@ -299,8 +308,8 @@ begin
               from public.internal_shares(p_since, v_until, v_now) s join public.tasks t on t.id = s.task_id
              where s.fleet = p_fleet
         ), named as (
-            select s.name, count(distinct s.task_id) as tasks, count(*) as attempts, round(sum(s.seconds), 3) as seconds,
-                   round(sum(s.usd), 6) as usd,
+            select s.name, count(distinct s.task_id) as tasks, count(*) as attempts,
+                   round(sum(s.seconds), 3) as seconds, round(sum(s.usd), 6) as usd,
                    round(coalesce(sum(s.usd) filter (where s.outcome <> 'complete'), 0), 6) as wasted_usd
               from shares s group by s.name
         )

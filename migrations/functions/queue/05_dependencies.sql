@@ -52,7 +52,7 @@ begin
 end
 $$;
 
--- These tasks are Complete: tasks that need no other one go on.
+-- These tasks are Complete: dependants that need no other task advance.
 create or replace function orchestrator.meet(p_ids uuid[]) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
@@ -74,11 +74,10 @@ begin
 end
 $$;
 
--- Those of these tasks that wait for tasks, by their keys: an index of all that wait may be long.
+-- Which of these tasks wait for tasks. It reads them by their keys: an index of all that wait may be long.
 create or replace function orchestrator.waiting(p_ids uuid[]) returns uuid[]
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
-set enable_sort = off
-set enable_bitmapscan = off set jit = off as $$
+set enable_sort = off set enable_bitmapscan = off set jit = off as $$
 #variable_conflict use_variable
 begin
     return array(select q.task_id from orchestrator.live q
@@ -93,11 +92,12 @@ set enable_bitmapscan = off set jit = off as $$
 #variable_conflict use_variable
 begin
     return array(select q.task_id from orchestrator.live q
-                  where q.task_id = any (p_ids) and q.state = 'waits_for_tasks' order by q.task_id for update skip locked);
+                  where q.task_id = any (p_ids) and q.state = 'waits_for_tasks'
+                  order by q.task_id for update skip locked);
 end
 $$;
 
--- Moves on those of these tasks that wait for no task any more.
+-- Advances those of these tasks that no longer wait for a task.
 create or replace function orchestrator.advance_met(p_ids uuid[]) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
@@ -117,7 +117,7 @@ begin
 end
 $$;
 
--- These tasks are not Complete any more, but Queued or In Progress: their dependants wait again, those that run after
+-- These tasks are not Complete any more, but Queued or In Progress: their dependants wait again, running ones after
 -- their attempt. A row that is locked, or runs, is left to the leader: an open transaction of a user's must not hold up
 -- the dependant's agent. Without the row's lock, an agent that releases the dependant meanwhile does not see the
 -- change.
@@ -160,16 +160,16 @@ $$;
 -- at any depth.
 create or replace function orchestrator.fail_dependants(p_ids uuid[], p_code text) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
-set enable_mergejoin = off
-set enable_hashjoin = on set enable_nestloop = on set plan_cache_mode = force_generic_plan set jit = off as $$
+set enable_mergejoin = off set enable_hashjoin = on set enable_nestloop = on set plan_cache_mode = force_generic_plan
+set jit = off as $$
 #variable_conflict use_variable
 declare
     c_most constant int := 10000;  -- tasks of one call; the leader continues
     c_batch constant int := 100;  -- ends that are written at once, however many levels they are of
     v_ids uuid[] := p_ids;
-    v_whys text[];  -- what the tasks are told that need these
-    v_roots text[];  -- the part of it about the first task of the chain
-    v_places orchestrator.live[];  -- removed tasks with a slot of a limit
+    v_whys text[];  -- the error messages of the tasks that need these
+    v_roots text[];  -- their parts about the first task of the chain
+    v_with_slots orchestrator.live[];  -- removed tasks with a slot of a limit
     v_held orchestrator.live[];
     v_ends orchestrator.publications[];
     v_count int := 0;
@@ -177,19 +177,19 @@ begin
     if not exists (select from orchestrator.edges e where e.needs = any (p_ids)) then
         return;
     end if;
-    select array_agg(w.why order by w.n), array_agg(case when p_code = 'DEPENDENCY_FAILED' then orchestrator.first_cause(w.why) end
-                                                    order by w.n)
+    select array_agg(w.why order by w.n),
+           array_agg(case when p_code = 'DEPENDENCY_FAILED' then orchestrator.first_cause(w.why) end order by w.n)
       into v_whys, v_roots
-      from (select i.n, case p_code
-                   when 'DEPENDENCY_DELETED' then format(
-                       'Dependency %s does not exist: it was deleted before it was complete', i.id)
-                   else (select orchestrator.why_dependant_failed(t.*) from orchestrator.current_task(i.id) t) end as why
+      from (select i.n, case p_code when 'DEPENDENCY_DELETED'
+                   then format('Dependency %s does not exist: it was deleted before it was complete', i.id)
+                   else orchestrator.why_dependant_failed(orchestrator.current_task(i.id)) end as why
               from unnest(p_ids) with ordinality i (id, n) offset 0) w;
     loop  -- one level of dependants after the other
         with behind as (
             select distinct on (e.task_id) e.task_id, c.why, c.root
               from unnest(v_ids, v_whys, v_roots) c (id, why, root)
-             cross join lateral (select f.task_id, f.needs from orchestrator.edges f where f.needs = c.id offset 0) e  -- by its key
+             -- by its key
+             cross join lateral (select f.task_id, f.needs from orchestrator.edges f where f.needs = c.id offset 0) e
              order by e.task_id, e.needs
         ), gone as (
             delete from orchestrator.live q
@@ -202,7 +202,8 @@ begin
             insert into orchestrator.rechecks (kind, name)
             select 'needs', b.task_id::text
               from behind b
-             cross join lateral (select from orchestrator.live k where k.task_id = b.task_id and k.state <> 'running' offset 0) l
+             cross join lateral (select from orchestrator.live k
+                                  where k.task_id = b.task_id and k.state <> 'running' offset 0) l
              where b.task_id not in (select (g.task).task_id from gone g)
         ), ended as (
             select g.task, b.task_id, b.why, b.root,
@@ -215,7 +216,7 @@ begin
                array_agg(e.task) filter (where (e.task).concurrency_key is not null or (e.task).type_limited)
           into v_ids, v_whys, v_roots, v_ends, v_held from ended e;
         v_count := v_count + coalesce(cardinality(v_ids), 0);
-        v_places := v_places || v_held;
+        v_with_slots := v_with_slots || v_held;
         if v_ids is not null and p_code <> 'DEPENDENCY_FAILED' then
             -- The edges of the others stay: they show what is queued again with a task.
             perform orchestrator.drop_edges(v_ids);
@@ -223,23 +224,25 @@ begin
         end if;
         if cardinality(v_ends) >= c_batch or v_ids is null and v_ends is not null then
             perform orchestrator.publish_later(v_ends, null);
-            perform public.internal_webhooks_write(array(select e.task_id from unnest(v_ends) e), public.internal_now());
+            perform public.internal_webhooks_write(array(select e.task_id from unnest(v_ends) e),
+                                                   public.internal_now());
             v_ends := null;
         end if;
         exit when v_ids is null;
     end loop;
-    perform orchestrator.refill_after(v_places);
+    perform orchestrator.refill_after(v_with_slots);
 end
 $$;
 
--- What a task is told that needs this one, which ended. Of a chain, the first task and its failure are named.
+-- The error message of a task that needs this one, which ended. In a chain, it names the first task and its failure.
 create or replace function orchestrator.why_dependant_failed(p_task public.tasks) returns text
 language plpgsql immutable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
     return concat_ws(': ', format('Dependency %s (%s) ended as %s', p_task.id, p_task.task_type, p_task.status),
                      nullif(p_task.failure_code, 'DEPENDENCY_FAILED'),
-                     case when p_task.failure_code = 'DEPENDENCY_FAILED' then orchestrator.first_cause(p_task.error_message)
+                     case when p_task.failure_code = 'DEPENDENCY_FAILED'
+                          then orchestrator.first_cause(p_task.error_message)
                           else left(p_task.error_message, 4000) end);
 end
 $$;
@@ -259,9 +262,10 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp set enab
 #variable_conflict use_variable
 declare
     v_locked uuid[] := orchestrator.lock_waiting(p_ids);
-    -- A ready task, too, fails if what it needed was Complete and a user has failed that since.
+    -- A ready task fails too if a user has set a Complete task that it needs to Failed or Cancelled.
     v_needs uuid[] := array(select distinct n.needs from (
-                                select e.needs, e.is_met from orchestrator.edges e where e.task_id = any (p_ids) offset 0) n
+                                select e.needs, e.is_met from orchestrator.edges e
+                                 where e.task_id = any (p_ids) offset 0) n
                              where not n.is_met or orchestrator.need_status(n.needs) in ('Failed', 'Cancelled'));
     v_free uuid[] := array(select q.task_id from orchestrator.live q
                             where q.task_id = any (v_needs) order by q.task_id for key share skip locked);
@@ -269,7 +273,8 @@ declare
     v_some uuid[];
 begin
     -- After the locks: what is not free here and not open has ended by now, or is being ended.
-    select coalesce(jsonb_object_agg(n.id, orchestrator.need_status(n.id)), '{}') into v_statuses from unnest(v_needs) n (id);
+    select coalesce(jsonb_object_agg(n.id, orchestrator.need_status(n.id)), '{}') into v_statuses
+      from unnest(v_needs) n (id);
     v_some := array(select s.key::uuid from jsonb_each_text(v_statuses) s where s.value = 'Complete');
     if v_some <> '{}' then
         perform orchestrator.meet(v_some);
@@ -334,14 +339,14 @@ $$;
 -- This task and those that failed only because of it, at any depth: their edges are kept.
 create or replace function orchestrator.failed_dependants(p_id uuid) returns uuid[]
 language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off set jit = off as $$
+set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
     with recursive behind (id) as (
         select failed_dependants.p_id
         union
         select f.task_id from behind b cross join lateral (
             select e.task_id from orchestrator.edges e
-             where e.needs = b.id and (orchestrator.current_task(e.task_id)).failure_code = 'DEPENDENCY_FAILED' offset 0) f
+             where e.needs = b.id
+               and (orchestrator.current_task(e.task_id)).failure_code = 'DEPENDENCY_FAILED' offset 0) f
     )
     select array_agg(b.id) from behind b
 $$;

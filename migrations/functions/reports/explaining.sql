@@ -57,7 +57,6 @@ end
 $$;
 
 -- One task with everything that explains it: its place in the queue, dependencies, attempts, holder and cost.
--- Priorities are compared by their complement, because the least integer has no negative.
 create or replace function public.fleet_task_explain(p_fleet text, p_task_id uuid, p_now timestamptz default null)
 returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -66,56 +65,26 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
     v_task public.tasks := orchestrator.current_task(p_task_id);
     v_live orchestrator.live;
-    c_workers constant int := 25;  -- the newest of its pool, and …
-    c_attempts constant int := 200;  -- … the newest of each: what is usual for its type
-    c_needs constant int := 100;  -- of the tasks that it needs, first those that are not Complete
-    c_tries constant int := 200;  -- the newest of its attempts
-    c_letters constant int := 500;  -- of another task's error
     c_ahead constant int := 10000;  -- tasks before it that are counted
 begin
     select * into v_live from orchestrator.live q where q.task_id = p_task_id;
-    return (with needs as materialized (
-        select n.id, n.place, coalesce(q.pool, orchestrator.pool_of(d.*)) as pool,
-               coalesce(d.task_type, r.task_type) as task_type,
-               case when q.state = 'running' then 'In Progress'
-                    else coalesce(p.status, d.status::text, case when r.id is not null then 'Complete' end) end as status,
-               coalesce(q.worker_id, d.worker_id) as worker_id, d.run_after,
-               case when p.task_id is null then d.failure_code else p.failure_code end as failure_code,
-               left(case when p.task_id is null then d.error_message else p.error_message end, c_letters) as error_message
-          from (select u.id, min(u.place) as place from unnest(v_task.depends_on) with ordinality u (id, place)
-                 group by u.id) n
-          left join public.tasks d on d.id = n.id
-          left join public.task_results r on r.id = n.id
-          left join orchestrator.live q on q.task_id = n.id
-          left join orchestrator.publications p on p.task_id = n.id and p.no > d.published
-    ) select jsonb_build_object(
+    return (select jsonb_build_object(
         'now', v_now,
         'leader', public.internal_leader(p_fleet, v_now),
         'read_only', public.internal_is_read_only(),
         'paused', public.internal_pauses(p_fleet, v_now),
         'conditions', public.internal_conditions(p_fleet, v_now),
         'task', orchestrator.task_json(p_task_id) - 'params' - 'result_data' - 'depends_on',
-        'usual', (
-            select jsonb_build_object('task_type', v_task.task_type, 'n', count(*),
-                       'p50_s', round(percentile_cont(0.5) within group (order by x.seconds)::numeric, 3),
-                       'p95_s', round(percentile_cont(0.95) within group (order by x.seconds)::numeric, 3))
-              from (select w.id from public.workers w where w.fleet = p_fleet and w.pool = v_task.pool
-                     order by w.created_at desc limit c_workers) w
-              cross join lateral (select * from orchestrator.attempts b where b.worker_id = w.id
-                                   order by b.started_at desc limit c_attempts) a
-              join public.tasks t on t.id = a.task_id
-              cross join lateral (select extract(epoch from a.ended_at - greatest(a.started_at, (
-                       select max(b.ended_at) from orchestrator.attempts b  -- the previous one of the same claim
-                        where b.worker_id = a.worker_id and b.nonce = a.nonce and b.claim_no = a.claim_no
-                          and b.ended_at < a.ended_at))) as seconds) x
-             where a.outcome = 'complete' and t.task_type = v_task.task_type),
+        'usual', public.internal_usual_task(p_fleet, v_task.pool, v_task.task_type),
         'holder', case when v_live.state = 'running' then (
             select to_jsonb(h.*) from orchestrator.holder(v_live, v_now) h) end,
         'declared', (select to_jsonb(d.*) from public.task_types d where d.task_type = v_task.task_type),
-        'limit', case when v_live.state in ('waits_for_key', 'waits_for_type') then public.internal_limit_waits(v_live) end,
+        'limit', case when v_live.state in ('waits_for_key', 'waits_for_type')
+                      then public.internal_limit_waits(v_live) end,
         'publication', (select jsonb_build_object('shown', p.shown, 'since', p.at, 'reason', p.reason, 'times', p.times,
                                                   'retry_at', p.retry_at)
-                          from orchestrator.publications p join public.tasks t on t.id = p.task_id and p.no > t.published
+                          from orchestrator.publications p
+                          join public.tasks t on t.id = p.task_id and p.no > t.published
                          where p.task_id = p_task_id and p.reason is not null),
         'decision', public.internal_pool_decision(p_fleet, v_task.pool),
         'ahead', (select count(*) from (
@@ -134,24 +103,93 @@ begin
                                              'waiting_on', w.waiting_on, 'waiting_for', w.waiting_for,
                                              'deadline_at', w.deadline_at)
                      from public.workers w where w.id = v_task.worker_id),
+        'dependants', (select count(*) from orchestrator.edges e join orchestrator.live q on q.task_id = e.task_id
+                        where e.needs = p_task_id and q.state = 'waits_for_tasks'))
+        || public.internal_task_needs(v_task)
+        || jsonb_build_object('attempts', public.internal_attempts_with_cost(p_task_id, v_now)));
+end
+$$;
+
+-- The usual duration of this type on the newest workers of the pool.
+create or replace function public.internal_usual_task(p_fleet text, p_pool text, p_task_type text) returns jsonb
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+as $$
+#variable_conflict use_variable
+declare
+    c_workers constant int := 25;
+    c_attempts constant int := 200;  -- the newest of each worker
+begin
+    return (
+        select jsonb_build_object('task_type', p_task_type, 'n', count(*),
+                   'p50_s', round(percentile_cont(0.5) within group (order by x.seconds)::numeric, 3),
+                   'p95_s', round(percentile_cont(0.95) within group (order by x.seconds)::numeric, 3))
+          from (select w.id from public.workers w where w.fleet = p_fleet and w.pool = p_pool
+                 order by w.created_at desc limit c_workers) w
+          cross join lateral (select * from orchestrator.attempts b where b.worker_id = w.id
+                               order by b.started_at desc limit c_attempts) a
+          join public.tasks t on t.id = a.task_id
+          cross join lateral (select extract(epoch from a.ended_at - greatest(a.started_at, (
+                   select max(b.ended_at) from orchestrator.attempts b  -- the previous one of the same claim
+                    where b.worker_id = a.worker_id and b.nonce = a.nonce and b.claim_no = a.claim_no
+                      and b.ended_at < a.ended_at))) as seconds) x
+         where a.outcome = 'complete' and t.task_type = p_task_type);
+end
+$$;
+
+-- What a task needs: {dependencies, dependency_counts}. Of many, the list has first those that are not Complete.
+create or replace function public.internal_task_needs(p_task public.tasks) returns jsonb
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+as $$
+#variable_conflict use_variable
+declare
+    c_needs constant int := 100;
+    c_letters constant int := 500;  -- of another task's error
+begin
+    return (with needs as materialized (
+        select n.id, n.place, coalesce(q.pool, orchestrator.pool_of(d.*)) as pool,
+               coalesce(d.task_type, r.task_type) as task_type,
+               case when q.state = 'running' then 'In Progress'
+                    else coalesce(p.status, d.status::text, case when r.id is not null then 'Complete' end)
+               end as status,
+               coalesce(q.worker_id, d.worker_id) as worker_id, d.run_after,
+               case when p.task_id is null then d.failure_code else p.failure_code end as failure_code,
+               left(case when p.task_id is null then d.error_message else p.error_message end, c_letters)
+                   as error_message
+          from (select u.id, min(u.place) as place from unnest(p_task.depends_on) with ordinality u (id, place)
+                 group by u.id) n
+          left join public.tasks d on d.id = n.id
+          left join public.task_results r on r.id = n.id
+          left join orchestrator.live q on q.task_id = n.id
+          left join orchestrator.publications p on p.task_id = n.id and p.no > d.published
+    ) select jsonb_build_object(
         'dependencies', coalesce((
             select jsonb_agg(to_jsonb(n.*) - 'place' order by n.place)
-              from (select * from needs order by needs.status is not distinct from 'Complete', needs.place limit c_needs) n),
-            '[]'),
+              from (select * from needs
+                     order by needs.status is not distinct from 'Complete', needs.place limit c_needs) n), '[]'),
         'dependency_counts', (select jsonb_build_object('all', count(*), 'complete',
-                                     count(*) filter (where n.status = 'Complete')) from needs n),
-        'dependants', (select count(*) from orchestrator.edges e join orchestrator.live q on q.task_id = e.task_id
-                        where e.needs = p_task_id and q.state = 'waits_for_tasks'),
-        'attempts', coalesce((
-            select jsonb_agg(to_jsonb(a.*) || jsonb_build_object(
-                       'price_usd_per_hour', w.price_usd_per_hour, 'worker_status', w.status,
-                       'worker_exit_cause', w.exit_cause, 'worker_failure_code', w.failure_code,
-                       'usd', case when w.price_usd_per_hour is not null then round(coalesce(s.usd, 0), 6) end)
-                       order by a.attempt)
-              from (select * from public.task_attempts m where m.task_id = p_task_id
-                     order by m.attempt desc limit c_tries) a left join public.workers w on w.id = a.worker_id
-              left join public.internal_shares('-infinity', v_now, v_now, p_task_id) s
-                     on s.task_id = a.task_id and s.attempt = a.attempt), '[]')));
+                                     count(*) filter (where n.status = 'Complete')) from needs n)));
+end
+$$;
+
+-- The newest attempts of a task, oldest first, each with its worker and its share of the cost.
+create or replace function public.internal_attempts_with_cost(p_task_id uuid, p_now timestamptz) returns jsonb
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+as $$
+#variable_conflict use_variable
+declare
+    c_tries constant int := 200;
+begin
+    return coalesce((
+        select jsonb_agg(to_jsonb(a.*) || jsonb_build_object(
+                   'price_usd_per_hour', w.price_usd_per_hour, 'worker_status', w.status,
+                   'worker_exit_cause', w.exit_cause, 'worker_failure_code', w.failure_code,
+                   'usd', case when w.price_usd_per_hour is not null then round(coalesce(s.usd, 0), 6) end)
+                   order by a.attempt)
+          from (select * from public.task_attempts m where m.task_id = p_task_id
+                 order by m.attempt desc limit c_tries) a
+          left join public.workers w on w.id = a.worker_id
+          left join public.internal_shares('-infinity', p_now, p_now, p_task_id) s
+                 on s.task_id = a.task_id and s.attempt = a.attempt), '[]');
 end
 $$;
 
@@ -161,7 +199,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp set jit 
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
-    c_decisions constant int := 500;  -- of each pool: how far it looks back for the begin of a block
+    c_decisions constant int := 500;  -- of each pool: how far it looks back for the start of a block
 begin
     return (select jsonb_build_object(
         'now', v_now,
@@ -214,7 +252,8 @@ language sql stable security definer set search_path = pg_catalog, pg_temp set j
     select jsonb_build_object(
         'stages', coalesce((
             select jsonb_object_agg(s.stage, jsonb_build_object(
-                       'n', s.n, 'p50_s', round(s.p50_s::numeric, 3), 'p95_s', round(s.p95_s::numeric, 3))) from stages s), '{}'),
+                       'n', s.n, 'p50_s', round(s.p50_s::numeric, 3), 'p95_s', round(s.p95_s::numeric, 3)))
+              from stages s), '{}'),
         'gpu_type', fleet_usual.p_gpu_type, 'n', count(*),
         'p50_s', round(percentile_cont(0.5) within group (order by c.seconds)::numeric, 3),
         'p95_s', round(percentile_cont(0.95) within group (order by c.seconds)::numeric, 3)) from bringups c
@@ -223,5 +262,6 @@ $$;
 create or replace function public.internal_pool_decision(p_fleet text, p_pool text) returns jsonb
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select to_jsonb(d.*) from public.decisions d
-     where d.fleet = internal_pool_decision.p_fleet and d.pool = internal_pool_decision.p_pool order by d.id desc limit 1
+     where d.fleet = internal_pool_decision.p_fleet and d.pool = internal_pool_decision.p_pool
+     order by d.id desc limit 1
 $$;

@@ -28,11 +28,12 @@ begin
                    (array_agg(r.slowest order by r.progress_at))[1] as slowest
               from running r where r.worker_id is not null group by r.worker_id
         ), queued as (
-            select d.pool, d.total, d.dependencies, d.limits, d.scheduled, d.ready, d.oldest from orchestrator.demand(v_now) d
+            select d.pool, d.total, d.dependencies, d.limits, d.scheduled, d.ready, d.oldest
+              from orchestrator.demand(v_now) d
         ), demand as (
             select p.pool, v_paused ?| array['*', p.pool] as paused, coalesce(q.ready, 0) as ready,
-                   coalesce(r.n, 0) as running, coalesce(q.dependencies, 0) as dependencies, coalesce(q.limits, 0) as limits,
-                   coalesce(q.scheduled, 0) as scheduled, q.oldest
+                   coalesce(r.n, 0) as running, coalesce(q.dependencies, 0) as dependencies,
+                   coalesce(q.limits, 0) as limits, coalesce(q.scheduled, 0) as scheduled, q.oldest
               from (select pool from queued union select pool from running) p
               left join queued q on q.pool = p.pool
               left join (select pool, sum(counted) as n from running group by pool) r on r.pool = p.pool
@@ -44,24 +45,23 @@ begin
                            'claim_no', (select l.claim_no from orchestrator.launches l where l.worker_id = w.id),
                            'progress_at', case when w.own_program then h.progress_at else h.moved_at end,
                            'slowest_task', h.slowest,
-                           'second_opinion', case when w.held_back is not null then public.internal_second_opinion(w.*) end,
+                           'second_opinion', case when w.held_back is not null
+                                                  then public.internal_second_opinion(w.*) end,
                            'empty_since', case when w.status = 'active' and h.n is null then greatest(w.state_since, (
                                select max(a.ended_at) from (select a.ended_at from orchestrator.attempts a
-                                where a.worker_id = w.id order by a.started_at desc limit c_batch) a)) end) order by w.id)
+                                where a.worker_id = w.id order by a.started_at desc limit c_batch) a)) end)
+                       order by w.id)
                   from public.workers w left join held h on h.worker_id = w.id
                  where w.fleet = p_fleet and w.status <> 'terminated'), '[]'),
             'demand', coalesce((
                 select jsonb_agg(jsonb_build_object(
-                           'pool', d.pool, 'claimable', case when d.paused then 0 else d.ready end, 'running', d.running,
+                           'pool', d.pool, 'running', d.running,
+                           'claimable', case when d.paused then 0 else d.ready end,
                            'blocked', jsonb_build_object('dependencies', d.dependencies, 'concurrency', d.limits,
                                                          'scheduled', d.scheduled,
                                                          'paused', case when d.paused then d.ready else 0 end),
                            'oldest_claimable_at', d.oldest) order by d.pool) from demand d), '[]'),
-            'expired_leases', (
-                select count(*) from orchestrator.live q
-                 where q.state = 'running' and (q.lease_expires_at is null or q.lease_expires_at <= v_now)
-                   and orchestrator.is_lost(q.*, v_now, 0)
-                   and not public.internal_is_of_other_fleet(p_fleet, q.worker_id, v_now)),
+            'expired_leases', public.internal_expired_leases(p_fleet, v_now),
             'offers', coalesce((
                 select jsonb_agg(to_jsonb(o.*) - 'fleet' order by o.key) from public.offers o
                  where o.fleet = p_fleet), '[]'),
@@ -77,8 +77,21 @@ begin
 end
 $$;
 
--- What became of workers and releases lately: the last spawn of each pool, ended bring-ups and pod prices of a day, and
--- machine faults of an hour.
+-- The number of running tasks whose lease has expired and that this fleet must rescue.
+create or replace function public.internal_expired_leases(p_fleet text, p_now timestamptz) returns bigint
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+set enable_bitmapscan = off set jit = off as $$
+#variable_conflict use_variable
+begin
+    return (select count(*) from orchestrator.live q
+             where q.state = 'running' and (q.lease_expires_at is null or q.lease_expires_at <= p_now)
+               and orchestrator.is_lost(q.*, p_now, 0)
+               and not public.internal_is_of_other_fleet(p_fleet, q.worker_id, p_now));
+end
+$$;
+
+-- What happened to workers and releases recently: the last spawn of each pool, ended bring-ups and pod prices of a day,
+-- and machine faults of an hour.
 create or replace function public.internal_recent_workers(p_fleet text, p_now timestamptz) returns jsonb
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
@@ -91,7 +104,8 @@ begin
         with recursive spawned(pool) as (  -- goes from pool to pool in the index, however many workers each has had
             (select w.pool from public.workers w where w.fleet = p_fleet order by w.pool limit 1)
             union all
-            select (select w.pool from public.workers w where w.fleet = p_fleet and w.pool > s.pool order by w.pool limit 1)
+            select (select w.pool from public.workers w where w.fleet = p_fleet and w.pool > s.pool
+                     order by w.pool limit 1)
               from spawned s where s.pool is not null
         ), bringups as (
             select w.id, w.pool, w.created_at, w.bringup_ended_at, w.promoted_at is not null as promoted,
@@ -114,7 +128,8 @@ begin
                 select jsonb_agg(jsonb_build_object(
                            'worker_id', c.id, 'pool', c.pool, 'at', c.bringup_ended_at, 'promoted', c.promoted,
                            'exit_cause', c.exit_cause, 'failure_code', c.failure_code, 'release', c.release,
-                           'boot_s', case when c.promoted then extract(epoch from c.bringup_ended_at - c.created_at) end,
+                           'boot_s', case when c.promoted
+                                          then extract(epoch from c.bringup_ended_at - c.created_at) end,
                            'ending_since', case when c.promoted then c.ending_since end,
                            'offer', c.offer,
                            'worked', c.promoted and exists (  -- bounded, for handlers that fail a thousand tasks
@@ -124,14 +139,15 @@ begin
                   from bringups c where c.place <= c_bringups), '[]'),
             'pod_prices', coalesce((  -- of the newest pod of each offer; how many in a row have ended for the budget
                 select jsonb_agg(to_jsonb(p.*) order by p.offer) from (
-                    select c.offer, (array_agg(c.usd_per_gpu_hour order by c.created_at desc, c.usd_per_gpu_hour desc))[1]
+                    select c.offer, (array_agg(c.usd_per_gpu_hour
+                                               order by c.created_at desc, c.usd_per_gpu_hour desc))[1]
                                as usd_per_gpu_hour,
                            max(c.created_at) as created_at,
                            (array_agg(c.ended_at order by c.created_at desc, c.usd_per_gpu_hour desc))[1] as ended_at,
                            count(*) filter (where c.ended_for_budget
                                               and c.created_at > coalesce(c.kept_at, '-infinity')) as ended_for_budget
-                      from (select b.*, max(b.created_at) filter (where not b.ended_for_budget) over (partition by b.offer)
-                                       as kept_at
+                      from (select b.*, max(b.created_at) filter (where not b.ended_for_budget)
+                                       over (partition by b.offer) as kept_at
                               from bringups b where b.offer is not null and b.usd_per_gpu_hour is not null) c
                      group by c.offer) p), '[]'),
             'promoted_releases', coalesce((

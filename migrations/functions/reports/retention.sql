@@ -13,7 +13,8 @@ declare
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_retain');
     if exists (select from public.fleet_chores c
-                where c.fleet = p_fleet and c.name = 'retention' and c.done_at > v_now - p_every_s * interval '1 second') then
+                where c.fleet = p_fleet and c.name = 'retention'
+                  and c.done_at > v_now - p_every_s * interval '1 second') then
         return jsonb_build_object('deleted', null);
     end if;
     perform public.internal_raise_sequences();
@@ -59,28 +60,8 @@ begin
     delete from public.log_objects l where l.ctid = any (array(
         select o.ctid from public.log_objects o join public.workers w on w.id = o.worker_id
          where w.fleet = p_fleet and w.terminated_at < v_now - interval '90 days' limit c_bite));
-    with hours as (
-        select c.worker_id, c.fleet, c.kind, date_trunc('hour', c.from_at, 'UTC') as began, array_agg(c.ctid) as places,
-               sum(c.to_at - c.from_at) as took, sum(c.usd) as usd
-          from public.costs c
-         where c.fleet = p_fleet and c.to_at > v_now - interval '3 hours' and c.to_at < date_trunc('hour', v_now, 'UTC')
-           and date_trunc('hour', c.to_at, 'UTC') = date_trunc('hour', c.from_at, 'UTC')
-         group by 1, 2, 3, 4 having count(*) > 1
-    ), gone as (
-        delete from public.costs c where c.ctid = any (array(select unnest(h.places) from hours h))
-    )
-    insert into public.costs (worker_id, fleet, kind, from_at, to_at, usd)
-    select h.worker_id, h.fleet, h.kind, h.began, h.began + h.took, h.usd from hours h;
-    delete from public.webhook_messages m where m.ctid = any (array(
-        select o.ctid from public.webhook_messages o where o.sent_at < v_now - interval '1 day' limit c_bite));
-    delete from public.webhook_messages m where m.ctid = any (array(
-        select o.ctid from public.webhook_messages o
-         where o.next_at is null and o.sent_at is null
-           and o.give_up_at < v_now - case when o.event = 'task.progress' then interval '1 day' else interval '30 days' end
-         limit c_bite));
-    delete from public.webhook_messages m where m.ctid = any (array(  -- that nobody sends: its setting is no longer set
-        select o.ctid from public.webhook_messages o
-         where o.next_at is not null and o.fleet in ('', p_fleet) and o.give_up_at < v_now - interval '30 days' limit c_bite));
+    perform public.internal_merge_costs(p_fleet, v_now);
+    perform public.internal_message_retention(p_fleet, v_now, c_bite);
     delete from public.schedule_runs r where r.ctid = any (array(
         select o.ctid from public.schedule_runs o
          where o.at < v_now - interval '30 days'
@@ -90,9 +71,9 @@ begin
     delete from public.api_tokens t
      where t.fleet = p_fleet and least(t.revoked_at, t.expires_at) < v_now - interval '90 days';
     delete from public.api_submissions s where s.fleet = p_fleet and s.at < v_now - interval '24 hours';
-    -- 90 days; of submissions a week, because there are as many as tasks. What is done to tasks is also cut by number, for
-    -- each actor apart: a token that may only submit must not remove what others did, and above all nothing about tokens,
-    -- pools, workers and the other subjects of operators.
+    -- 90 days; of submissions a week, because there are as many as tasks. What is done to tasks is also cut by number,
+    -- for each actor apart: a token that may only submit must not remove what others did, and above all nothing about
+    -- tokens, pools, workers and the other subjects of operators.
     delete from public.audit_log a where a.ctid = any (array(
         select o.ctid from public.audit_log o
          where o.fleet = p_fleet
@@ -105,5 +86,45 @@ begin
     perform public.internal_cluster_retention(p_fleet, v_now, c_bite);
     perform orchestrator.maintain_hourly(v_now);
     return jsonb_build_object('decisions', v_decisions, 'worker_events', v_events, 'worker_attempts', v_attempts);
+end
+$$;
+
+-- Merges the booked intervals of an hour that has ended: one row for each worker and kind.
+create or replace function public.internal_merge_costs(p_fleet text, p_now timestamptz) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_nestloop = off set jit = off as $$
+#variable_conflict use_variable
+begin
+    with hours as (
+        select c.worker_id, c.fleet, c.kind, date_trunc('hour', c.from_at, 'UTC') as began, array_agg(c.ctid) as places,
+               sum(c.to_at - c.from_at) as took, sum(c.usd) as usd
+          from public.costs c
+         where c.fleet = p_fleet and c.to_at > p_now - interval '3 hours' and c.to_at < date_trunc('hour', p_now, 'UTC')
+           and date_trunc('hour', c.to_at, 'UTC') = date_trunc('hour', c.from_at, 'UTC')
+         group by 1, 2, 3, 4 having count(*) > 1
+    ), gone as (
+        delete from public.costs c where c.ctid = any (array(select unnest(h.places) from hours h))
+    )
+    insert into public.costs (worker_id, fleet, kind, from_at, to_at, usd)
+    select h.worker_id, h.fleet, h.kind, h.began, h.began + h.took, h.usd from hours h;
+end
+$$;
+
+-- Deletes messages that were sent a day ago, and undelivered ones 30 days after they were given up.
+create or replace function public.internal_message_retention(p_fleet text, p_now timestamptz, p_most int) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_nestloop = off set jit = off as $$
+#variable_conflict use_variable
+begin
+    delete from public.webhook_messages m where m.ctid = any (array(
+        select o.ctid from public.webhook_messages o where o.sent_at < p_now - interval '1 day' limit p_most));
+    delete from public.webhook_messages m where m.ctid = any (array(
+        select o.ctid from public.webhook_messages o
+         where o.next_at is null and o.sent_at is null
+           and o.give_up_at < p_now - case when o.event = 'task.progress' then interval '1 day'
+                                           else interval '30 days' end
+         limit p_most));
+    delete from public.webhook_messages m where m.ctid = any (array(  -- no leader has its address any more
+        select o.ctid from public.webhook_messages o
+         where o.next_at is not null and o.fleet in ('', p_fleet) and o.give_up_at < p_now - interval '30 days'
+         limit p_most));
 end
 $$;
