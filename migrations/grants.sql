@@ -5,8 +5,8 @@
 -- authenticated have no rights; a user's own grants and policies on `tasks` and `workers` stay as they are (see
 -- tables/0001_baseline.sql).
 
--- Roles belong to the whole server. A login that may not make or grant this one does everything else; `migrate` then tries
--- the call of a pod, and says what an administrator must run.
+-- Roles belong to the whole server. A login that may not make or grant this one does everything else; `migrate` then
+-- tries the call of a pod, and says what an administrator must run.
 do $$
 begin
     begin
@@ -16,8 +16,9 @@ begin
     exception
         when duplicate_object or unique_violation then null;  -- another database's migration was faster
         when insufficient_privilege then
-            raise warning 'pods can call through the gateway only: this login may not create the role gpu_worker' using hint =
-                format('An administrator runs: create role gpu_worker nologin; grant gpu_worker to %I', current_user);
+            raise warning 'pods can call through the gateway only: this login may not create the role gpu_worker'
+                using hint = format(
+                    'An administrator runs: create role gpu_worker nologin; grant gpu_worker to %I', current_user);
             return;
     end;
     begin
@@ -46,8 +47,9 @@ declare
         'alerts', 'api_submissions', 'api_tokens', 'audit_log', 'cluster_apps', 'cluster_events', 'cluster_members',
         'cluster_transitions', 'concurrency_limits', 'costs', 'decisions', 'fleet_chores',
         'fleet_lease', 'fleet_settings', 'hosts', 'log_objects', 'member_operations', 'node_tasks', 'offers',
-        'releases', 'schedule_runs', 'schedules', 'schema_migrations', 'task_attempts', 'task_results', 'task_types', 'tenants', 'webhook_messages', 'webhooks',
-        'worker_asks', 'worker_attempts', 'worker_events', 'worker_transitions'];
+        'releases', 'schedule_runs', 'schedules', 'schema_migrations', 'task_attempts', 'task_results', 'task_types',
+        'tenants', 'webhook_messages', 'webhooks', 'worker_asks', 'worker_attempts', 'worker_events',
+        'worker_transitions'];
     v_others constant text := (
         select string_agg(r, ', ') from (
             select 'public' as r
@@ -56,12 +58,13 @@ declare
              where rolname in ('anon', 'authenticated', 'gpu_worker')) r);
     v_pod constant boolean := exists (select from pg_catalog.pg_roles where rolname = 'gpu_worker');
     v_service constant boolean := exists (select from pg_catalog.pg_roles where rolname = 'service_role');
-    v_owner constant oid := (select c.relowner from pg_catalog.pg_class c where c.oid = 'public.schema_migrations'::regclass);
+    v_owner constant oid := (select c.relowner from pg_catalog.pg_class c
+                              where c.oid = 'public.schema_migrations'::regclass);
     v_name text;
     v_function record;
 begin
-    -- Another login may bring the schema up to date, such as a superuser. Our functions call each other and use our tables
-    -- with the rights of their owner, so everything belongs to the login that made the ledger.
+    -- Another login may bring the schema up to date, such as a superuser. Our functions call each other and use our
+    -- tables with the rights of their owner, so everything belongs to the login that made the ledger.
     for v_name in
         select distinct format('function %s', p.oid::regprocedure)
           from public.schema_migrations m cross join unnest(m.functions) f (signature)
@@ -79,7 +82,8 @@ begin
       join pg_catalog.pg_roles o on o.oid = v_owner and o.rolsuper
      where c.oid = 'public.tasks'::regclass;
     if found then
-        raise notice '%', format('tasks belongs to %1$s, whose triggers on it now run as the superuser %2$s; to prevent it: '
+        raise notice '%', format(
+            'tasks belongs to %1$s, whose triggers on it now run as the superuser %2$s; to prevent it: '
             'migrate --remove, then migrate as %1$s', v_name, pg_get_userbyid(v_owner)) using errcode = 'OR100';
     end if;
     foreach v_name in array c_tables || c_views || array['database_identity'] loop
@@ -87,7 +91,8 @@ begin
     end loop;
     for v_name in  -- Supabase grants new sequences to every role
         select s.relname from pg_catalog.pg_class s
-          join pg_catalog.pg_depend d on d.objid = s.oid and d.deptype = 'i' and d.classid = 'pg_catalog.pg_class'::regclass
+          join pg_catalog.pg_depend d on d.objid = s.oid and d.deptype = 'i'
+                                     and d.classid = 'pg_catalog.pg_class'::regclass
           join pg_catalog.pg_class t on t.oid = d.refobjid
          where s.relkind = 'S' and t.relnamespace = 'public'::regnamespace and t.relname = any (c_tables)
     loop

@@ -85,8 +85,8 @@ create or replace trigger node_tasks_changed after update on public.node_tasks
     for each row when (old.status is distinct from new.status)
     execute function public.internal_cluster_changed('node_task');
 
--- A project may have a table `tasks` with another type of a column, such as json. With the triggers, each of its inserts
--- would fail.
+-- A project may have a table `tasks` with another type of a column, such as json. With the triggers, each of its
+-- inserts would fail.
 do $$
 declare
     v_problem record;
@@ -98,8 +98,8 @@ begin
 end
 $$;
 
--- The table that users write to comes last, so that it is locked for the shortest time. First the triggers and constraints of
--- the queue that lived in its rows go.
+-- The table that users write to comes last, so that it is locked for the shortest time. First the triggers and
+-- constraints of the queue that lived in its rows go.
 do $$
 declare
     v_name name;
@@ -109,7 +109,8 @@ begin
         return;
     end if;
     foreach v_name in array array[
-        '!enter_users_path', '~leave_users_path', 'failure_code_checked', 'tasks_routed', 'tasks_bounded', 'tasks_sized',
+        '!enter_users_path', '~leave_users_path',
+        'failure_code_checked', 'tasks_routed', 'tasks_bounded', 'tasks_sized',
         'tasks_changing', 'tasks_added', 'tasks_changed', 'tasks_removed', 'tasks_removed_all', 'tasks_counted_added',
         'tasks_counted_removed', 'tasks_counted_truncated']
     loop

@@ -1,15 +1,14 @@
--- Views for dashboards, under the names that operators' dashboards use. grants.sql grants them to service_role only. Most read
--- with the rights of the caller (security_invoker); two read the queue's tables, to which only the owner has rights. No code of
--- this project reads them: a view cannot carry settings as a function can.
+-- Views for dashboards, under the names that operators' dashboards use. grants.sql grants them to service_role only.
+-- Most read with the rights of the caller (security_invoker); two read the queue's tables, to which only the owner has
+-- rights. No code of this project reads them: a view cannot carry settings as a function can.
 --
 -- A project's own view of the same name is dropped, or renamed if something depends on it. The same applies to an
 -- earlier text of ours.
-
--- A project's own view of the same name is dropped, or renamed if something depends on it. So is an earlier text of ours.
 do $$
 declare
     v_name text;
-    v_ours constant boolean := exists (select from public.schema_migrations m where m.version ~ E'^(views\\.sql|\\d{14})$');
+    v_ours constant boolean := exists (select from public.schema_migrations m
+                                        where m.version ~ E'^(views\\.sql|\\d{14})$');
 begin
     foreach v_name in array array['orchestrator_status', 'active_workers_health', 'recent_task_activity',
                                   'worker_performance', 'task_queue_analysis', 'recent_errors'] loop
@@ -29,13 +28,14 @@ begin
 end
 $$;
 
--- Attempts that have ended are rows of orchestrator.attempts; of a running one, the row of `live` has everything. The state
--- before the queue had them in public.task_attempts.
+-- Attempts that have ended are rows of orchestrator.attempts; of a running one, the row of `live` has everything. The
+-- state before the queue had them in public.task_attempts.
 do $$
 declare
     v_name name;
 begin
-    if exists (select from pg_catalog.pg_class c where c.oid = to_regclass('public.task_attempts') and c.relkind = 'r') then
+    if exists (select from pg_catalog.pg_class c
+                where c.oid = to_regclass('public.task_attempts') and c.relkind = 'r') then
         lock table public.tasks in access exclusive mode;  -- calls of the state before lock it first, too
         for v_name in select g.tgname from pg_catalog.pg_trigger g
                        where g.tgrelid = 'public.task_attempts'::regclass and not g.tgisinternal loop
@@ -79,8 +79,10 @@ select t.queued_tasks, t.claimable_tasks, t.blocked_tasks, t.in_progress_tasks, 
          where l.expires_at > now()) as leader,
        now() as snapshot_time
   from (select count(*) filter (where t.status::text = 'Queued') as queued_tasks,
-               count(*) filter (where q.state = 'ready' or q.state = 'waits_for_time' and q.run_after <= now()) as claimable_tasks,
-               count(*) filter (where q.state in ('waits_for_tasks', 'waits_for_key', 'waits_for_type')) as blocked_tasks,
+               count(*) filter (where q.state = 'ready'
+                                   or q.state = 'waits_for_time' and q.run_after <= now()) as claimable_tasks,
+               count(*) filter (where q.state in ('waits_for_tasks', 'waits_for_key', 'waits_for_type'))
+                   as blocked_tasks,
                count(*) filter (where t.status::text = 'In Progress') as in_progress_tasks,
                count(*) filter (where t.status::text = 'Complete') as completed_tasks,
                count(*) filter (where t.status::text = 'Failed') as failed_tasks,
@@ -126,9 +128,8 @@ select w.id, w.fleet, w.pool, w.instance_type, w.gpu_type, w.status, w.stage, w.
 
 -- Tasks that changed within a day.
 create view public.recent_task_activity with (security_invoker = true) as
-select t.id, t.task_type, coalesce(t.pool, d.pool, 'default') as pool, t.status::text as status, t.worker_id, t.attempts,
-       t.created_at, t.updated_at,
-       t.generation_started_at, t.generation_processed_at,
+select t.id, t.task_type, coalesce(t.pool, d.pool, 'default') as pool, t.status::text as status, t.worker_id,
+       t.attempts, t.created_at, t.updated_at, t.generation_started_at, t.generation_processed_at,
        extract(epoch from t.generation_started_at - t.created_at) as queue_seconds,
        extract(epoch from coalesce(t.generation_processed_at, now()) - t.generation_started_at) as processing_seconds,
        t.output_location, t.failure_code, t.error_message
@@ -180,8 +181,8 @@ union all
 select e.at, 'worker', e.worker_id, null, coalesce(e.detail ->> 'failure_code', e.detail ->> 'exit_cause'), e.reason
   from public.worker_events e
  where e.to_state = 'terminating' and e.from_state <> 'terminating' and e.at > now() - interval '24 hours'
-   and e.detail ->> 'exit_cause' in ('spawn_failed', 'heartbeat_lost', 'task_stuck', 'gpu_fault', 'host_fault', 'pod_lost',
-                                     'stale_code', 'worker_sick', 'release_bad')
+   and e.detail ->> 'exit_cause' in ('spawn_failed', 'heartbeat_lost', 'task_stuck', 'gpu_fault', 'host_fault',
+                                     'pod_lost', 'stale_code', 'worker_sick', 'release_bad')
 union all
 select a.ended_at, 'task', a.worker_id, a.task_id, coalesce(a.failure_code, a.exit_class, a.outcome), a.message
   from public.task_attempts a

@@ -1,10 +1,10 @@
--- Actions of people and programs: each is done and noted in the audit log in one transaction.
+-- Actions of people and programs: each is carried out and recorded in the audit log in one transaction.
 
--- Does an action: worker.spawn, worker.terminate, pool.pause, pool.resume, task.cancel, task.retry, schedule.put,
--- schedule.pause, schedule.resume, schedule.remove, cluster.create, cluster.scale, cluster.delete, cluster.drain,
--- cluster.reconcile, cluster.bootstrap_ssh, database.moved or database.copied. p_subject: the worker, pool ('*': every
--- pool), task, schedule, cluster or fleet.
--- The answer is that of the function that does it; an action that changes nothing is not noted.
+-- Carries out an action: worker.spawn, worker.terminate, pool.pause, pool.resume, task.cancel, task.retry,
+-- schedule.put, schedule.pause, schedule.resume, schedule.remove, cluster.create, cluster.scale, cluster.delete,
+-- cluster.drain, cluster.reconcile, cluster.bootstrap_ssh, database.moved or database.copied. p_subject: the worker,
+-- pool ('*': every pool), task, schedule, cluster or fleet. Returns the answer of the function that does it. An action
+-- that changes nothing is not recorded.
 create or replace function public.fleet_act(
     p_fleet text, p_actor text, p_action text, p_subject text, p_args jsonb, p_now timestamptz default null
 ) returns jsonb

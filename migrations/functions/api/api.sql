@@ -31,7 +31,8 @@ declare
     v_created int;
 begin
     if p_key is not null then
-        insert into public.api_submissions (fleet, actor, key, sha256, at) values (p_fleet, p_actor, p_key, p_sha256, v_now)
+        insert into public.api_submissions (fleet, actor, key, sha256, at)
+        values (p_fleet, p_actor, p_key, p_sha256, v_now)
         on conflict on constraint api_submissions_pkey do nothing;  -- waits for the transaction that has the key
         if not found then
             select * into v_known from public.api_submissions s
@@ -74,7 +75,7 @@ begin
           into v_tasks from jsonb_array_elements(p_tasks) with ordinality e (task, n);
     end if;
     if jsonb_typeof(p_scope->'pools') = 'array' then
-        -- A key that a task outside the scope has is not this token's: it would tell that such a task is there.
+        -- A key of a task outside the scope is replaced: the answer would reveal that such a task exists.
         select jsonb_agg(e.task || case when e.task->>'dedupe_key' is not null
                    then jsonb_build_object('dedupe_key', public.internal_scoped_key(p_scope, e.task->>'dedupe_key'))
                    else '{}' end order by e.n)
@@ -106,8 +107,8 @@ begin
 end
 $$;
 
--- The dedupe key under which a token of pools submits: its own form of the key while a task outside the scope has the key
--- itself, and as long as a task with that form lives.
+-- The dedupe key under which a token of pools submits: its own form of the key while a task outside the scope has the
+-- key itself, or a task in the queue has that form.
 create or replace function public.internal_scoped_key(p_scope jsonb, p_key text) returns text
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
@@ -145,7 +146,8 @@ begin
     elsif p_version <> public.internal_task_version(v_task) then
         return jsonb_build_object('outcome', 'changed', 'version', public.internal_task_version(v_task));
     end if;
-    v_answer := case p_action when 'cancel' then public.task_cancel(p_id, v_now) else public.task_retry(p_id, v_now) end;
+    v_answer := case p_action when 'cancel' then public.task_cancel(p_id, v_now)
+                              else public.task_retry(p_id, v_now) end;
     if v_answer->>'outcome' not in ('already', 'not_ended') then
         perform public.internal_audit(p_fleet, p_actor, 'task.' || p_action, p_id::text, null, v_now);
     end if;
@@ -153,8 +155,8 @@ begin
 end
 $$;
 
--- A task as the API shows it, with its version, without params and result, and with texts of so many characters at most. A
--- user's own columns, and what SQL or a hostile pod writes, may be of any size.
+-- A task as the API shows it, with its version, without params and result, and with texts of so many characters at
+-- most. A user's own columns, and what SQL or a hostile pod writes, may be of any size.
 create or replace function public.internal_task_line(p_task public.tasks, p_chars int) returns jsonb
 language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     select jsonb_build_object(
@@ -163,7 +165,8 @@ language sql stable security definer set search_path = pg_catalog, pg_temp set j
                'worker_id', t.worker_id, 'created_at', t.created_at, 'run_after', t.run_after,
                'generation_started_at', t.generation_started_at, 'generation_processed_at', t.generation_processed_at,
                'progress', public.internal_shown_progress(t.progress, internal_task_line.p_chars),
-               'progress_at', (select q.progress_at from orchestrator.live q where q.task_id = t.id and q.state = 'running'),
+               'progress_at', (select q.progress_at from orchestrator.live q
+                                where q.task_id = t.id and q.state = 'running'),
                'cancel_requested_at', t.cancel_requested_at,
                'failure_code', t.failure_code,
                'error_message', public.internal_shortened(t.error_message, internal_task_line.p_chars),
@@ -177,7 +180,8 @@ $$;
 create or replace function public.internal_shown_progress(p_progress jsonb, p_bytes int) returns jsonb
 language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
     select case when octet_length(internal_shown_progress.p_progress::text) > internal_shown_progress.p_bytes
-                then jsonb_build_object('message', '(too large to be shown)') else internal_shown_progress.p_progress end
+                then jsonb_build_object('message', '(too large to be shown)')
+                else internal_shown_progress.p_progress end
 $$;
 
 -- A text without its middle, if it is longer, as the agent cuts texts.
@@ -190,8 +194,8 @@ language sql immutable security definer set search_path = pg_catalog, pg_temp as
       from (select internal_shortened.p_text, internal_shortened.p_chars) s
 $$;
 
--- {task, params, result_data}: one task. The values of users are JSON texts: to decode and encode them would hold up the
--- orchestrator's other calls.
+-- {task, params, result_data}: one task. The values of users are JSON texts: to decode and encode them would hold up
+-- the orchestrator's other calls.
 create or replace function public.internal_task_shown(p_task public.tasks) returns jsonb
 language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     select jsonb_build_object(
@@ -219,16 +223,19 @@ $$;
 -- One task with its attempts, as internal_task_shown has it; its "task" is null if there is none within the scope.
 create or replace function public.task_get_for(p_scope jsonb, p_id uuid, p_now timestamptz default null) returns jsonb
 language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
-    select case when t.id is null then jsonb_build_object('task', null) else public.internal_task_shown(orchestrator.current_task(t.id))
+    select case when t.id is null then jsonb_build_object('task', null)
+                else public.internal_task_shown(orchestrator.current_task(t.id))
         || jsonb_build_object('attempts', coalesce((select jsonb_agg(to_jsonb(a.*) - 'detail' || jsonb_build_object(
                'message', public.internal_shortened(a.message, 8192)) order by a.attempt) from (
-            select * from public.task_attempts a where a.task_id = t.id order by a.attempt desc limit 100) a), '[]')) end
+            select * from public.task_attempts a where a.task_id = t.id
+             order by a.attempt desc limit 100) a), '[]')) end
       from (select task_get_for.p_id as id) p
       left join lateral orchestrator.current_task(p.id) t
              on t.id is not null and public.internal_in_scope(task_get_for.p_scope, t.pool, t.tenant)
 $$;
 
--- What callers that wait for tasks see, of the tasks that exist: {id, pool, tenant, status, progress, progress_at, attempt, version}.
+-- What callers that wait for tasks see, of the tasks that exist: {id, pool, tenant, status, progress, progress_at,
+-- attempt, version}.
 create or replace function public.task_states(p_ids jsonb, p_now timestamptz default null) returns jsonb
 language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
     select jsonb_build_object('tasks', coalesce(jsonb_agg(jsonb_build_object(
@@ -241,9 +248,9 @@ language sql stable security definer set search_path = pg_catalog, pg_temp set e
 $$;
 
 -- A page of tasks, the newest first, without params and results. Unlike task_find, it counts nothing, and its cost is
--- bounded for every filter, because programs outside choose the filter: a call looks at 5,000 tasks at most, so
--- a page may be short, and `next` says where to continue. p_filter: {status, task_type, tenant, labels: [{key: value}]}; p_cursor: [time, id] of the
--- last task that was looked at.
+-- bounded for every filter, because programs outside choose the filter: a call looks at 5,000 tasks at most, so a page
+-- may be short, and `next` says where to continue. p_filter: {status, task_type, tenant, labels: [{key: value}]};
+-- p_cursor: [time, id] of the last task that was looked at.
 create or replace function public.task_page(
     p_scope jsonb, p_filter jsonb, p_cursor jsonb, p_limit int, p_now timestamptz default null
 ) returns jsonb
@@ -261,15 +268,16 @@ declare
     v_last record;
 begin
     for v_task in
-        select t.id, t.created_at, orchestrator.pool_of(t.*) as pool, t.tenant, coalesce(p.status, t.status::text) as status,
-               t.task_type, t.labels
+        select t.id, t.created_at, orchestrator.pool_of(t.*) as pool, t.tenant,
+               coalesce(p.status, t.status::text) as status, t.task_type, t.labels
           from public.tasks t left join orchestrator.publications p on p.task_id = t.id
          where (v_at is null or t.created_at < v_at or t.created_at = v_at and t.id > v_id)
            and t.created_at <= coalesce(v_at, 'infinity')
          order by t.created_at desc, t.id limit c_looked_at + 1
     loop
         if v_count = c_looked_at or cardinality(v_found) = v_limit then
-            return jsonb_build_object('tasks', to_jsonb(v_found), 'next', jsonb_build_array(v_last.created_at, v_last.id));
+            return jsonb_build_object('tasks', to_jsonb(v_found),
+                                      'next', jsonb_build_array(v_last.created_at, v_last.id));
         end if;
         v_count := v_count + 1;
         v_last := v_task;
@@ -342,15 +350,15 @@ begin
 end
 $$;
 
--- What happened to the workers of these pools (null: of all) after the event p_after, the oldest first; null: the newest
--- events. `next`: where to continue, `more`: whether there is more by now. A call looks at 2,000 events. An event waits until
--- no older transaction can commit one with a smaller id, 10 s at most: a reader that continues from `next` misses none.
+-- What happened to the workers of these pools (null: of all) after the event p_after, the oldest first; null: the
+-- newest events. `next`: where to continue, `more`: whether there is more by now. A call looks at 2,000 events. An
+-- event waits until no older transaction can commit one with a smaller id, 10 s at most: a reader that continues from
+-- `next` misses none.
 create or replace function public.fleet_events(
     p_fleet text, p_pools jsonb, p_after bigint, p_limit int, p_now timestamptz default null
 ) returns jsonb
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
-set enable_sort = on set jit = off
-as $$
+set enable_sort = on set jit = off as $$
 #variable_conflict use_variable
 declare
     c_looked_at constant int := 2000;

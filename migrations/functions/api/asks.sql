@@ -74,7 +74,8 @@ begin
       into v_held, v_prefixes, v_earlier
       from orchestrator.held h where h.worker_id = p_worker_id and h.state = 'running' and h.nonce = p_nonce;
     v_needs := array(
-        select n.id from (select distinct unnest(orchestrator.needs(t.*)) as id from public.tasks t where t.id = any (v_held)) n
+        select n.id
+          from (select distinct unnest(orchestrator.needs(t.*)) as id from public.tasks t where t.id = any (v_held)) n
           join (select distinct public.internal_key_task(e.value->>'key') as id
                   from jsonb_array_elements(p_items) e where e.value->>'method' = 'GET') k on k.id = n.id);
     return query
@@ -106,7 +107,8 @@ $$;
 create or replace function public.internal_key_task(p_key text) returns uuid
 language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
     select case when length(internal_key_task.p_key) <= 900
-                 and internal_key_task.p_key ~ '^outputs/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/[0-9]+(-[0-9a-f]+)?/[^/]'
+                 and internal_key_task.p_key
+                     ~ '^outputs/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/[0-9]+(-[0-9a-f]+)?/[^/]'
                  and internal_key_task.p_key !~ E'(^|/)\\.{1,2}(/|$)|//|[[:cntrl:]]'
            then split_part(internal_key_task.p_key, '/', 2)::uuid end
 $$;
@@ -146,7 +148,8 @@ language sql stable security definer set search_path = pg_catalog, pg_temp set j
       from (select a.id, a.worker_id, a.method, a.subject, a.terms
               from public.worker_asks a join public.workers w on w.id = a.worker_id
              where a.answered_at is null and w.fleet = fleet_asks.p_fleet and w.status <> 'terminated'
-             order by row_number() over (partition by a.worker_id order by a.id), a.id limit least(fleet_asks.p_limit, 1000)) o
+             order by row_number() over (partition by a.worker_id order by a.id), a.id
+             limit least(fleet_asks.p_limit, 1000)) o
 $$;
 
 -- p_answers: [{id, answer}]. A question that was answered or asked again in the meantime stays as it is. Rows that are

@@ -43,7 +43,8 @@ begin
         'now', v_now,
         'tasks', coalesce((
             select jsonb_agg(orchestrator.task_json(t.id) - case when p_full then '{}' else c_large end
-                             || jsonb_build_object('waits', public.internal_task_waits(orchestrator.current_task(t.id), v_now))
+                             || jsonb_build_object(
+                                    'waits', public.internal_task_waits(orchestrator.current_task(t.id), v_now))
                              order by t.created_at desc, t.id)
               from (select t.id, t.created_at from public.tasks t
                       left join orchestrator.publications p on p.task_id = t.id and p.no > t.published
@@ -54,7 +55,8 @@ begin
                        and (v_type is null or t.task_type = v_type)
                        and (v_pool is null or coalesce(t.pool, d.pool, 'default') = v_pool)
                        and (v_tenant is null or t.tenant = v_tenant) and (v_labels is null or t.labels @> v_labels)
-                     order by t.created_at desc, t.id limit least(greatest(coalesce(p_limit, 100), 0), 10000)) t), '[]'),
+                     order by t.created_at desc, t.id
+                     limit least(greatest(coalesce(p_limit, 100), 0), 10000)) t), '[]'),
         'counts', case when v_filter ? 'before' then '{}' else coalesce((
             select jsonb_object_agg(c.status, c.n)
               from (select coalesce(p.status, t.status::text) as status, count(*) as n from public.tasks t
@@ -68,8 +70,8 @@ begin
 end
 $$;
 
--- What a queued task waits for, NULL for any other: {kind, …}. kind: limit, dependencies (of, unmet), retry (until, code,
--- after: the attempt that failed), scheduled (until), worker.
+-- What a queued task waits for, NULL for any other: {kind, …}. kind: limit, dependencies (of, unmet), retry (until,
+-- code, after: the attempt that failed), scheduled (until), worker.
 create or replace function public.internal_task_waits(p_task public.tasks, p_now timestamptz) returns jsonb
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
@@ -94,8 +96,8 @@ begin
 end
 $$;
 
--- The tasks whose id begins with these hexadecimal digits (hyphens do not count), newest first: {tasks: [{id, task_type,
--- status, created_at}]}. The digits are a range of the primary key.
+-- The tasks whose id begins with these hexadecimal digits (hyphens do not count), newest first: {tasks: [{id,
+-- task_type, status, created_at}]}. The digits are a range of the primary key.
 create or replace function public.task_match(p_prefix text, p_limit int, p_now timestamptz default null) returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set enable_seqscan = off
 set plan_cache_mode = force_custom_plan as $$
@@ -122,7 +124,8 @@ create or replace function public.fleet_match_workers(
 language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     select jsonb_build_object('workers', coalesce((
         select jsonb_agg(to_jsonb(f.*) order by f.exact desc, f.status <> 'terminated' desc, f.created_at desc, f.id)
-          from (select w.id, w.status, w.pool, w.pod_id, w.created_at, fleet_match_workers.p_text in (w.id, w.pod_id) as exact
+          from (select w.id, w.status, w.pool, w.pod_id, w.created_at,
+                       fleet_match_workers.p_text in (w.id, w.pod_id) as exact
                   from public.workers w
                  where w.fleet = fleet_match_workers.p_fleet and fleet_match_workers.p_text <> ''
                    and (left(w.id, length(fleet_match_workers.p_text)) = fleet_match_workers.p_text
@@ -134,9 +137,9 @@ language sql stable security definer set search_path = pg_catalog, pg_temp set j
 $$;
 
 -- Workers that a filter selects, newest first, and the number of all of them by pool and state. The filter is an object
--- of: ended (whether to include ended ones; default: only live ones), pool, status (list), gpu (a part of the type's name,
--- in any case), since (ended ones that ended later). p_limit bounds the ended ones; live ones are always all there, at
--- most 10000.
+-- of: ended (whether to include ended ones; default: only live ones), pool, status (list), gpu (a part of the type's
+-- name, in any case), since (ended ones that ended later). p_limit bounds the ended ones; live ones are always all
+-- there, at most 10000.
 create or replace function public.fleet_find_workers(
     p_fleet text, p_filter jsonb, p_limit int, p_now timestamptz default null
 ) returns jsonb
@@ -180,7 +183,8 @@ begin
                   from public.workers w where w.id in (select s.id from shown s)), '[]'),
             'counts', coalesce((
                 select jsonb_agg(to_jsonb(n.*) order by n.pool, n.status)
-                  from (select c.pool, c.status, count(*) as workers from chosen c group by c.pool, c.status) n), '[]')));
+                  from (select c.pool, c.status, count(*) as workers from chosen c group by c.pool, c.status) n
+                ), '[]')));
 end
 $$;
 

@@ -1,8 +1,8 @@
 -- Schedules: tasks that are submitted again and again. The leader works out due times; here each of them gets exactly
 -- one row in schedule_runs, in the transaction that submits its task and moves the schedule on to the next due time.
 
--- Adds or replaces a schedule: {name, cron or every_s, timezone, task, overlap, catch_up}. Answers with the row as it is
--- then: a schedule that existed keeps its created_at and its pause.
+-- Adds or replaces a schedule: {name, cron or every_s, timezone, task, overlap, catch_up}. Answers with the row as it
+-- is then: a schedule that existed keeps its created_at and its pause.
 create or replace function public.task_schedule(p_schedule jsonb, p_now timestamptz default null) returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
@@ -15,7 +15,8 @@ begin
         'catch_up'], 'schedule');
     perform public.internal_check_task(p_schedule->'task', 0);
     if p_schedule->'task' ?| array['id', 'depends_on', 'run_after'] then
-        perform public.internal_refuse('OR007', 'the task of a schedule must be one that can be submitted again and again',
+        perform public.internal_refuse('OR007',
+                                       'the task of a schedule must be one that can be submitted again and again',
             'it has id, depends_on or run_after', 'leave them out');
     end if;
     insert into public.schedules as s (name, cron, every_s, timezone, task, overlap, catch_up, created_at)
@@ -30,7 +31,7 @@ begin
 end
 $$;
 
--- All schedules, each with the last thing that came of it.
+-- All schedules, each with its last run.
 create or replace function public.task_schedules(p_now timestamptz default null) returns jsonb
 language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     select jsonb_build_object('now', public.internal_clock(task_schedules.p_now), 'schedules', coalesce((
@@ -42,13 +43,14 @@ language sql stable security definer set search_path = pg_catalog, pg_temp set j
                where n.schedule = s.name order by n.due_at desc limit 1) r on true), '[]'))
 $$;
 
--- Stops or resumes a schedule. What is due while it is paused is no due time, and gets no row.
+-- Stops or resumes a schedule. A due time that passes while it is paused gets no row.
 create or replace function public.task_schedule_pause(p_name text, p_paused boolean, p_now timestamptz default null)
 returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 begin
-    update public.schedules s set paused_at = case when p_paused then coalesce(s.paused_at, public.internal_clock(p_now)) end
+    update public.schedules s
+       set paused_at = case when p_paused then coalesce(s.paused_at, public.internal_clock(p_now)) end
      where s.name = p_name;
     return jsonb_build_object('found', found);
 end
@@ -69,7 +71,8 @@ create or replace function public.fleet_schedules_due(p_fleet text, p_limit int,
 returns jsonb
 language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     select jsonb_build_object('now', public.internal_clock(fleet_schedules_due.p_now), 'schedules', coalesce((
-        select jsonb_agg(jsonb_build_object('name', s.name, 'cron', s.cron, 'every_s', s.every_s, 'timezone', s.timezone,
+        select jsonb_agg(jsonb_build_object('name', s.name, 'cron', s.cron, 'every_s', s.every_s,
+                                            'timezone', s.timezone,
                    'catch_up', s.catch_up, 'created_at', s.created_at, 'next_at', s.next_at))
           from (select * from public.schedules d
                  where d.paused_at is null and d.problem is null
@@ -77,10 +80,10 @@ language sql stable security definer set search_path = pg_catalog, pg_temp set j
                  order by d.next_at nulls first limit least(fleet_schedules_due.p_limit, 1000)) s), '[]'))
 $$;
 
--- Closes due times and moves on to the next one. p_seen: next_at as the leader read it; if it is another one by now, the
--- schedule was changed or another leader was here, and nothing is done. p_missed get that outcome. At p_due_at the task
--- is submitted, unless the last one has not ended and the schedule says to skip then; null: no task is due. A submission
--- that creates no task, because there is one with the same id or dedupe_key, is skipped too.
+-- Closes due times and moves on to the next one. p_seen: next_at as the leader read it; if it is another one by now,
+-- the schedule was changed or another leader was here, and nothing is done. p_missed get that outcome. At p_due_at the
+-- task is submitted, unless the last one has not ended and the schedule says to skip then; null: no task is due. A
+-- submission that creates no task, because there is one with the same id or dedupe_key, is skipped too.
 create or replace function public.fleet_schedule_run(
     p_fleet text, p_term bigint, p_name text, p_seen timestamptz, p_missed jsonb, p_due_at timestamptz,
     p_next_at timestamptz, p_now timestamptz default null
@@ -141,7 +144,7 @@ begin
 end
 $$;
 
--- Sets a schedule aside whose due times cannot be computed, until it is changed.
+-- Disables a schedule whose due times cannot be computed, until it is changed.
 create or replace function public.fleet_schedule_problem(
     p_fleet text, p_term bigint, p_name text, p_problem text, p_now timestamptz default null
 ) returns jsonb

@@ -10,7 +10,8 @@ declare
     v_constraint text;
 begin
     if p_tasks is null or jsonb_typeof(p_tasks) <> 'array' or jsonb_array_length(p_tasks) > c_batch then
-        perform public.internal_refuse('OR007', 'p_tasks must be a list of tasks', '', format('at most %s at once', c_batch));
+        perform public.internal_refuse('OR007', 'p_tasks must be a list of tasks', '',
+                                       format('at most %s at once', c_batch));
     end if;
     for v_try in 1..c_tries loop
         begin

@@ -11,7 +11,8 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
     c_tokens constant int := 1000;  -- of a fleet
 begin
-    perform public.internal_check_keys(p_token, array['name', 'hash', 'scopes', 'pools', 'tenant', 'expires_at'], 'a token');
+    perform public.internal_check_keys(p_token, array['name', 'hash', 'scopes', 'pools', 'tenant', 'expires_at'],
+                                       'a token');
     if (select count(*) from public.api_tokens t where t.fleet = p_fleet) >= c_tokens then
         perform public.internal_refuse('OR007', 'the fleet has too many tokens', format('the limit is %s', c_tokens),
             'revoke tokens; a row is deleted 90 days after its end');
@@ -22,7 +23,8 @@ begin
     insert into public.api_tokens (fleet, name, hash, scopes, pools, tenant, created_at, expires_at)
     select p_fleet, p_token->>'name', p_token->>'hash',
            array(select jsonb_array_elements_text(p_token->'scopes')),
-           case when jsonb_typeof(p_token->'pools') = 'array' then array(select jsonb_array_elements_text(p_token->'pools')) end,
+           case when jsonb_typeof(p_token->'pools') = 'array'
+                then array(select jsonb_array_elements_text(p_token->'pools')) end,
            p_token->>'tenant', v_now, (p_token->>'expires_at')::timestamptz
     on conflict on constraint api_tokens_pkey do nothing;
     if not found then
@@ -34,8 +36,10 @@ begin
 end
 $$;
 
--- The valid token with this hash, or null; and whether the fleet has any valid token. Its use is noted once a minute.
-create or replace function public.fleet_token_use(p_fleet text, p_hash text, p_now timestamptz default null) returns jsonb
+-- The valid token with this hash, or null; and whether the fleet has any valid token. Its use is recorded once a minute
+-- at most.
+create or replace function public.fleet_token_use(p_fleet text, p_hash text, p_now timestamptz default null)
+returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
@@ -79,7 +83,8 @@ begin
      where t.fleet = p_fleet and t.name = p_name and t.revoked_at is null;
     if not found then
         return jsonb_build_object('outcome', case when exists (
-            select from public.api_tokens t where t.fleet = p_fleet and t.name = p_name) then 'already' else 'not_found' end);
+            select from public.api_tokens t
+             where t.fleet = p_fleet and t.name = p_name) then 'already' else 'not_found' end);
     end if;
     perform public.internal_audit(p_fleet, p_actor, 'token.revoke', p_name, null, v_now);
     return jsonb_build_object('outcome', 'revoked');
@@ -97,7 +102,7 @@ language sql stable security definer set search_path = pg_catalog, pg_temp set j
              order by a.id desc limit least(greatest(coalesce(fleet_audit.p_limit, 100), 0), 1000)) e
 $$;
 
--- Notes an action. A detail that is too large is left out, and the entry says so.
+-- Records an action. A detail that is too large is left out, and the entry says so.
 create or replace function public.internal_audit(
     p_fleet text, p_actor text, p_action text, p_subject text, p_detail jsonb, p_now timestamptz
 ) returns void

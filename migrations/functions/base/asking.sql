@@ -18,7 +18,8 @@ begin
     if v_ask.id is null or v_ask.answered_at is not null or v_ask.terms <> p_terms then
         insert into public.worker_asks as a (worker_id, method, subject, terms, asked_at)
         select p_worker_id, p_method, p_subject, p_terms, p_now
-         where (select count(*) from public.worker_asks o where o.worker_id = p_worker_id and o.answered_at is null) < 1000
+         where (select count(*) from public.worker_asks o
+                 where o.worker_id = p_worker_id and o.answered_at is null) < 1000
         on conflict (worker_id, method, md5(subject))
             do update set terms = excluded.terms, asked_at = excluded.asked_at, answered_at = null, answer = null;
         perform pg_notify('orchestrator_asks', p_worker_id);

@@ -19,7 +19,8 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
     if p_id is null or p_id !~ '^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$' then
-        perform public.internal_refuse('OR007', format('%s is not a valid id', p_what), format('got %L', left(p_id, 100)),
+        perform public.internal_refuse('OR007', format('%s is not a valid id', p_what),
+                                       format('got %L', left(p_id, 100)),
             'letters, digits, _ and -, at most 63, the first one a letter or digit');
     end if;
 end
@@ -64,7 +65,8 @@ declare
 begin
     select l.term into v_term from public.fleet_lease l where l.fleet = p_fleet for key share;
     if v_term is distinct from p_term or p_term is null then
-        perform public.internal_refuse('OR001', format('%s refused: term %s does not lead fleet %s', p_what, p_term, p_fleet),
+        perform public.internal_refuse('OR001',
+                                       format('%s refused: term %s does not lead fleet %s', p_what, p_term, p_fleet),
             format('the present term is %s', v_term), 'Another orchestrator leads; call fleet_lead and observe again.');
     end if;
 end
@@ -110,22 +112,23 @@ language sql security definer set search_path = pg_catalog, pg_temp as $$
 $$;
 
 -- Whether the caller is a pod. PostgREST sets request.method in every transaction; a pod can neither set it through the
--- gateway nor omit it there. The function is plpgsql because an SQL function with its own search_path cannot be inlined, and is
--- slower.
+-- gateway nor omit it there. The function is plpgsql because an SQL function with its own search_path cannot be
+-- inlined, and is slower.
 create or replace function public.internal_is_pod() returns boolean
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
-    -- Inside a security definer function, current_user is the owner. This setting still has the role of the request. The
-    -- gateway says so too, because its login may have no such role.
+    -- Inside a security definer function, current_user is the owner. This setting still has the role of the request.
+    -- The gateway says so too, because its login may have no such role.
     return coalesce(current_setting('role', true), '') = 'gpu_worker' or session_user = 'gpu_worker'
            or coalesce(current_setting('orchestrator.caller', true), '') = 'pod';
 end
 $$;
 
--- Whether an error is about the present state of this server (deadlock, resources, cancellation, shutdown, locks, input or
--- output) and not about the task. A lost connection is of another server, which a user's trigger calls: nobody catches the
--- loss of our own. So is a conflict between transactions that are READ COMMITTED, and a refused write in one that writes.
+-- Whether an error is about the present state of this server (deadlock, resources, cancellation, shutdown, locks, input
+-- or output) and not about the task. A lost connection does not count: it is to another server, which a user's trigger
+-- calls, because the loss of our own cannot be caught. A conflict in a READ COMMITTED transaction, or a refused write
+-- in one that may write, comes from such a server too.
 create or replace function public.internal_is_transient(p_sqlstate text) returns boolean
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable

@@ -9,7 +9,8 @@ language sql immutable security definer set search_path = pg_catalog, pg_temp as
         'pool text', 'priority integer', 'max_attempts integer', 'timeout_s numeric', 'run_after timestamptz',
         'depends_on uuid[]', 'dedupe_key text', 'progress jsonb', 'cancel_requested_at timestamptz',
         'failure_code text', 'failed_at_point text', 'output_object jsonb', 'tenant text', 'labels jsonb',
-        'webhook_url text', 'webhook_progress boolean', 'traceparent text', 'concurrency_key text', 'published integer']),
+        'webhook_url text', 'webhook_progress boolean', 'traceparent text', 'concurrency_key text',
+        'published integer']),
     ('workers', array[
         'id text', 'instance_type text', 'status text', 'last_heartbeat timestamptz', 'metadata jsonb',
         'created_at timestamptz', 'fleet text', 'pool text', 'state_since timestamptz', 'state_reason text',

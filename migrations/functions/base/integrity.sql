@@ -1,8 +1,8 @@
 -- Whether the database still is what the functions were written for.
 
 -- Raises each sequence that is behind the rows of its table, as in a database that was filled by logical replication or
--- by a dump of the data only. Until then an insert of a row, such as that of an event of a worker, fails with a duplicate
--- key. The new value is ahead of the rows, for transactions that insert at the same time.
+-- by a dump of the data only. Until then an insert of a row, such as that of an event of a worker, fails with a
+-- duplicate key. The new value is ahead of the rows, for transactions that insert at the same time.
 create or replace function public.internal_raise_sequences() returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
@@ -20,8 +20,8 @@ begin
 end
 $$;
 
--- The sequences of our tables, each with the table and the primary key that it fills. Those of the queue's tables are among
--- them: an insert with a duplicate key would fail in users' statements.
+-- The sequences of our tables, each with the table and the primary key that it fills. Those of the queue's tables are
+-- among them: an insert with a duplicate key would fail in users' statements.
 create or replace function public.internal_sequences() returns table (name regclass, rows_of regclass, filled name)
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select d.objid::regclass, a.attrelid::regclass, a.attname
@@ -33,12 +33,12 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
        and (c.relnamespace = to_regnamespace('orchestrator')
             or a.attrelid = any (array(
                select to_regclass('public.' || n.name) from unnest(array[
-                   'audit_log', 'cluster_events', 'costs', 'decisions', 'member_operations', 'node_tasks', 'worker_asks',
-                   'worker_attempts', 'worker_events']) n (name))))
+                   'audit_log', 'cluster_events', 'costs', 'decisions', 'member_operations', 'node_tasks',
+                   'worker_asks', 'worker_attempts', 'worker_events']) n (name))))
 $$;
 
--- What in the database differs from what the functions need: [{what, why, fix}], the worst first. It runs with the rights
--- of the functions, so it also finds what is hidden from them.
+-- What in the database differs from what the functions need: [{what, why, fix}], the worst first. It runs with the
+-- rights of the functions, so it also finds what is hidden from them.
 create or replace function public.fleet_schema_problems(p_now timestamptz default null) returns jsonb
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
@@ -71,13 +71,17 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
            format('they run as %s, which has lost this right', current_user),
            format('grant all on %s to %I', c.oid::regclass, current_user)
       from pg_catalog.pg_class c cross join unnest(array['select', 'insert', 'update', 'delete']) r (name)
-     where c.oid = any (public.internal_tables() || public.internal_queue_tables()) and not has_table_privilege(c.oid, r.name)
+     where c.oid = any (public.internal_tables() || public.internal_queue_tables())
+       and not has_table_privilege(c.oid, r.name)
     union all
-    select format('policies hide rows of the table %s from the functions', replace(c.oid::regclass::text, 'public.', '')),
+    select format('policies hide rows of the table %s from the functions',
+                  replace(c.oid::regclass::text, 'public.', '')),
            format('row level security is forced, and they run as %s, which does not bypass it', current_user),
-           format('alter table %s no force row level security; or alter role %I bypassrls', c.oid::regclass, current_user)
+           format('alter table %s no force row level security; or alter role %I bypassrls', c.oid::regclass,
+                  current_user)
       from pg_catalog.pg_class c
-     where c.oid = any (public.internal_tables() || public.internal_queue_tables()) and c.relforcerowsecurity and row_security_active(c.oid)
+     where c.oid = any (public.internal_tables() || public.internal_queue_tables()) and c.relforcerowsecurity
+       and row_security_active(c.oid)
 $$;
 
 create or replace function public.internal_tables() returns oid[]
@@ -114,7 +118,8 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
                 then format('alter table public.%I rename column %I to …', n.rel, n.name)
                 else format('alter table public.%1$I alter column %2$I drop default, alter column %2$I type %3$s using '
                             '%2$I::text::%3$s', n.rel, n.name, n.type)
-                     || case when f.adbin is null then '' else format(', alter column %I set default (%s)::text::%s', n.name,
+                     || case when f.adbin is null then ''
+                             else format(', alter column %I set default (%s)::text::%s', n.name,
                                                                       pg_get_expr(f.adbin, f.adrelid), n.type) end end
       from (select c.rel, split_part(l.item, ' ', 1) as name, substr(l.item, strpos(l.item, ' ') + 1) as type
               from public.internal_columns() c cross join unnest(c.columns) l (item)) n
@@ -124,7 +129,8 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
       left join pg_catalog.pg_type h on h.oid = a.atttypid
       left join pg_catalog.pg_type w on w.oid = to_regtype(n.type)
      where case when internal_column_problems.p_gone then a.attname is null
-                else a.attgenerated <> '' or h.oid <> w.oid and (w.typcategory in ('U', 'A') or h.typcategory <> w.typcategory)
+                else a.attgenerated <> '' or h.oid <> w.oid
+                     and (w.typcategory in ('U', 'A') or h.typcategory <> w.typcategory)
                      and not (h.typcategory = 'E' and w.typcategory = 'S') end
 $$;
 
@@ -135,8 +141,10 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
                   string_agg(t.name, ', ' order by t.name)),
            'without them the queue does not follow changes of tasks, or changes of workers are not recorded',
            case when t.gone
-                then 'delete from public.schema_migrations where version = ''triggers.sql''; then python -m orchestrator migrate'
-                else string_agg(format('alter table public.%I enable trigger %I', t.rel, t.name), '; ' order by t.name) end
+                then 'delete from public.schema_migrations where version = ''triggers.sql''; '
+                     'then python -m orchestrator migrate'
+                else string_agg(
+                         format('alter table public.%I enable trigger %I', t.rel, t.name), '; ' order by t.name) end
       from (select n.rel, n.name, g.oid is null as gone
               from (select split_part(i.item, ' ', 1) as rel, split_part(i.item, ' ', 2) as name
                       from unnest(public.internal_triggers()) i (item)) n
@@ -157,19 +165,21 @@ $$;
 
 create or replace function public.internal_triggers() returns text[]
 language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
-    select array['cluster_apps cluster_apps_added', 'cluster_apps cluster_apps_changed', 'cluster_apps cluster_apps_changing',
-                 'cluster_apps cluster_apps_new', 'cluster_events cluster_events_final',
-                 'cluster_members cluster_members_added', 'cluster_members cluster_members_changed',
-                 'cluster_members cluster_members_changing', 'cluster_members cluster_members_new',
-                 'costs costs_booking', 'member_operations member_operations_added',
-                 'member_operations member_operations_changed', 'member_operations member_operations_changing',
-                 'member_operations member_operations_new', 'node_tasks node_tasks_added', 'node_tasks node_tasks_changed',
+    select array['cluster_apps cluster_apps_added', 'cluster_apps cluster_apps_changed',
+                 'cluster_apps cluster_apps_changing', 'cluster_apps cluster_apps_new',
+                 'cluster_events cluster_events_final', 'cluster_members cluster_members_added',
+                 'cluster_members cluster_members_changed', 'cluster_members cluster_members_changing',
+                 'cluster_members cluster_members_new', 'costs costs_booking',
+                 'member_operations member_operations_added', 'member_operations member_operations_changed',
+                 'member_operations member_operations_changing', 'member_operations member_operations_new',
+                 'node_tasks node_tasks_added', 'node_tasks node_tasks_changed',
                  'node_tasks node_tasks_changing', 'node_tasks node_tasks_new', 'schedules schedules_changed',
                  'tasks tasks_deleted', 'tasks tasks_inserted', 'tasks tasks_truncated', 'tasks tasks_updated',
                  'worker_events worker_events_final',
-                 'workers !enter_users_path', 'workers ~leave_users_path', 'workers workers_added', 'workers workers_billing', 'workers workers_changed',
-                 'workers workers_changing', 'workers workers_ended_bringup', 'workers workers_launched', 'workers workers_removed',
-                 'workers workers_sick']
+                 'workers !enter_users_path', 'workers ~leave_users_path', 'workers workers_added',
+                 'workers workers_billing', 'workers workers_changed', 'workers workers_changing',
+                 'workers workers_ended_bringup', 'workers workers_launched',
+                 'workers workers_removed', 'workers workers_sick']
 $$;
 
 -- Columns of a user that no insert of the functions fills.

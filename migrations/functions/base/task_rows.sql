@@ -4,10 +4,12 @@
 create or replace function public.internal_traceparent_problem(p_traceparent text) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
     select case
-        when internal_traceparent_problem.p_traceparent ~ '^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$' then null
+        when internal_traceparent_problem.p_traceparent
+             ~ '^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$' then null
         when length(internal_traceparent_problem.p_traceparent) <> 55
             then format('it has %s characters, not 55', length(internal_traceparent_problem.p_traceparent))
-        when internal_traceparent_problem.p_traceparent is not null then 'it is not 00-<32 hex digits>-<16 hex digits>-<2 hex digits>, in lower case '
+        when internal_traceparent_problem.p_traceparent is not null
+        then 'it is not 00-<32 hex digits>-<16 hex digits>-<2 hex digits>, in lower case '
             'and with ids other than zero'
     end
 $$;
@@ -21,12 +23,14 @@ language sql immutable security definer set search_path = pg_catalog, pg_temp as
         when jsonb_typeof(internal_labels_problem.p_labels) <> 'object'
             then 'labels are a JSON ' || jsonb_typeof(internal_labels_problem.p_labels) || ', not an object'
         when (select count(*) from jsonb_object_keys(internal_labels_problem.p_labels)) > 16
-            then (select count(*) from jsonb_object_keys(internal_labels_problem.p_labels)) || ' labels, the limit is 16'
+            then (select count(*)
+                    from jsonb_object_keys(internal_labels_problem.p_labels)) || ' labels, the limit is 16'
         else (
             select case
                 when length(l.key) not between 1 and 63
                     then format('the key %s… has %s characters', to_json(left(l.key, 20)), length(l.key))
-                when l.key ~ '[=[:cntrl:]]' then format('the key %s contains "=" or a control character', to_json(l.key))
+                when l.key ~ '[=[:cntrl:]]'
+                then format('the key %s contains "=" or a control character', to_json(l.key))
                 when jsonb_typeof(l.value) <> 'string'
                     then format('the value of %s is a JSON %s, not a text', to_json(l.key), jsonb_typeof(l.value))
                 else format('the value of %s has %s characters', to_json(l.key), length(l.value #>> '{}'))
@@ -52,8 +56,8 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
          where a.attrelid = 'public.tasks'::regclass and a.attname = 'error_message')))
 $$;
 
--- A time of a user's as it is stored. Infinite ones, years of five digits and those before Christ are not read by Python
--- and JavaScript: one of them would end every list of tasks.
+-- A time of a user's as it is stored. Infinite ones, years of five digits and those before Christ are not read by
+-- Python and JavaScript: one of them would end every list of tasks.
 create or replace function public.internal_readable_time(p_at timestamptz) returns timestamptz
 language plpgsql immutable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
@@ -94,8 +98,8 @@ begin
 end
 $$;
 
--- Whether row_problem() must look at a task: what is too deep or too long is large. It has no settings of its own, so that
--- PostgreSQL makes it part of the triggers' statements.
+-- Whether row_problem() must look at a task: what is too deep or too long is large. It has no settings of its own, so
+-- that PostgreSQL makes it part of the triggers' statements.
 create or replace function orchestrator.may_have_problem(t public.tasks) returns boolean
 language sql immutable as $$
     select pg_column_size(t.params) > 200 or octet_length(t.params::text) > 200 or t.labels is not null
@@ -119,13 +123,15 @@ declare
     v_bytes int := octet_length(p_task.params::text);
 begin
     return case
-        when p_task.status::text not in ('Queued', 'In Progress', 'Complete', 'Failed', 'Cancelled') then concat_ws(E'\n',
+        when p_task.status::text not in ('Queued', 'In Progress', 'Complete', 'Failed', 'Cancelled')
+        then concat_ws(E'\n',
             'status is not valid', format('got %L', left(p_task.status::text, 100)),
             'Queued, In Progress, Complete, Failed or Cancelled')
         when p_task.pool !~ '^[A-Za-z0-9][A-Za-z0-9_-]*$' or octet_length(p_task.pool) > 63 then concat_ws(E'\n',
             'pool is not valid', format('got %s', left(to_json(p_task.pool)::text, 100)),
             'letters, digits, _ and -, at most 63, or NULL for the pool of its type')
-        when p_task.max_attempts < 1 or p_task.attempts < 0 then concat_ws(E'\n', 'max_attempts or attempts is not valid',
+        when p_task.max_attempts < 1 or p_task.attempts < 0
+        then concat_ws(E'\n', 'max_attempts or attempts is not valid',
             format('got %s and %s', p_task.max_attempts, p_task.attempts), 'at least 1 and 0')
         when p_task.published not between 0 and 2000000 then concat_ws(E'\n', 'published is not valid',
             format('got %s', p_task.published), 'leave it out: the queue counts with it')
@@ -144,14 +150,18 @@ begin
             'depends_on or task_type is too long', 'the limits are 10000 ids and 200 letters', '')
         when length(p_task.tenant) not between 1 and 200 then concat_ws(E'\n', 'tenant is not valid',
             format('it has %s characters', length(p_task.tenant)), 'text of 1 to 200 characters, or NULL for none')
-        when length(p_task.concurrency_key) not between 1 and 200 or p_task.concurrency_key ~ '[[:cntrl:]]' then concat_ws(E'\n',
+        when length(p_task.concurrency_key) not between 1 and 200 or p_task.concurrency_key ~ '[[:cntrl:]]'
+        then concat_ws(E'\n',
             'concurrency_key is not valid', format('it has %s characters', length(p_task.concurrency_key)),
             'text of 1 to 200 characters without control characters, or NULL for none')
-        when p_task.labels is not null and public.internal_labels_problem(p_task.labels) is not null then concat_ws(E'\n',
+        when p_task.labels is not null and public.internal_labels_problem(p_task.labels) is not null
+        then concat_ws(E'\n',
             'labels are not valid', public.internal_labels_problem(p_task.labels), public.internal_labels_rule())
-        when p_task.webhook_url is not null and public.internal_webhook_host(p_task.webhook_url) is null then concat_ws(E'\n',
+        when p_task.webhook_url is not null and public.internal_webhook_host(p_task.webhook_url) is null
+        then concat_ws(E'\n',
             'webhook_url is not valid', '', public.internal_webhook_rule())
-        when octet_length(p_task.result_data::text) > c_result_bytes or octet_length(p_task.progress::text) > c_result_bytes
+        when octet_length(p_task.result_data::text) > c_result_bytes
+             or octet_length(p_task.progress::text) > c_result_bytes
             then concat_ws(E'\n', 'result_data or progress is too large',
                            format('the limit is %s MiB', c_result_bytes / 1048576), 'upload it and store its location')
         when octet_length(p_task.output_location) > 65536 then concat_ws(E'\n', 'output_location is too large',
@@ -194,7 +204,8 @@ begin
         v_ended_s := (p_upload->>'ended_s')::numeric;
     end if;
     if 0 <= v_started_s and v_started_s <= v_ended_s and v_ended_s <= extract(epoch from p_now - p_from) + c_fast_s then
-        return least(p_now, p_from + case p_end when 'started_s' then v_started_s else v_ended_s end * interval '1 second');
+        return least(p_now, p_from + case p_end when 'started_s' then v_started_s
+                                                else v_ended_s end * interval '1 second');
     end if;
     return null;
 end

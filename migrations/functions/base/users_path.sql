@@ -1,10 +1,10 @@
--- The search path of what a user adds to `tasks` and `workers`: triggers, defaults, constraints. The path of our functions
--- is pg_catalog and, last, pg_temp: nobody's table, type or operator takes the place of another. (An empty path would find
--- the types of the session's temporary schema first.) What a user adds may name its tables
--- without a schema, as the user's own statements do.
+-- The search path of what a user adds to `tasks` and `workers`: triggers, defaults, constraints. The path of our
+-- functions is pg_catalog and, last, pg_temp: nobody's table, type or operator takes the place of another. (An empty
+-- path would find the types of the session's temporary schema first.) What a user adds may name its tables without a
+-- schema, as the user's own statements do.
 --
--- Two triggers for each statement surround everything else that a write fires: one gives it the user's search path, the
--- other takes it back. The statement itself has been planned by then, with our path. Each function of ours sets our
+-- Two triggers for each statement surround everything else that a write fires: the first sets the user's search path,
+-- the last restores ours. The statement itself has been planned by then, with our path. Each function of ours sets our
 -- path again. The last name in the path marks which statement has set it. No schema has this name, because names that
 -- begin with pg_ are reserved; PostgreSQL restores the path when a function or a subtransaction ends.
 
@@ -31,8 +31,8 @@ begin
 end
 $$;
 
--- It has no search path of its own, because a path that it set would end with it. So it runs with the rights of its caller,
--- and names the schema of everything.
+-- It has no search path of its own, because a path that it set would end with it. So it runs with the rights of its
+-- caller, and names the schema of everything.
 create or replace function public.internal_enter_path() returns trigger
 language plpgsql set jit = off as $$
 #variable_conflict use_variable
@@ -40,7 +40,8 @@ begin
     if pg_catalog.current_setting('search_path') operator(pg_catalog.=) 'pg_catalog, pg_temp'
        and pg_catalog.has_function_privilege('public.internal_users_path()', 'execute') then
         perform pg_catalog.set_config('search_path', pg_catalog.format('%s, pg_temp, pg_%s_%s_%s',
-            public.internal_users_path(), pg_catalog.lower(tg_op), tg_relid::pg_catalog.oid, pg_catalog.pg_trigger_depth()),
+            public.internal_users_path(), pg_catalog.lower(tg_op), tg_relid::pg_catalog.oid,
+            pg_catalog.pg_trigger_depth()),
             true);
     end if;
     return null;

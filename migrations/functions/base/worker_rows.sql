@@ -15,6 +15,7 @@ $$;
 -- A time of a hold; null if it has none, or if a person wrote something else there.
 create or replace function public.internal_held_moment(p_held jsonb, p_name text) returns timestamptz
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
-    select case when internal_held_moment.p_held->>internal_held_moment.p_name ~ E'^\\d{4}-\\d\\d-\\d\\dT\\d\\d:\\d\\d:\\d\\d'
+    select case when internal_held_moment.p_held->>internal_held_moment.p_name
+                     ~ E'^\\d{4}-\\d\\d-\\d\\dT\\d\\d:\\d\\d:\\d\\d'
                 then (internal_held_moment.p_held->>internal_held_moment.p_name)::timestamptz end
 $$;

@@ -1,8 +1,8 @@
--- Members of clusters: workers that a cluster reserves, with their place and their state in Slurm.
+-- Members of clusters: workers that a cluster reserves, with their index and their state in Slurm.
 
 -- Adds a promoted worker that the cluster reserves as a pending member. p_fields: index_no (without it: the lowest free
--- one), node_name (without it: from the worker's id), and those of fleet_cluster_member_move. Answers {outcome, index_no,
--- node_name}; stale if the worker or the cluster is not ready for it, or the place is taken.
+-- one), node_name (without it: from the worker's id), and those of fleet_cluster_member_move. Answers {outcome,
+-- index_no, node_name}; stale if the worker or the cluster is not ready for it, or the index is taken.
 create or replace function public.fleet_cluster_join(
     p_fleet text, p_term bigint, p_cluster text, p_worker_id text, p_role text, p_fields jsonb,
     p_now timestamptz default null
@@ -38,8 +38,8 @@ begin
     v_row.node_name := coalesce(v_row.node_name, lower(replace(p_worker_id, '_', '-')));
     perform public.internal_because('orchestrator', p_term, format('the worker is promoted, and joins as %s', p_role));
     begin
-        insert into public.cluster_members (cluster, worker_id, role, node_name, index_no, ssh_host, ssh_port, fabric_addr,
-                                            hostname, adapter_detail, created_at)
+        insert into public.cluster_members (cluster, worker_id, role, node_name, index_no, ssh_host, ssh_port,
+                                            fabric_addr, hostname, adapter_detail, created_at)
         values (p_cluster, p_worker_id, p_role, v_row.node_name, v_row.index_no, v_row.ssh_host, v_row.ssh_port,
                 v_row.fabric_addr, v_row.hostname, coalesce(v_row.adapter_detail, '{}'), v_now);
     exception when unique_violation then

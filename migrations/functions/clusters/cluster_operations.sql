@@ -1,9 +1,9 @@
--- What is done with members of clusters (operations), and what operations do on pods (node tasks). Both have a deadline;
--- fleet_cluster_sweep expires them.
+-- What is done with members of clusters (operations), and what operations do on pods (node tasks). Both have a
+-- deadline; fleet_cluster_sweep expires them.
 
--- An operator's request: drain, reconcile or bootstrap_ssh of one member, by its worker's id or its node's name, or of all
--- live members. Answers {outcome, operations}: accepted; already, if each of them has such an operation that is open;
--- no_members.
+-- An operator's request: drain, reconcile or bootstrap_ssh of one member, by its worker's id or its node's name, or of
+-- all live members. Answers {outcome, operations}: accepted; already, if each of them has such an operation that is
+-- open; no_members.
 create or replace function public.internal_cluster_request(
     p_row public.cluster_apps, p_actor text, p_kind text, p_worker text, p_now timestamptz
 ) returns jsonb
@@ -41,8 +41,8 @@ begin
 end
 $$;
 
--- The leader's own operation: {outcome, id}. If such an operation is open, its id. Stale if the cluster has ended, or does
--- not reserve the worker.
+-- The leader's own operation: {outcome, id}. If such an operation is open, its id. Stale if the cluster has ended, or
+-- does not reserve the worker.
 create or replace function public.fleet_cluster_operate(
     p_fleet text, p_term bigint, p_cluster text, p_worker_id text, p_kind text, p_deadline_s numeric,
     p_now timestamptz default null
@@ -145,7 +145,8 @@ begin
 end
 $$;
 
--- Takes an open node task from an agent that is silent: the leader does it over SSH, and the agent may not report its end.
+-- Moves an open node task from a silent agent to the leader, which runs it over SSH. The agent may no longer report its
+-- end.
 create or replace function public.fleet_node_task_take(
     p_fleet text, p_term bigint, p_id bigint, p_now timestamptz default null
 ) returns jsonb
@@ -206,7 +207,8 @@ declare
     v_expired int;
 begin
     if p_subject = 'operation' then
-        update public.member_operations o set status = 'expired', error = coalesce(o.error, c_late) where o.id = any (p_ids);
+        update public.member_operations o set status = 'expired', error = coalesce(o.error, c_late)
+         where o.id = any (p_ids);
     else
         update public.node_tasks n set status = 'expired', error = c_late where n.id = any (p_ids);
     end if;
@@ -216,7 +218,8 @@ exception when others or assert_failure then
     if cardinality(p_ids) = 1 then
         return 0;
     end if;
-    return (select coalesce(sum(public.internal_cluster_expire(p_subject, array[i.id])), 0)::int from unnest(p_ids) i (id));
+    return (select coalesce(sum(public.internal_cluster_expire(p_subject, array[i.id])), 0)::int
+              from unnest(p_ids) i (id));
 end
 $$;
 
@@ -245,7 +248,8 @@ begin
     perform public.internal_because('worker', null, coalesce(nullif(p_error, ''), 'reported by the agent'));
     update public.node_tasks n
        set status = case when p_ok then 'completed' else 'failed' end,
-           error = case when not coalesce(p_ok, false) then left(coalesce(nullif(p_error, ''), 'no reason given'), 500) end
+           error = case when not coalesce(p_ok, false)
+                        then left(coalesce(nullif(p_error, ''), 'no reason given'), 500) end
      where n.id = p_id;
     return jsonb_build_object('outcome', 'ok', 'wanted', public.internal_wanted(v_worker));
 end

@@ -1,7 +1,7 @@
 -- What the leader, the commands and the API read about clusters. Each list is bounded, and read by an index.
 
--- One cluster (null: all live ones) with everything about it. Of all clusters at once, the lists of operations, node tasks
--- and events are short, and cost_usd is null.
+-- One cluster (null: all live ones) with everything about it. Of all clusters at once, the lists of operations, node
+-- tasks and events are short, and cost_usd is null.
 create or replace function public.fleet_cluster_report(p_fleet text, p_cluster text, p_now timestamptz default null)
 returns jsonb
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
@@ -17,7 +17,8 @@ begin
                    || jsonb_build_object('demand', public.internal_cluster_demand(c.*, v_now),
                                          'cost_usd', case when p_cluster is not null
                                                           then public.internal_cluster_cost(c.id, v_now) end)
-                   || public.internal_cluster_workers(c.id) || public.internal_cluster_history(c.id, v_rows) order by c.id)
+                   || public.internal_cluster_workers(c.id) || public.internal_cluster_history(c.id, v_rows)
+                   order by c.id)
           from (select * from public.cluster_apps a
                  where a.fleet = p_fleet and p_cluster is null and a.status not in ('deleted', 'failed')
                 union all
@@ -33,7 +34,8 @@ language sql stable security definer set search_path = pg_catalog, pg_temp set e
     select coalesce(jsonb_agg(to_jsonb(c.*) - 'fleet'
                || jsonb_build_object('demand', public.internal_cluster_demand(c.*, internal_cluster_troubles.p_now),
                                      'cost_usd', null)
-               || public.internal_cluster_workers(c.id) || public.internal_cluster_history(c.id, 5) order by c.id), '[]')
+               || public.internal_cluster_workers(c.id) || public.internal_cluster_history(c.id, 5)
+               order by c.id), '[]')
       from (select * from public.cluster_apps a
              where a.fleet = internal_cluster_troubles.p_fleet and a.status not in ('deleted', 'failed')
             union all
@@ -47,10 +49,12 @@ language sql stable security definer set search_path = pg_catalog, pg_temp set e
 $$;
 
 -- The rows of clusters, live ones first, then the newest, each with its number of members in each state.
-create or replace function public.fleet_clusters(p_fleet text, p_limit int, p_now timestamptz default null) returns jsonb
+create or replace function public.fleet_clusters(p_fleet text, p_limit int, p_now timestamptz default null)
+returns jsonb
 language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     select jsonb_build_object('now', public.internal_clock(fleet_clusters.p_now), 'clusters', coalesce((
-        select jsonb_agg(to_jsonb(c.*) - array['fleet', 'smoke_evidence', 'ended'] || jsonb_build_object('members', coalesce((
+        select jsonb_agg(to_jsonb(c.*) - array['fleet', 'smoke_evidence', 'ended']
+                         || jsonb_build_object('members', coalesce((
                    select jsonb_object_agg(n.status, n.n) from (
                        select m.status, count(*) as n from public.cluster_members m where m.cluster = c.id
                         group by m.status) n), '{}')) order by c.ended, c.created_at desc, c.id)
@@ -60,8 +64,8 @@ language sql stable security definer set search_path = pg_catalog, pg_temp set j
                  limit least(greatest(coalesce(fleet_clusters.p_limit, 100), 0), 1000)) c), '[]'))
 $$;
 
--- What the tick's snapshot has of live clusters. A removed or failed member is shown until its worker has ended: it is no
--- worker that has yet to join.
+-- What the tick's snapshot has of live clusters. A removed or failed member is shown until its worker has ended:
+-- otherwise it would look like a worker that has not joined yet.
 create or replace function public.internal_cluster_needs(p_fleet text) returns jsonb
 language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
     select coalesce(jsonb_agg(jsonb_build_object(
@@ -110,8 +114,8 @@ $$;
 -- {operations, node_tasks, events}, the newest first: so many open ones, and so many others. Of events that a user
 -- inserted, those about something else are left out, and long texts are cut.
 create or replace function public.internal_cluster_history(p_cluster text, p_rows int) returns jsonb
-language sql stable security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+set enable_sort = off set enable_bitmapscan = off set jit = off as $$
     select jsonb_build_object(
         'operations', coalesce((
             select jsonb_agg(to_jsonb(o.*) order by o.id desc)
@@ -144,7 +148,8 @@ $$;
 -- Dollars of all workers that the cluster has had.
 create or replace function public.internal_cluster_cost(p_cluster text, p_now timestamptz) returns numeric
 language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
-    select coalesce(round(sum((public.internal_worker_costs(w.*, internal_cluster_cost.p_now)->>'cost_usd')::numeric), 6), 0)
+    select coalesce(round(sum((public.internal_worker_costs(w.*, internal_cluster_cost.p_now)->>'cost_usd')::numeric),
+                          6), 0)
       from public.workers w where w.cluster = internal_cluster_cost.p_cluster
 $$;
 

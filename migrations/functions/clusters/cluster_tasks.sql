@@ -1,17 +1,19 @@
--- The tasks of a cluster's pool, by the number of nodes that each asks for. A task that asks for more nodes than the cluster
--- may have is not given to a worker. Maintenance or the sweep ends it: it would keep the controller from all others.
+-- The tasks of a cluster's pool, by the number of nodes that each asks for. A task that asks for more nodes than the
+-- cluster may have is not given to a worker. Maintenance or the sweep ends it: otherwise the controller could run no
+-- other task.
 
 -- The ready and running tasks of its pool and the nodes that they ask for: {tasks, nodes, largest}, without ready tasks
 -- that ask for more than the cluster may have: these fail (internal_cluster_refuse).
 create or replace function public.internal_cluster_demand(p_row public.cluster_apps, p_now timestamptz) returns jsonb
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
-    select jsonb_build_object('tasks', count(*), 'nodes', coalesce(sum(t.nodes), 0), 'largest', coalesce(max(t.nodes), 0))
+    select jsonb_build_object('tasks', count(*), 'nodes', coalesce(sum(t.nodes), 0),
+                              'largest', coalesce(max(t.nodes), 0))
       from public.internal_cluster_tasks(internal_cluster_demand.p_row, internal_cluster_demand.p_now) t
      where not t.is_ready or t.nodes <= internal_cluster_demand.p_row.max_nodes
 $$;
 
--- The running and the ready tasks of the cluster's pool with their numbers of nodes. The first 1,000 tasks count, and of
--- these the first 16 MB of params: of later ones, one node.
+-- The running and the ready tasks of the cluster's pool with their numbers of nodes. The first 1,000 tasks count, and
+-- of these the first 16 MB of params: of later ones, one node.
 create or replace function public.internal_cluster_tasks(p_row public.cluster_apps, p_now timestamptz)
 returns table (id uuid, nodes int, is_ready boolean)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
@@ -45,7 +47,8 @@ begin
 end
 $$;
 
--- Ends the ready tasks that ask for more nodes than the cluster may have, 100 at once: without nodes, nobody claims them.
+-- Ends the ready tasks that ask for more nodes than the cluster may have, 100 at once: without nodes, no worker claims
+-- them.
 create or replace function public.internal_cluster_refuse(p_row public.cluster_apps, p_now timestamptz) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable

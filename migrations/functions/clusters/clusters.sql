@@ -1,8 +1,8 @@
 -- Slurm clusters: their rows, and the changes of their states.
 --
--- A cluster runs on the workers of one pool. Operators create, scale and delete it (internal_cluster_act, by fleet_act);
--- the leader moves it from state to state. Each move is a compare-and-set under a term: it answers {outcome: ok} or, if
--- the row is no longer as the caller saw it, {outcome: stale}, and then nothing was changed.
+-- A cluster runs on the workers of one pool. Operators create, scale and delete it (internal_cluster_act, by
+-- fleet_act); the leader moves it from state to state. Each move is a compare-and-set under a term: it answers
+-- {outcome: ok} or, if the row is no longer as the caller saw it, {outcome: stale}, and then nothing was changed.
 
 -- Moves a cluster from one of the states p_from to p_status. A deadline and what it waits for belong to a state: a move
 -- without them clears them. p_fields: see internal_cluster_with.
@@ -136,7 +136,8 @@ begin
         when 'cluster.scale' then array['nodes', 'min_nodes', 'max_nodes']
         when 'cluster.delete' then array['reason']
         else array['worker'] end, 'p_args');
-    perform public.internal_because(p_actor, null, coalesce(nullif(v_args->>'reason', ''), format('%s requested it', p_actor)));
+    perform public.internal_because(p_actor, null,
+                                    coalesce(nullif(v_args->>'reason', ''), format('%s requested it', p_actor)));
     if p_action = 'cluster.create' then
         return public.internal_cluster_create(p_fleet, p_cluster, v_args, p_now);
     end if;
@@ -171,7 +172,8 @@ begin
     perform public.internal_check_id(p_fleet, 'p_fleet');
     perform public.internal_check_id(p_args->>'pool', 'the pool');
     if coalesce(p_cluster !~ '^[a-z0-9][a-z0-9-]{0,40}$', true) then
-        perform public.internal_refuse('OR007', 'the name of the cluster is not valid', format('got %L', left(p_cluster, 100)),
+        perform public.internal_refuse('OR007', 'the name of the cluster is not valid',
+                                       format('got %L', left(p_cluster, 100)),
             'lower-case letters, digits and -, at most 41, the first one a letter or digit');
     end if;
     perform public.internal_cluster_check_size(v_nodes, v_min, v_max);
@@ -181,7 +183,8 @@ begin
     exception when unique_violation then
         select * into v_row from public.cluster_apps c where c.id = p_cluster;
         if found then
-            perform public.internal_refuse('OR007', format('there is a cluster %s, which is %s', p_cluster, v_row.status),
+            perform public.internal_refuse('OR007',
+                                           format('there is a cluster %s, which is %s', p_cluster, v_row.status),
                 'the name of an ended cluster is free after 30 days', 'take another name');
         end if;
         perform public.internal_refuse('OR007', format('the pool %s has a cluster', p_args->>'pool'),
@@ -203,8 +206,8 @@ begin
 end
 $$;
 
--- {outcome: scaled or already, cluster}. The bounds of a cluster of a fixed size follow its size. One that begins, and
--- gets more nodes, has no deadline until the leader sets it: the old one was for fewer nodes.
+-- {outcome: scaled or already, cluster}. The bounds of a cluster of a fixed size follow its size. A cluster that is
+-- starting and gets more nodes has no deadline until the leader sets it: the old one was for fewer nodes.
 create or replace function public.internal_cluster_scale(p_row public.cluster_apps, p_args jsonb) returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
@@ -213,8 +216,10 @@ declare
     v_fixed boolean := p_row.min_nodes = p_row.max_nodes and not p_args ?| array['min_nodes', 'max_nodes'];
 begin
     v_row.nodes := coalesce((p_args->>'nodes')::int, p_row.nodes);
-    v_row.min_nodes := coalesce((p_args->>'min_nodes')::int, case when v_fixed then v_row.nodes else p_row.min_nodes end);
-    v_row.max_nodes := coalesce((p_args->>'max_nodes')::int, case when v_fixed then v_row.nodes else p_row.max_nodes end);
+    v_row.min_nodes := coalesce((p_args->>'min_nodes')::int,
+                                case when v_fixed then v_row.nodes else p_row.min_nodes end);
+    v_row.max_nodes := coalesce((p_args->>'max_nodes')::int,
+                                case when v_fixed then v_row.nodes else p_row.max_nodes end);
     if not p_args ? 'nodes' then  -- new bounds only
         v_row.nodes := least(greatest(v_row.nodes, v_row.min_nodes), v_row.max_nodes);
     end if;
@@ -250,17 +255,19 @@ begin
 end
 $$;
 
--- Before a change of a cluster, member, operation or node task: refuses an illegal transition. The trigger's argument is
--- the subject of cluster_transitions.
+-- Before a change of a cluster, member, operation or node task: refuses an illegal transition. The trigger's argument
+-- is the subject of cluster_transitions.
 create or replace function public.internal_cluster_changing() returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
-    c_first constant jsonb := '{"cluster": "requested", "member": "pending", "operation": "accepted", "node_task": "queued"}';
+    c_first constant jsonb := '{"cluster": "requested", "member": "pending", "operation": "accepted",
+                                "node_task": "queued"}';
 begin
     if tg_op = 'INSERT' then
         if new.status <> c_first->>tg_argv[0] then
-            perform public.internal_refuse('OR007', format('this %s cannot begin as %s', replace(tg_argv[0], '_', ' '), new.status),
+            perform public.internal_refuse(
+                'OR007', format('this %s cannot begin as %s', replace(tg_argv[0], '_', ' '), new.status),
                 '', format('insert it as %s', c_first->>tg_argv[0]));
         end if;
     elsif not exists (select from public.cluster_transitions t

@@ -20,7 +20,8 @@ begin
     for v_type in select value from jsonb_array_elements(coalesce(p_pools, '[]')) loop
         perform public.internal_check_keys(v_type, array['task_type', 'pool', 'timeout_s', 'max_attempts'], 'p_pools');
     end loop;
-    select coalesce(jsonb_object_agg(d.task_type, coalesce(d.pool, 'default')), '{}') into v_before from public.task_types d;
+    select coalesce(jsonb_object_agg(d.task_type, coalesce(d.pool, 'default')), '{}') into v_before
+      from public.task_types d;
     delete from public.task_types t
      where t.fleet = p_fleet
        and t.task_type not in (select d->>'task_type' from jsonb_array_elements(coalesce(p_pools, '[]')) d);
@@ -30,7 +31,8 @@ begin
     on conflict (task_type) do update
        set fleet = excluded.fleet, pool = excluded.pool, timeout_s = excluded.timeout_s,
            max_attempts = excluded.max_attempts, declared_at = excluded.declared_at;
-    select coalesce(jsonb_object_agg(d.task_type, coalesce(d.pool, 'default')), '{}') into v_after from public.task_types d;
+    select coalesce(jsonb_object_agg(d.task_type, coalesce(d.pool, 'default')), '{}') into v_after
+      from public.task_types d;
     select array_agg(n.name) into v_elsewhere
       from (select jsonb_object_keys(v_before || v_after) as name) n
      where coalesce(v_before->>n.name, 'default') <> coalesce(v_after->>n.name, 'default');
@@ -41,7 +43,8 @@ begin
              order by q.place, q.turn, q.created_at, q.task_id limit c_most);  -- tenants get their turns in this order
         perform orchestrator.reconcile_free(v_ids);
     end if;
-    return jsonb_build_object('declared', jsonb_array_length(coalesce(p_pools, '[]')), 'rerouted', coalesce(cardinality(v_ids), 0));
+    return jsonb_build_object('declared', jsonb_array_length(coalesce(p_pools, '[]')),
+                              'rerouted', coalesce(cardinality(v_ids), 0));
 end
 $$;
 
@@ -60,7 +63,8 @@ begin
         perform public.internal_refuse('OR007', 'p_pools is a list of pools and p_stuck_s is from 1 to 2592000');
     end if;
     insert into public.fleet_settings (fleet, name, value, reason, set_at)
-    values (p_fleet, 'programs', jsonb_build_object('pools', p_pools, 'stuck_s', p_stuck_s), 'WORKER_START_COMMAND', v_now)
+    values (p_fleet, 'programs', jsonb_build_object('pools', p_pools, 'stuck_s', p_stuck_s),
+            'WORKER_START_COMMAND', v_now)
     on conflict (fleet, name) do update set value = excluded.value, set_at = excluded.set_at;
     return jsonb_build_object('declared', jsonb_array_length(p_pools));
 end
@@ -138,5 +142,6 @@ $$;
 create or replace function public.internal_paused(p_fleet text, p_now timestamptz) returns text
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select s.reason from public.fleet_settings s
-     where s.fleet = internal_paused.p_fleet and s.name = 'paused' and coalesce(s.expires_at > internal_paused.p_now, true)
+     where s.fleet = internal_paused.p_fleet and s.name = 'paused'
+       and coalesce(s.expires_at > internal_paused.p_now, true)
 $$;

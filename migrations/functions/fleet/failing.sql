@@ -30,7 +30,8 @@ begin
         v_release := public.internal_replacing_release(v_worker, v_task.task_type, v_now);
     end if;
     if v_release is not null then
-        return jsonb_build_object('outcome', orchestrator.fail_as_earlier(v_worker, v_task, p_failure, v_release, v_now));
+        v_outcome := orchestrator.fail_as_earlier(v_worker, v_task, p_failure, v_release, v_now);
+        return jsonb_build_object('outcome', v_outcome);
     end if;
     v_outcome := orchestrator.give_up(v_task, 'failed', coalesce(p_failure, '{}'), true, true, v_now);
     perform public.internal_hold_back(v_worker, v_now);
@@ -38,8 +39,8 @@ begin
 end
 $$;
 
--- A worker of an earlier release has no handler for a task, and the declared one has: the task waits for that. It is
--- ready at once if such a worker is there, and this one is drained.
+-- The declared release has a handler for a task, and the earlier release of the worker has none: the task waits for a
+-- worker of the declared release. If there is one, the task is ready at once, and this worker is drained.
 create or replace function orchestrator.fail_as_earlier(
     p_worker public.workers, p_task orchestrator.live, p_failure jsonb, p_release text, p_now timestamptz
 ) returns text
@@ -57,7 +58,8 @@ begin
         case when not v_is_here then (c_wait_s * least(2 ^ least(p_task.uncounted, 4), 10))::numeric end);
     update public.workers w
        set metadata = w.metadata || jsonb_build_object('lacks', p_task.task_type),
-           drain_requested_at = case when v_is_here then coalesce(w.drain_requested_at, p_now) else w.drain_requested_at end
+           drain_requested_at = case when v_is_here then coalesce(w.drain_requested_at, p_now)
+                                     else w.drain_requested_at end
      where w.id = p_worker.id;
     perform pg_notify('orchestrator_fleet', p_worker.id);
     return v_outcome;

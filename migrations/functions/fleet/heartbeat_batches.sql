@@ -18,7 +18,8 @@ begin
      where w.id = p_worker_id and w.fleet = p_fleet and w.status <> 'terminated'
        and q.ctid = any (array(
                select l.ctid from orchestrator.live l
-                where l.worker_id = p_worker_id and l.state = 'running' and l.nonce is not null for update skip locked));
+                where l.worker_id = p_worker_id and l.state = 'running' and l.nonce is not null
+                  for update skip locked));
     get diagnostics v_count = row_count;
     return jsonb_build_object('tasks', v_count);
 end
@@ -64,7 +65,8 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
     if not p_alone then
-        return jsonb_build_object(p_worker_id, public.worker_heartbeat(p_worker_id, p_nonce, '[]', p_health, p_logs, p_now));
+        return jsonb_build_object(p_worker_id,
+                                  public.worker_heartbeat(p_worker_id, p_nonce, '[]', p_health, p_logs, p_now));
     end if;
     return public.internal_heartbeat(p_worker_id, p_nonce, p_health, p_logs, p_now, false);
 exception when others or assert_failure then

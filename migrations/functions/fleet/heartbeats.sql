@@ -19,14 +19,16 @@ declare
     v_skipped uuid[];
     v_before jsonb;  -- the progress that was shown, for earlier agents
 begin
-    if exists (select from jsonb_array_elements(p_tasks) n where n.value->'still_s' is null and n.value->'progress' <> 'null') then
+    if exists (select from jsonb_array_elements(p_tasks) n
+                where n.value->'still_s' is null and n.value->'progress' <> 'null') then
         v_before := (select jsonb_object_agg(t.id, t.progress) from public.tasks t where t.id = any (v_ids));
     end if;
     with named as (
         select (n.value->>'id')::uuid as id, (n.value->>'attempt')::int as attempt,
                case when n.value->>'still_s' ~ '^[0-9]{1,7}([.][0-9]{1,9})?$'
                     then p_now - (n.value->>'still_s')::numeric * interval '1 second'
-                    when n.value->'progress' <> 'null' and n.value->'progress' is distinct from v_before->(n.value->>'id')
+                    when n.value->'progress' <> 'null'
+                         and n.value->'progress' is distinct from v_before->(n.value->>'id')
                     then p_now end as lived_at
           from jsonb_array_elements(p_tasks) n
     ), renewed as (
@@ -139,8 +141,9 @@ begin
         perform orchestrator.maintain(v_now);
     end if;
     return jsonb_build_object(
-               'outcome', 'ok', 'wanted', v_launch.wanted, 'cancel', coalesce(v_cancel, '[]'), 'stuck', coalesce(v_stuck, '[]'),
-               'fenced', to_jsonb(v_renewed.fenced), 'heartbeat_s', v_worker.heartbeat_s, 'lease_s', v_worker.lease_s,
+               'outcome', 'ok', 'wanted', v_launch.wanted, 'cancel', coalesce(v_cancel, '[]'),
+               'stuck', coalesce(v_stuck, '[]'), 'fenced', to_jsonb(v_renewed.fenced),
+               'heartbeat_s', v_worker.heartbeat_s, 'lease_s', v_worker.lease_s,
                'led', v_is_led)
         || case when v_worker.cluster is null then '{}' else public.internal_node_tasks(v_worker, v_now) end;
 end
@@ -151,7 +154,8 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
     if jsonb_typeof(p_tasks) <> 'array' or jsonb_array_length(p_tasks) > 1000 then
-        perform public.internal_refuse('OR007', 'p_tasks must be a list of at most 1000 {id, attempt, progress, still_s}');
+        perform public.internal_refuse('OR007',
+                                       'p_tasks must be a list of at most 1000 {id, attempt, progress, still_s}');
     end if;
     perform public.internal_check_size(p_tasks, 1048576, 'p_tasks');
     perform public.internal_check_size(p_health, 65536, 'p_health');

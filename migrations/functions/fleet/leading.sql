@@ -52,8 +52,9 @@ begin
 end
 $$;
 
--- What an operator says of a copy: it takes the place of the original and of its pods, or it is another database, whose
--- orchestrator leaves these pods alone. fleet_act calls it. Outcome: confirmed, or already if it is no copy.
+-- What an operator declares about a copy: it takes the place of the original and of its pods, or it is another
+-- database, whose orchestrator leaves these pods alone. fleet_act calls it. Outcome: confirmed, or already if it is no
+-- copy.
 create or replace function public.internal_confirm_database(p_is_copy boolean) returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable

@@ -10,7 +10,8 @@ declare
     v_found boolean := true;
 begin
     if p_kind is null or p_kind not in ('key', 'type') then
-        perform public.internal_refuse('OR007', 'kind is not valid', format('got %L', left(p_kind, 100)), 'key or type');
+        perform public.internal_refuse('OR007', 'kind is not valid', format('got %L', left(p_kind, 100)),
+                                       'key or type');
     elsif coalesce(length(p_name), 0) not between 1 and 200 or p_name ~ '[[:cntrl:]]' then
         perform public.internal_refuse('OR007', 'name is not valid', format('got %s', left(to_json(p_name)::text, 100)),
             'text of 1 to 200 characters, without control characters');
@@ -58,7 +59,7 @@ language sql stable security definer set search_path = pg_catalog, pg_temp set j
       from listed d
 $$;
 
--- Which limit a task waits for: {kind: limit, scope, name, most, running, next}; next is a task that has a place and
+-- Which limit a task waits for: {kind: limit, scope, name, most, running, next}; next is a task that has a slot and
 -- does not run yet.
 create or replace function public.internal_limit_waits(p_task orchestrator.live) returns jsonb
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
@@ -71,15 +72,19 @@ declare
     v_next uuid;
 begin
     if v_scope = 'key' then
-        select count(*) filter (where q.state = 'running'), (array_agg(q.task_id) filter (where q.state <> 'running'))[1]
+        select count(*) filter (where q.state = 'running'),
+               (array_agg(q.task_id) filter (where q.state <> 'running'))[1]
           into v_running, v_next
-          from orchestrator.live q where q.concurrency_key = v_name and q.state in ('ready', 'waits_for_type', 'running');
+          from orchestrator.live q
+         where q.concurrency_key = v_name and q.state in ('ready', 'waits_for_type', 'running');
     else
-        select count(*) filter (where q.state = 'running'), (array_agg(q.task_id) filter (where q.state <> 'running'))[1]
+        select count(*) filter (where q.state = 'running'),
+               (array_agg(q.task_id) filter (where q.state <> 'running'))[1]
           into v_running, v_next
           from orchestrator.live q where q.task_type = v_name and q.type_limited and q.state in ('ready', 'running');
     end if;
     return jsonb_build_object('kind', 'limit', 'scope', v_scope, 'name', v_name, 'running', v_running, 'next', v_next,
-        'most', coalesce((select l.most from public.concurrency_limits l where l.scope = v_scope and l.name = v_name), 1));
+        'most', coalesce((select l.most from public.concurrency_limits l
+                           where l.scope = v_scope and l.name = v_name), 1));
 end
 $$;

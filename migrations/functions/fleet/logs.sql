@@ -22,7 +22,8 @@ begin
     if found then
         if (v_piece.first_byte, v_piece.last_byte, v_piece.sha256, v_piece.key)
            is distinct from (p_first, p_last, p_sha256, p_key) then
-            perform public.internal_refuse('OR002', format('piece %s of %s/%s is another one', p_seq, p_boot_id, p_stream),
+            perform public.internal_refuse('OR002',
+                                           format('piece %s of %s/%s is another one', p_seq, p_boot_id, p_stream),
                 format('it is [%s, %s)', v_piece.first_byte, v_piece.last_byte), 'Read the ledger again.');
         end if;
         return '{}';
@@ -57,7 +58,8 @@ begin
        and o.first_byte = p_first and o.last_byte = p_last and o.sha256 = p_sha256 and o.key = p_key
        and not o.declared_lost;
     if not found then
-        perform public.internal_refuse('OR002', format('piece %s of %s/%s was not begun like this', p_seq, p_boot_id, p_stream),
+        perform public.internal_refuse('OR002',
+                                       format('piece %s of %s/%s was not begun like this', p_seq, p_boot_id, p_stream),
             '', 'Read the ledger again.');
     end if;
     return '{}';
@@ -146,5 +148,6 @@ language sql stable security definer set search_path = pg_catalog, pg_temp set j
                'sha256', o.sha256, 'key', o.key, 'begun_at', o.begun_at, 'shipped_at', o.shipped_at,
                'declared_lost', o.declared_lost, 'reason', o.reason) order by o.boot_id, o.stream, o.seq), '[]'))
       from ends o
-     where exists (select from public.workers w where w.id = fleet_log_ends.p_worker_id and w.fleet = fleet_log_ends.p_fleet)
+     where exists (select from public.workers w
+                    where w.id = fleet_log_ends.p_worker_id and w.fleet = fleet_log_ends.p_fleet)
 $$;

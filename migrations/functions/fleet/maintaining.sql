@@ -1,6 +1,7 @@
 -- What the leader does for the queue each second.
 
-create or replace function public.fleet_maintain(p_fleet text, p_term bigint, p_now timestamptz default null) returns jsonb
+create or replace function public.fleet_maintain(p_fleet text, p_term bigint, p_now timestamptz default null)
+returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
 set lock_timeout = '900ms' as $$
 #variable_conflict use_variable
@@ -43,7 +44,8 @@ begin
     loop
         v_count := orchestrator.publish_due(c_publications);
         v_published := v_published + v_count;
-        exit when v_count < c_publications or v_published >= c_most or current_setting('orchestrator.is_cancelled', true) = 'yes'
+        exit when v_count < c_publications or v_published >= c_most
+                  or current_setting('orchestrator.is_cancelled', true) = 'yes'
                or clock_timestamp() > statement_timestamp() + interval '1 second';
     end loop;
     return jsonb_build_object('rechecked', v_rechecked, 'published', v_published,
@@ -70,10 +72,12 @@ declare
 begin
     with taken as (
         delete from orchestrator.rechecks r
-         where r.no = any (array(select o.no from orchestrator.rechecks o order by o.no limit p_most for update skip locked))
+         where r.no = any (array(select o.no from orchestrator.rechecks o
+                                  order by o.no limit p_most for update skip locked))
         returning r.kind, r.name
     )
-    select array_agg(distinct t.name) filter (where t.kind = 'key'), array_agg(distinct t.name) filter (where t.kind = 'type'),
+    select array_agg(distinct t.name) filter (where t.kind = 'key'),
+           array_agg(distinct t.name) filter (where t.kind = 'type'),
            array_agg(distinct t.name) filter (where t.kind = 'limit'),
            array_agg(distinct t.name::uuid) filter (where t.kind = 'needs'),
            array_agg(distinct t.name::uuid) filter (where t.kind = 'unmet'),
@@ -92,7 +96,8 @@ begin
     end if;
     if v_edges is not null then
         perform orchestrator.drop_edges(array(select i.id from unnest(v_edges) i (id)
-                                               where not exists (select from orchestrator.live q where q.task_id = i.id)));
+                                               where not exists (select from orchestrator.live q
+                                                                  where q.task_id = i.id)));
     end if;
     if v_edited is not null then
         perform orchestrator.reconcile_free(v_edited);
@@ -147,7 +152,8 @@ begin
         if found then
             perform orchestrator.publish_running(array[v_id], v_claimed_at, false);
             delete from orchestrator.rechecks r
-             where r.kind = 'show' and r.name = v_id::text and current_setting('orchestrator.is_cancelled', true) = 'yes';
+             where r.kind = 'show' and r.name = v_id::text
+               and current_setting('orchestrator.is_cancelled', true) = 'yes';
         else
             v_left := v_left || v_id;
         end if;

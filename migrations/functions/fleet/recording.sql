@@ -111,7 +111,8 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_note_offer');
-    insert into public.offers as o (fleet, key, cooldown_until, refusals, last_refusal, last_code, last_success, probe_budget)
+    insert into public.offers as o (fleet, key, cooldown_until, refusals, last_refusal, last_code, last_success,
+                                    probe_budget)
     values (p_fleet, p_key, case when p_refused then v_now + interval '30 seconds' end,
             case when p_refused then 1 else 0 end, case when p_refused then v_now end,
             case when p_refused then p_code end, case when not p_refused then v_now end, case when p_refused then 1 end)
@@ -175,7 +176,8 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
 begin
     return jsonb_build_object('now', v_now, 'hosts', coalesce((
-        select jsonb_agg(to_jsonb(h.*) - 'fleet' || jsonb_build_object('avoided', coalesce(h.avoid_until > v_now, false))
+        select jsonb_agg(to_jsonb(h.*) - 'fleet'
+                         || jsonb_build_object('avoided', coalesce(h.avoid_until > v_now, false))
                          order by h.last_failure desc, h.key)
           from (select * from public.hosts h
                  where h.fleet = p_fleet and (h.avoid_until > v_now or not coalesce(p_avoided, false))

@@ -23,8 +23,9 @@ create or replace function public.internal_failures(p_worker public.workers) ret
         select a.task_id, a.attempt, a.ended_at, a.outcome, a.failure_code, a.permanent from orchestrator.attempts a
          where a.worker_id = internal_failures.p_worker.id order by a.started_at desc limit 200
     ), failed as (
-        select n.task_id, max(n.attempt) as attempt, array_agg(distinct n.failure_code) as codes, min(n.ended_at) as first_at,
-               max(n.ended_at) as last_at, bool_and(coalesce(n.permanent, false)) as permanent,
+        select n.task_id, max(n.attempt) as attempt, array_agg(distinct n.failure_code) as codes,
+               min(n.ended_at) as first_at, max(n.ended_at) as last_at,
+               bool_and(coalesce(n.permanent, false)) as permanent,
                bool_and(n.failure_code is not distinct from 'NO_HANDLER') as unable
           from newest n
          where n.outcome = 'failed'
@@ -40,14 +41,16 @@ create or replace function public.internal_failures(p_worker public.workers) ret
            select d.task_type, d.status from public.tasks d where d.id = f.task_id offset 0) t on true
       left join lateral (
            select bool_or(a.outcome = 'complete' and f.attempt > a.uncounted) as done,
-                  bool_or(a.outcome = 'failed' and (o.machine_id = internal_failures.p_worker.machine_id) is not true) as failed
+                  bool_or(a.outcome = 'failed' and (o.machine_id = internal_failures.p_worker.machine_id) is not true)
+                      as failed
              from (select l.worker_id, l.outcome, l.uncounted from orchestrator.attempts l
                     where l.task_id = f.task_id order by l.attempt desc limit 20) a
              join public.workers o on o.id = a.worker_id
             where o.id <> internal_failures.p_worker.id
               and o.release is not distinct from internal_failures.p_worker.release) e on true
      where not (f.unable and t.task_type is not null and coalesce(
-               (select s.value->'task_types' <> '[]' and not s.value->'task_types' ? t.task_type from public.fleet_settings s
+               (select s.value->'task_types' <> '[]' and not s.value->'task_types' ? t.task_type
+                  from public.fleet_settings s
                  where s.fleet = internal_failures.p_worker.fleet and s.name = 'release'), false))
 $$;
 
@@ -105,7 +108,8 @@ begin
     select count(*), count(*) filter (where f.own), count(*) filter (where f.done),
            count(*) filter (where f.last_at > coalesce(v_until, '-infinity')),
            (array_agg(distinct f.task_type) filter (where f.task_type is not null))[1:c_named],
-           (select (array_agg(distinct c.code))[1:c_named] from public.internal_failures(p_worker) g, unnest(g.codes) c (code)
+           (select (array_agg(distinct c.code))[1:c_named]
+              from public.internal_failures(p_worker) g, unnest(g.codes) c (code)
              where c.code is not null),
            min(f.first_at), bool_and(f.permanent)
       into v_failures, v_own, v_done, v_recent, v_types, v_codes, v_first, v_permanent
@@ -135,7 +139,8 @@ begin
         select * from orchestrator.live q where q.worker_id = p_worker.id and q.state = 'running'
          order by q.task_id for update skip locked loop
         perform orchestrator.give_up(v_task, 'released', jsonb_build_object('code', 'RELEASED', 'message',
-            format('Worker %s claims no more: its last %s tasks failed', p_worker.id, v_failures)), false, false, p_now);
+            format('Worker %s claims no more: its last %s tasks failed', p_worker.id, v_failures)),
+            false, false, p_now);
     end loop;
     perform pg_notify('orchestrator_fleet', p_worker.id);
 end
@@ -167,7 +172,8 @@ begin
       into v_failures, v_own, v_done, v_waits
       from public.internal_failures(p_worker) f;
     if v_failures < v_limit then  -- it has completed a task
-        update public.workers w set held_back = null, waiting_on = 'worker', waiting_for = 'tasks' where w.id = p_worker.id;
+        update public.workers w set held_back = null, waiting_on = 'worker', waiting_for = 'tasks'
+         where w.id = p_worker.id;
         perform pg_notify('orchestrator_fleet', p_worker.id);
         return;
     end if;
@@ -176,9 +182,9 @@ begin
         v_until := least(v_until, p_now);
     elsif v_suspect and v_until is null and v_done * 2 >= v_limit
           and not (select c.meanwhile from public.internal_compared(p_worker) c) then
-        v_until := p_now;  -- perhaps the world was at fault, and is well again
+        v_until := p_now;  -- the cause may have been outside, and may be gone
     elsif v_suspect and v_until is null and p_now >= v_since + public.internal_hold_pause(v_trials) then
-        v_waits := v_waits and exists (  -- by the workers that are there, or on their way
+        v_waits := v_waits and exists (  -- by workers that exist or are being started
             select from public.workers o
              where o.fleet = p_worker.fleet and o.pool = p_worker.pool and o.id <> p_worker.id
                and o.status in ('spawning', 'active', 'idle')
@@ -240,14 +246,15 @@ $$;
 
 create or replace function public.internal_done_elsewhere(p_worker public.workers) returns timestamptz
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
-    select max(o.ended_at) filter (where o.outcome = 'complete') from public.internal_tried_elsewhere(internal_done_elsewhere.p_worker) o
+    select max(o.ended_at) filter (where o.outcome = 'complete')
+      from public.internal_tried_elsewhere(internal_done_elsewhere.p_worker) o
 $$;
 
 -- What attempts at such tasks on other workers say about the failures here. `alike`: tasks that had not failed before
 -- failed there too, and may succeed in a later attempt. `meanwhile`: some were completed while tasks failed here, so
--- the world was well. If they fail alike, only first attempts count, and so many must have failed here in a row that
--- chance explains it in less than one case of ten thousand: the others' share to the power of the failures. The share
--- is that of the rule of succession, because a few attempts say little. If others completed none of the tasks that
+-- the cause was not outside. If they fail alike, only first attempts count, and so many must have failed here in a row
+-- that chance explains it in less than one case of ten thousand: the others' share to the power of the failures. The
+-- share follows the rule of succession, because a few attempts prove little. If others completed none of the tasks that
 -- failed here, their last attempts count too: this worker's may have had such inputs. `unlike`: so many of those that
 -- others completed.
 create or replace function public.internal_compared(p_worker public.workers) returns table (
@@ -295,7 +302,8 @@ $$;
 -- other machines too, what others did with such tasks meanwhile, and whether this release ever completed one.
 create or replace function public.internal_second_opinion(p_worker public.workers) returns jsonb
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
-    select (select to_jsonb(c.*) from public.internal_compared(internal_second_opinion.p_worker) c) || jsonb_build_object(
+    select (select to_jsonb(c.*) from public.internal_compared(internal_second_opinion.p_worker) c)
+           || jsonb_build_object(
         'done', (select count(*) from public.internal_failures(internal_second_opinion.p_worker) f where f.done),
         'shared', (select count(*) from public.internal_failures(internal_second_opinion.p_worker) f where not f.own),
         'works', public.internal_release_works(internal_second_opinion.p_worker))

@@ -52,7 +52,8 @@ begin
     if v_worker.id is null or v_worker.status = 'terminated' then
         perform public.internal_refuse('OR005', 'no such worker, or it has terminated', '', 'stop');
     end if;
-    if v_claims is not null and (v_worker.token_jti is null or v_claims->>'jti' is distinct from v_worker.token_jti) then
+    if v_claims is not null and (v_worker.token_jti is null
+                                 or v_claims->>'jti' is distinct from v_worker.token_jti) then
         perform public.internal_refuse('OR006', 'the token was revoked');
     end if;
     return v_worker;
@@ -74,15 +75,16 @@ declare
 begin
     perform public.internal_check_id(p_fleet, 'p_fleet');
     perform public.internal_check_keys(p_worker, array['id', 'pool', 'gpu_type', 'gpu_count', 'data_center', 'release',
-        'reserved_usd', 'reserved_usd_per_hour', 'budget', 'heartbeat_s', 'lease_s', 'own_program', 'deadline_s', 'actor',
-        'reason', 'metadata', 'cluster'], 'p_worker');
+        'reserved_usd', 'reserved_usd_per_hour', 'budget', 'heartbeat_s', 'lease_s', 'own_program', 'deadline_s',
+        'actor', 'reason', 'metadata', 'cluster'], 'p_worker');
     perform public.internal_check_id(p_worker->>'id', 'the worker id');
     perform public.internal_check_id(coalesce(p_worker->>'pool', 'default'), 'the pool');
     if p_term is not null then
         perform public.internal_check_term(p_fleet, p_term, 'fleet_spawn');
     end if;
     if not exists (select from public.workers w where w.id = p_worker->>'id') then
-        perform public.internal_check_budget(p_fleet, p_worker->>'id', v_usd, v_usd_per_hour, p_worker->'budget', v_now);
+        perform public.internal_check_budget(p_fleet, p_worker->>'id', v_usd, v_usd_per_hour,
+                                             p_worker->'budget', v_now);
     end if;
     perform public.internal_because(
         coalesce(p_worker->>'actor', case when p_term is null then 'operator' else 'orchestrator' end), p_term,
@@ -95,9 +97,9 @@ begin
         p_worker->>'id', p_fleet, coalesce(p_worker->>'pool', 'default'), 'spawning', 'intent', 'orchestrator',
         v_now + coalesce((p_worker->>'deadline_s')::numeric, 30) * interval '1 second', v_now,
         coalesce(p_worker->>'gpu_type', 'unknown'), p_worker->>'gpu_type',
-        coalesce((p_worker->>'gpu_count')::int, 1), p_worker->>'data_center', p_worker->>'release', v_usd, v_usd_per_hour,
-        coalesce((p_worker->>'heartbeat_s')::numeric, 20), coalesce((p_worker->>'lease_s')::numeric, 60),
-        coalesce((p_worker->>'own_program')::boolean, false),
+        coalesce((p_worker->>'gpu_count')::int, 1), p_worker->>'data_center', p_worker->>'release', v_usd,
+        v_usd_per_hour, coalesce((p_worker->>'heartbeat_s')::numeric, 20),
+        coalesce((p_worker->>'lease_s')::numeric, 60), coalesce((p_worker->>'own_program')::boolean, false),
         coalesce(nullif(p_worker->'metadata', 'null'), '{}'), v_now, null,
         coalesce(p_worker->>'cluster', (
             select c.id from public.cluster_apps c
@@ -125,7 +127,8 @@ declare
     v_old public.workers;
     v_new public.workers;
 begin
-    perform public.internal_check_keys(v_fields, array['pod_id', 'ssh_host', 'ssh_port', 'host_key', 'nonce', 'code_sha',
+    perform public.internal_check_keys(v_fields,
+                                       array['pod_id', 'ssh_host', 'ssh_port', 'host_key', 'nonce', 'code_sha',
         'token_jti', 'price_usd_per_hour', 'gpu_type', 'data_center', 'machine_id', 'release', 'reserved_usd',
         'reserved_usd_per_hour', 'budget', 'waiting_on', 'waiting_for', 'exit_cause', 'failure_code', 'metadata',
         'deadline_s', 'next_attempt_s', 'unbilled_s', 'billed_s'], 'p_fields');
@@ -253,22 +256,26 @@ begin
             select jsonb_agg(to_jsonb(e.*) order by e.id) from (
                 (select * from public.worker_events b where b.worker_id = p_worker_id order by b.id limit c_first)
                 union
-                (select * from public.worker_events b where b.worker_id = p_worker_id order by b.id desc limit c_last)) e),
+                (select * from public.worker_events b where b.worker_id = p_worker_id
+                  order by b.id desc limit c_last)) e),
             '[]'),
         'attempts', coalesce((
             select jsonb_agg(to_jsonb(a.*) order by a.id) from (
                 (select * from public.worker_attempts b where b.worker_id = p_worker_id order by b.id limit c_first)
                 union
-                (select * from public.worker_attempts b where b.worker_id = p_worker_id order by b.id desc limit c_last)) a),
+                (select * from public.worker_attempts b where b.worker_id = p_worker_id
+                  order by b.id desc limit c_last)) a),
             '[]'),
         'tasks', coalesce((select jsonb_agg(to_jsonb(a.*) order by a.started_at, a.task_id)
                              from (select * from public.task_attempts a where a.worker_id = p_worker_id
                                     order by a.started_at desc limit c_tasks) a), '[]'),
         'left_out', jsonb_build_object(
             'events', jsonb_build_object('at', c_first, 'count', (
-                select greatest(count(*) - c_first - c_last, 0) from public.worker_events e where e.worker_id = p_worker_id)),
+                select greatest(count(*) - c_first - c_last, 0) from public.worker_events e
+                 where e.worker_id = p_worker_id)),
             'attempts', jsonb_build_object('at', c_first, 'count', (
-                select greatest(count(*) - c_first - c_last, 0) from public.worker_attempts a where a.worker_id = p_worker_id)),
+                select greatest(count(*) - c_first - c_last, 0) from public.worker_attempts a
+                 where a.worker_id = p_worker_id)),
             'tasks', jsonb_build_object('at', 0, 'count', (
                 select greatest(count(*) - c_tasks, 0) from public.task_attempts a where a.worker_id = p_worker_id))),
         'states', coalesce((
@@ -285,7 +292,8 @@ $$;
 create or replace function public.internal_worker_json(p_worker public.workers) returns jsonb
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select to_jsonb(internal_worker_json.p_worker) || jsonb_build_object('tasks_running', (
-        select count(*) from orchestrator.live q where q.worker_id = internal_worker_json.p_worker.id and q.state = 'running'))
+        select count(*) from orchestrator.live q
+         where q.worker_id = internal_worker_json.p_worker.id and q.state = 'running'))
 $$;
 
 create or replace function public.internal_worker_report(p_worker public.workers, p_now timestamptz) returns jsonb
@@ -294,7 +302,9 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
         || public.internal_worker_costs(internal_worker_report.p_worker, internal_worker_report.p_now) || (
         select jsonb_build_object('tasks_done', count(*) filter (where a.outcome = 'complete'),
                                   'tasks_failed', count(*) filter (where a.outcome in ('failed', 'lost')))
-          from orchestrator.attempts a where a.worker_id = internal_worker_report.p_worker.id) || jsonb_build_object('trouble', (
+          from orchestrator.attempts a
+         where a.worker_id = internal_worker_report.p_worker.id)
+        || jsonb_build_object('trouble', (
         -- Why the last attempt at the present stage failed; NULL while none has failed.
         select jsonb_build_object('code', a.failure_code, 'cause', a.evidence ->> 'cause')
           from (select a.failure_code, a.evidence from public.worker_attempts a
@@ -306,8 +316,8 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
          where a.failure_code is not null))
 $$;
 
--- An amount of US dollars as it is stored. One that cannot be one, written by hand, would hide what is spent: then the
--- earlier amount stays, or else p_none.
+-- An amount of US dollars as it is stored. A value written by hand that cannot be an amount would hide what is spent.
+-- Then the earlier amount stays, or p_none if there is none.
 create or replace function public.internal_amount(p_new numeric, p_old numeric, p_none numeric) returns numeric
 language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
     select case when coalesce(internal_amount.p_new between 0 and 1000000, true) then internal_amount.p_new
@@ -339,7 +349,8 @@ begin
     if new.status <> old.status then
         if not exists (select from public.worker_transitions t
                         where t.from_state = old.status and t.to_state = new.status) then
-            perform public.internal_refuse('OR007', format('%s cannot go from %s to %s', old.id, old.status, new.status),
+            perform public.internal_refuse('OR007',
+                                           format('%s cannot go from %s to %s', old.id, old.status, new.status),
                 'it is not in worker_transitions', 'spawning > active <> idle > terminating > terminated');
         end if;
         new.state_since := v_now;
@@ -386,12 +397,14 @@ begin
                     case old.status when 'spawning' then 'booting' when 'active' then 'busy' when 'idle' then 'idle'
                                     else 'draining' end,
                     v_from, new.state_since,
-                    -- A price that RunPod never shows must not make the time free: the budget of the day would not end.
+                    -- If RunPod never shows a price, the time still has a cost: otherwise the daily budget would have
+                    -- no effect.
                     coalesce(new.price_usd_per_hour, new.reserved_usd_per_hour, 0)
                         * extract(epoch from new.state_since - v_from) / 3600);
         end if;
     end if;
-    if v_from_state is distinct from new.status or v_from_stage is distinct from new.stage or v_moved_to is not null then
+    if v_from_state is distinct from new.status or v_from_stage is distinct from new.stage
+       or v_moved_to is not null then
         insert into public.worker_events
             (worker_id, fleet, from_state, to_state, from_stage, to_stage, reason, term, actor, at, detail)
         values (new.id, new.fleet, v_from_state, new.status, v_from_stage, new.stage,
@@ -422,7 +435,8 @@ begin
             values (new.fleet, new.release, new.promoted_at)
             on conflict (fleet, release) do update set promoted_at = excluded.promoted_at
              where r.promoted_at < excluded.promoted_at - interval '1 minute';  -- many are promoted at once
-            if not public.internal_is_here(new.fleet, new.pool, new.release) then  -- the first: waiting tasks become due
+            -- the first: waiting tasks become due
+            if not public.internal_is_here(new.fleet, new.pool, new.release) then
                 perform orchestrator.write_each('due', array(
                     select q.task_id from orchestrator.live q join public.tasks t on t.id = q.task_id
                      where q.pool = new.pool and q.state = 'waits_for_time' and t.failure_code = 'EARLIER_RELEASE'));

@@ -1,5 +1,5 @@
--- Alerts. In one transaction, the leader stores their state and the messages that follow; see outbox.sql. The URL of the
--- messages is a secret: a row has the name of its setting.
+-- Alerts. In one transaction, the leader stores their state and the messages that follow; see outbox.sql. The URL of
+-- the messages is a secret: a row has the name of its setting.
 
 -- The alerts of a fleet, and how many messages about them were written within the last hour.
 create or replace function public.fleet_alerts(p_fleet text, p_now timestamptz default null) returns jsonb
@@ -11,7 +11,8 @@ begin
     return jsonb_build_object(
         'now', v_now,
         'alerts', coalesce((
-            select jsonb_agg(a.state || jsonb_build_object('kind', a.kind, 'subject', a.subject) order by a.kind, a.subject)
+            select jsonb_agg(a.state || jsonb_build_object('kind', a.kind, 'subject', a.subject)
+                             order by a.kind, a.subject)
               from public.alerts a where a.fleet = p_fleet), '[]'),
         'sent_1h', (select count(*) from public.webhook_messages m
                      where m.fleet = p_fleet and m.event = 'alert' and m.created_at > v_now - interval '1 hour'),
@@ -24,8 +25,8 @@ begin
 end
 $$;
 
--- Replaces the alerts of a fleet, and writes messages: [{dedup_key, url_name, body}]. A key is written only once. None is
--- given up untried: its day begins when it is taken.
+-- Replaces the alerts of a fleet, and writes messages: [{dedup_key, url_name, body}]. A key is written only once. A
+-- message is never given up untried: its day begins when it is first taken.
 create or replace function public.fleet_note_alerts(
     p_fleet text, p_term bigint, p_alerts jsonb, p_messages jsonb, p_now timestamptz default null
 ) returns jsonb

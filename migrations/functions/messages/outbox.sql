@@ -1,12 +1,12 @@
--- The outbox (table webhook_messages): messages about tasks, which any leader sends, and about the alerts of a fleet, which
--- its leader sends. Each is written by the statement that it reports, and stays a row until its receiver has taken it,
--- so that none is lost if the leader crashes.
+-- The outbox (table webhook_messages): messages about tasks, which any leader sends, and about the alerts of a fleet,
+-- which its leader sends. Each is written by the statement that it reports, and stays a row until its receiver has
+-- taken it, so that none is lost if the leader crashes.
 
 -- Messages about alerts of the fleet or about tasks that are due: p_per_host for a host at most, less those that p_busy
--- {host: n} counts, and p_per_owner for an owner, less those that p_owners {owner: n} counts. Each one is due again after
--- p_lease_s, in case this leader crashes. A call looks at 500 pairs of an owner and a host, in their order after p_after
--- '["owner", "host"]'; `after` says where the next call continues, and is null at the end. What has been tried for a day is
--- given up; a message about a task also if it could not be tried.
+-- {host: n} counts, and p_per_owner for an owner, less those that p_owners {owner: n} counts. Each one is due again
+-- after p_lease_s, in case this leader crashes. A call looks at 500 pairs of an owner and a host, in their order after
+-- p_after '["owner", "host"]'; `after` says where the next call continues, and is null at the end. What has been tried
+-- for a day is given up; a message about a task also if it could not be tried.
 create or replace function public.fleet_messages_take(
     p_fleet text, p_term bigint, p_of_fleet boolean, p_busy jsonb, p_per_host int, p_limit int, p_lease_s numeric,
     p_after text, p_owners jsonb default '{}', p_per_owner int default null, p_now timestamptz default null
@@ -51,7 +51,8 @@ begin
             select m.id from public.webhook_messages m
              where m.fleet = v_fleet and m.owner = v_owner and m.host = v_host and m.next_at <= v_now
              order by m.fleet, m.owner, m.host, m.next_at
-             limit greatest(least(p_limit - cardinality(v_ids), p_per_host - coalesce((v_busy->>v_host)::int, 0), v_room), 0)
+             limit greatest(least(p_limit - cardinality(v_ids), p_per_host - coalesce((v_busy->>v_host)::int, 0),
+                                  v_room), 0)
                for update skip locked);
         if cardinality(v_some) > 0 then
             v_ids := v_ids || v_some;
@@ -70,7 +71,8 @@ begin
     select coalesce(jsonb_agg(jsonb_build_object(
                'id', t.id, 'event', t.event, 'owner', t.owner, 'host', t.host, 'body', t.body, 'attempts', t.attempts,
                'url', case when t.webhook is null then t.url else (  -- the address of today; null: it was removed
-                          select w.url from public.webhooks w where w.name = t.webhook) end) order by t.owner, t.host), '[]')
+                          select w.url from public.webhooks w where w.name = t.webhook) end)
+                           order by t.owner, t.host), '[]')
       into v_messages from taken t;
     return jsonb_build_object('messages', v_messages,
         'after', case when v_host is not null then jsonb_build_array(v_owner, v_host)::text end);

@@ -1,5 +1,5 @@
--- Webhooks: signed messages about the end of tasks, and about their progress. A message is written by the statement that
--- ends the task, in any program. The leader sends it afterwards (outbox.sql).
+-- Webhooks: signed messages about the end of tasks, and about their progress. A message is written by the statement
+-- that ends the task, in any program. The leader sends it afterwards (outbox.sql).
 
 -- Writes messages about the progress of running tasks: one in p_every_s for a task and an address. Unsent ones of tasks
 -- that have ended are deleted.
@@ -20,7 +20,8 @@ begin
          where l.next_at is not null and l.event = 'task.progress'
            and not exists (select from orchestrator.live q where q.task_id = l.task_id and q.state = 'running')
          order by l.task_id, l.created_at limit c_deleted));
-    insert into public.webhook_messages (event, task_id, webhook, url, owner, host, body, created_at, give_up_at, next_at)
+    insert into public.webhook_messages (event, task_id, webhook, url, owner, host, body, created_at, give_up_at,
+                                         next_at)
     select 'task.progress', t.id, u.webhook, u.url, public.internal_message_owner(u.webhook, t.tenant),
            public.internal_webhook_host(u.url),
            public.internal_webhook_body(orchestrator.current_task(t.id), 'task.progress', v_now), v_now,
@@ -121,8 +122,8 @@ begin
 end
 $$;
 
--- The trouble of webhooks that health shows: messages that were given up within a day, and those that were not tried for
--- five minutes. It counts 10,000 of them at most.
+-- The trouble of webhooks that health shows: messages that were given up within a day, and those that were not tried
+-- for five minutes. It counts 10,000 of them at most.
 create or replace function public.internal_webhook_troubles(p_now timestamptz) returns jsonb
 language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
     select jsonb_build_object('undeliverable', l.n, 'host', l.host, 'failure', l.failure, 'late', w.n)

@@ -1,8 +1,8 @@
 -- What a task needs, for every reader of depends_on.
 --
--- A project's own column `dependant_on` names one earlier task, or several. Its rows from before this schema have NULL in
--- depends_on, and none of them is updated. The function has no settings and not the rights of its owner, so that it costs
--- nothing in a query.
+-- A project's own column `dependant_on` names one earlier task, or several. Its rows from before this schema have NULL
+-- in depends_on, and none of them is updated. The function has no settings and not the rights of its owner, so that it
+-- costs nothing in a query.
 do $$
 declare
     v_type constant text := (

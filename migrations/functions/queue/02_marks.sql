@@ -5,10 +5,10 @@
 -- mark below which nothing was ready in the snapshot that made it:
 --   * a raised mark (`seen` is set): in this snapshot no task was ready before this place;
 --   * a lowered mark (`seen` is null): written by every statement that makes a task ready, in its own transaction.
--- A claim starts at the newest raised mark, or at the lowest lowered mark of a transaction that the raised mark's snapshot
--- did not see. No transaction waits for another, and no task is hidden at any isolation level: a ready task was seen by
--- the snapshot and is not below its mark, or was not seen and has its own mark. Without a raised mark a claim reads the
--- whole index.
+-- A claim starts at the newest raised mark, or at the lowest lowered mark of a transaction that the raised mark's
+-- snapshot did not see. No transaction waits for another, and no task is hidden at any isolation level: a ready task
+-- was seen by the snapshot and is not below its mark, or was not seen and has its own mark. Without a raised mark a
+-- claim reads the whole index.
 
 -- Where the next claim of a pool starts, and how many lowered marks there are.
 create or replace function orchestrator.claim_start(
@@ -79,11 +79,13 @@ begin
       from (values (1)) v (one) left join (
            select q.place, q.turn, q.created_at, q.task_id from orchestrator.live q
             where q.pool = p_pool and q.state = 'ready'
-              and (q.place, q.turn, q.created_at, q.task_id) >= (v_from.place, v_from.turn, v_from.created_at, v_from.task_id)
+              and (q.place, q.turn, q.created_at, q.task_id)
+                  >= (v_from.place, v_from.turn, v_from.created_at, v_from.task_id)
             order by q.place, q.turn, q.created_at, q.task_id limit 1) h on true;
     delete from orchestrator.marks m where m.pool = p_pool and m.seen is not null and m.no = v_last.no;
     delete from orchestrator.marks m
-     where m.pool = p_pool and m.seen is null and m.xid >= coalesce(v_last.xmin, '0') and m.xid < pg_snapshot_xmin(v_seen);
+     where m.pool = p_pool and m.seen is null and m.xid >= coalesce(v_last.xmin, '0')
+       and m.xid < pg_snapshot_xmin(v_seen);
     if p_anew then
         delete from orchestrator.marks m
          where m.pool = p_pool and m.seen is null

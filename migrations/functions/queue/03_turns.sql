@@ -13,14 +13,14 @@
 -- So a claim that meets tasks of a tenant gives turns to the oldest tasks without a tenant, some of them ahead.
 --
 -- A task that comes back from a worker goes to the head of the queue, unless it waits for its next attempt: tasks that
--- fail again and again must not pass everybody else.
+-- fail again and again must not overtake all others.
 
 -- The turn of a task that becomes ready; p_front: at the head of the queue. c_none for a task without a tenant, unless
 -- it comes to the head of a queue with turns.
-create or replace function orchestrator.next_turn(p_pool text, p_place int, p_tenant text, p_front boolean) returns bigint
+create or replace function orchestrator.next_turn(p_pool text, p_place int, p_tenant text, p_front boolean)
+returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_sort = off
-set jit = off
-set plan_cache_mode = force_generic_plan as $$
+set jit = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
 declare
     c_none constant bigint := 9007199254740991;
@@ -50,7 +50,8 @@ begin
     end if;
     v_head := (
         select q.turn from orchestrator.live q
-         where q.pool = p_pool and q.place = p_place and q.state = 'ready' and q.turn >= v_mark - c_step and q.turn < c_none
+         where q.pool = p_pool and q.place = p_place and q.state = 'ready' and q.turn >= v_mark - c_step
+           and q.turn < c_none
          order by q.pool, q.place, q.turn, q.created_at, q.task_id limit 1);
     if v_head is null then
         return case when p_front and p_tenant is null then c_none else greatest(v_mark, c_step) end;
@@ -66,8 +67,7 @@ $$;
 -- at once.
 create or replace function orchestrator.give_turns(p_pool text, p_place int, p_batch int) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_sort = off
-set jit = off
-set plan_cache_mode = force_generic_plan as $$
+set jit = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
 declare
     c_none constant bigint := 9007199254740991;
@@ -98,7 +98,8 @@ begin
     ), numbered as (
         select o.task_id, row_number() over (order by o.created_at, o.task_id) - 1 as n from oldest o
     ), given as (
-        update orchestrator.live q set turn = v_first + c_step * (select n.n from numbered n where n.task_id = q.task_id)
+        update orchestrator.live q
+           set turn = v_first + c_step * (select n.n from numbered n where n.task_id = q.task_id)
          where q.task_id = any (array(select o.task_id from oldest o))
         returning q.turn, q.created_at
     )

@@ -1,12 +1,12 @@
 -- How a task becomes ready: it waits for its tasks, for its time, for its key, for its type, in this order.
 --
--- A ready task holds its slots: claims look at no limit. The slots of a key are its rows that are ready, wait for their
--- type or run; those of a type are its rows that are ready or run. They are counted in rows, by index. Two rules keep
--- their number within the limit:
+-- A ready task holds its slots, so a claim checks no limit. The slots of a key are its rows that are ready, wait for
+-- their type or run; those of a type are its rows that are ready or run. They are counted in rows, by index. Two rules
+-- keep their number within the limit:
 --   * A transaction that adds a slot takes the lock of the limit first, and then counts. If it does not get the lock at
 --     once, the leader looks again within a second.
---   * A transaction that frees slots gives at most as many to the next tasks, without a lock: whoever counts meanwhile
---     sees the old slot or the new one.
+--   * A transaction that frees slots gives at most as many to the next tasks, without a lock: a transaction that counts
+--     meanwhile sees the old slot or the new one.
 -- A lease that has ended still holds its slot, until the task is rescued. So renewing a lease never needs a limit.
 -- Slots that a user's write added beyond the limit are taken from ready tasks. No running task ends for that.
 
@@ -26,7 +26,7 @@ begin
 end
 $$;
 
--- Moves tasks on, which the caller has locked or inserted, as far as their limits allow. p_front: they come back from a
+-- Advances tasks that the caller has locked or inserted, as far as their limits allow. p_front: they come back from a
 -- worker, to the head of the queue.
 create or replace function orchestrator.advance(p_ids uuid[], p_passed text default '', p_front boolean default false)
 returns void
@@ -42,7 +42,8 @@ begin
         update orchestrator.live q
            set (state, turn) = (
                    select n.state, case when n.state = 'ready' and (q.tenant is not null or p_front)
-                                        then orchestrator.next_turn(q.pool, q.place, q.tenant, p_front) else 9007199254740991 end
+                                        then orchestrator.next_turn(q.pool, q.place, q.tenant, p_front)
+                                        else 9007199254740991 end
                      from (select orchestrator.next_state(q.*, p_passed, v_now) as state offset 0) n)
          where q.task_id = any (p_ids) and q.state <> 'running'
         returning q.state, q.pool, q.place, q.turn, q.created_at, q.concurrency_key, q.task_type
@@ -80,8 +81,7 @@ begin
 end
 $$;
 
--- Lets the next tasks of these limits through: as many as a limit allows or, if slots were freed, at most p_freed of
--- each.
+-- Admits the next tasks of these limits: as many as a limit allows or, if slots were freed, at most p_freed of each.
 create or replace function orchestrator.admit(p_scope text, p_names text[], p_freed int[]) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_sort = off
 set enable_bitmapscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
@@ -98,7 +98,8 @@ begin
           from unnest(v_names, orchestrator.free_slots(p_scope, v_names), p_freed[:cardinality(v_names)])
                with ordinality n (name, room, freed, place) order by n.place);
     if p_freed is null and exists (select from unnest(v_rooms) r (room) where r.room < 0) then
-        perform orchestrator.take_slots_away(p_scope, n.name, -n.room) from unnest(v_names, v_rooms) n (name, room) where n.room < 0;
+        perform orchestrator.take_slots_away(p_scope, n.name, -n.room) from unnest(v_names, v_rooms) n (name, room)
+          where n.room < 0;
     end if;
     if p_scope = 'key' then
         select array_agg(g.task_id), array_agg(n.name) into v_ids, v_found
@@ -115,7 +116,7 @@ begin
              order by q.task_type, q.place, q.turn, q.created_at, q.task_id
              limit greatest(n.room, 0) for update skip locked) g;
     end if;
-    -- Somebody waits still: behind a lock, behind c_most, or because slots that others free now were counted.
+    -- Tasks still wait: for a lock, beyond c_most, or because slots that others free now were counted.
     insert into orchestrator.rechecks (kind, name)
     select p_scope, w.name
       from unnest(orchestrator.waited_for(p_scope, array(
@@ -129,9 +130,9 @@ begin
 end
 $$;
 
--- How many more tasks each of these limits lets through; null for any number. A key without a limit of its own has the
--- limit 1. The rows are counted in an order that only one index has: a plan that was made while the queue was short
--- must not read another one.
+-- How many more tasks each of these limits admits; null for any number. A key without a limit of its own has the limit
+-- 1. The rows are counted in an order that only one index has: a plan that was made while the queue was short must not
+-- read another one.
 create or replace function orchestrator.free_slots(p_scope text, p_names text[]) returns int[]
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_sort = off
 set enable_bitmapscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
@@ -139,7 +140,8 @@ set enable_bitmapscan = off set jit = off set plan_cache_mode = force_generic_pl
 begin
     if p_scope = 'key' then
         return array(
-            select coalesce((select l.most from public.concurrency_limits l where l.scope = 'key' and l.name = n.name), 1)
+            select coalesce((select l.most from public.concurrency_limits l
+                              where l.scope = 'key' and l.name = n.name), 1)
                  - (select count(*) from (
                        select from orchestrator.live q
                         where q.concurrency_key = n.name and q.state in ('ready', 'waits_for_type', 'running')
@@ -156,7 +158,7 @@ begin
 end
 $$;
 
--- Those of these limits that a task other than p_but waits for.
+-- Which of these limits a task other than p_but waits for.
 create or replace function orchestrator.waited_for(p_scope text, p_names text[], p_but uuid[]) returns text[]
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_sort = off
 set enable_bitmapscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
@@ -165,7 +167,8 @@ begin
     if p_scope = 'key' then
         return array(select n.name from unnest(p_names) n (name)
                       where (select true from orchestrator.live q
-                              where q.concurrency_key = n.name and q.state = 'waits_for_key' and q.task_id <> all (p_but)
+                              where q.concurrency_key = n.name and q.state = 'waits_for_key'
+                                and q.task_id <> all (p_but)
                               order by q.concurrency_key, q.place limit 1));
     end if;
     return array(select n.name from unnest(p_names) n (name)
@@ -223,7 +226,7 @@ begin
 end
 $$;
 
--- Lets as many ready tasks wait again as a limit is exceeded by, the last ones first.
+-- Makes as many ready tasks wait again as exceed the limit, the last ones first.
 create or replace function orchestrator.take_slots_away(p_scope text, p_name text, p_over int) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
@@ -234,7 +237,8 @@ begin
              where q.task_id = any (array(
                        select l.task_id from orchestrator.live l
                         where l.concurrency_key = p_name and l.state in ('ready', 'waits_for_type')
-                        order by l.place desc, l.turn desc, l.created_at desc, l.task_id desc limit p_over for update skip locked))
+                        order by l.place desc, l.turn desc, l.created_at desc, l.task_id desc limit p_over
+                          for update skip locked))
             returning q.task_type, q.type_limited
         )
         insert into orchestrator.rechecks (kind, name)  -- they may have left a slot of their type
@@ -244,16 +248,16 @@ begin
          where q.task_id = any (array(
                    select l.task_id from orchestrator.live l
                     where l.task_type = p_name and l.type_limited and l.state = 'ready'
-                    order by l.place desc, l.turn desc, l.created_at desc, l.task_id desc limit p_over for update skip locked));
+                    order by l.place desc, l.turn desc, l.created_at desc, l.task_id desc limit p_over
+                      for update skip locked));
     end if;
 end
 $$;
 
--- Moves on the tasks of a pool whose time has come, at most so many.
+-- Advances the tasks of a pool whose time has come, at most so many.
 create or replace function orchestrator.advance_due(p_pool text, p_most int) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_sort = off
-set jit = off
-set plan_cache_mode = force_generic_plan as $$
+set jit = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_now();
@@ -291,14 +295,14 @@ begin
 end
 $$;
 
--- Forgets what tasks that leave the queue needed. An edge that another transaction changes, in which what it needs is
--- taken back, is left to the leader.
+-- Deletes the edges of tasks that leave the queue. An edge that another transaction is changing is left to the leader.
 create or replace function orchestrator.drop_edges(p_ids uuid[]) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 begin
     delete from orchestrator.edges e
-     where e.ctid = any (array(select f.ctid from orchestrator.edges f where f.task_id = any (p_ids) for update skip locked));
+     where e.ctid = any (array(select f.ctid from orchestrator.edges f
+                                where f.task_id = any (p_ids) for update skip locked));
     insert into orchestrator.rechecks (kind, name)
     select distinct 'edges', e.task_id::text from orchestrator.edges e where e.task_id = any (p_ids);
 end
@@ -337,8 +341,7 @@ begin
 end
 $$;
 
--- Lets locked tasks that do not run begin again with the first thing that they wait for. Their slots go to the next
--- tasks.
+-- Makes locked tasks that do not run wait again, from the first condition on. Their slots go to the next tasks.
 create or replace function orchestrator.wait_again(p_ids uuid[]) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
@@ -346,7 +349,8 @@ declare
     v_keys text[];
     v_types text[];
 begin
-    select array_agg(q.concurrency_key) filter (where q.concurrency_key is not null and q.state in ('ready', 'waits_for_type')),
+    select array_agg(q.concurrency_key) filter (where q.concurrency_key is not null
+                                                  and q.state in ('ready', 'waits_for_type')),
            array_agg(q.task_type) filter (where q.type_limited and q.state = 'ready')
       into v_keys, v_types from orchestrator.live q where q.task_id = any (p_ids);
     perform orchestrator.advance(p_ids);

@@ -9,8 +9,8 @@
 -- under ours. A setting names the depth of triggers at which we publish: our trigger skips that statement, and
 -- not one of a user's trigger within it, which runs deeper.
 
--- A task as it will be shown: with its end or its present attempt, if that is not published yet, and with what it does
--- not name itself. An end that is older than what `tasks` shows waits only for its removal.
+-- A task as it will be shown: with its end or its present attempt, if that is not published yet, and with the defaults
+-- of its type. An end that is older than what `tasks` shows waits only for its removal.
 create or replace function orchestrator.current_task(p_id uuid) returns public.tasks
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
@@ -27,7 +27,8 @@ begin
     v_task.attempts := coalesce(v_task.attempts, 0);
     v_task.depends_on := orchestrator.needs(v_task);
     v_task.run_after := public.internal_readable_time(v_task.run_after);
-    v_task.traceparent := case when public.internal_traceparent_problem(v_task.traceparent) is null then v_task.traceparent end;
+    v_task.traceparent := case when public.internal_traceparent_problem(v_task.traceparent) is null
+                               then v_task.traceparent end;
     select coalesce(v_task.pool, d.pool, 'default'), coalesce(v_task.max_attempts, d.max_attempts, 3),
            coalesce(v_task.timeout_s, d.timeout_s)
       into v_task.pool, v_task.max_attempts, v_task.timeout_s
@@ -57,7 +58,8 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select to_jsonb(t.*) - 'published' || jsonb_build_object(
                'error_message', public.internal_message(t.error_message),
                'pool', coalesce(q.pool, t.pool), 'max_attempts', coalesce(q.max_attempts, t.max_attempts),
-               'state', case when q.state = 'waits_for_time' and q.run_after <= now() then 'ready' else q.state::text end,
+               'state', case when q.state = 'waits_for_time' and q.run_after <= now() then 'ready'
+                             else q.state::text end,
                'blocked', coalesce(q.state in ('waits_for_tasks', 'waits_for_key', 'waits_for_type'), false),
                'uncounted', greatest(0, t.attempts - coalesce(q.attempt - q.uncounted, a.counted, t.attempts)),
                'progress_at', q.progress_at, 'lease_expires_at', q.lease_expires_at)
@@ -79,7 +81,8 @@ $$;
 create or replace function orchestrator.as_shown(p_end orchestrator.publications, p_task public.tasks) returns jsonb
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select jsonb_build_object(
-               'status', as_shown.p_end.status, 'published', as_shown.p_end.no, 'updated_at', as_shown.p_end.at, 'run_after', as_shown.p_end.run_after,
+               'status', as_shown.p_end.status, 'published', as_shown.p_end.no, 'updated_at', as_shown.p_end.at,
+               'run_after', as_shown.p_end.run_after,
                'attempts', coalesce(as_shown.p_end.attempts, as_shown.p_task.attempts),
                'worker_id', case when as_shown.p_end.status <> 'Queued'
                                  then coalesce(as_shown.p_end.worker_id, as_shown.p_task.worker_id) end,
@@ -150,8 +153,7 @@ create or replace function orchestrator.publish(
     p_ends orchestrator.publications[], p_pool text default null, p_is_slow boolean default false
 ) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
-set lock_timeout = '10ms'
-as $$
+set lock_timeout = '10ms' as $$
 #variable_conflict use_variable
 declare
     v_left orchestrator.publications[];
@@ -161,7 +163,8 @@ declare
     v_began constant timestamptz := clock_timestamp();
 begin
     if p_is_slow then
-        perform orchestrator.publish_later(p_ends, 'Triggers of the database take long: the leader publishes this pool');
+        perform orchestrator.publish_later(p_ends,
+                                           'Triggers of the database take long: the leader publishes this pool');
         return;
     end if;
     begin
@@ -191,8 +194,9 @@ begin
 end
 $$;
 
--- Writes ends into `tasks`; returns those that it shows still differently. A row that is gone or newer needs nothing.
-create or replace function orchestrator.write_ends(p_ends orchestrator.publications[]) returns orchestrator.publications[]
+-- Writes ends into `tasks`; returns those that it does not show yet. A row that is gone or newer needs nothing.
+create or replace function orchestrator.write_ends(p_ends orchestrator.publications[])
+returns orchestrator.publications[]
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
@@ -229,7 +233,8 @@ begin
         if v_status = 'Queued' then
             update orchestrator.live q set shown = 0, attempts_shown = coalesce(e.attempts, q.attempts_shown)
               from unnest(p_ends) e
-             where q.task_id = e.task_id and q.task_id = any (v_shown) and (q.state <> 'running' or q.shown < 2 * q.attempt);
+             where q.task_id = e.task_id and q.task_id = any (v_shown)
+               and (q.state <> 'running' or q.shown < 2 * q.attempt);
         end if;
     end loop;
     if cardinality(v_shown) < cardinality(p_ends) or v_shown is null then
@@ -274,8 +279,9 @@ declare
     c_longest constant interval := '10 minutes';
 begin
     insert into orchestrator.publications as p
-    select e.task_id, e.no, e.status, e.shown, e.at, e.started_at, e.worker_id, e.attempts, e.result_data, e.output_location,
-           e.output_object, e.error_message, e.failure_code, e.failed_at_point, e.run_after, p_reason, 1,
+    select e.task_id, e.no, e.status, e.shown, e.at, e.started_at, e.worker_id, e.attempts, e.result_data,
+           e.output_location, e.output_object, e.error_message, e.failure_code, e.failed_at_point, e.run_after,
+           p_reason, 1,
            case when p_reason is null then '-infinity' else public.internal_now() + c_first end
       from unnest(p_ends) e
     on conflict (task_id) do update
@@ -356,8 +362,10 @@ $$;
 -- Writes the messages about tasks that have just ended; it refuses nothing.
 create or replace function public.internal_webhooks_write(p_ids uuid[], p_now timestamptz) returns void
 language sql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
-    insert into public.webhook_messages (event, task_id, webhook, url, owner, host, body, created_at, give_up_at, next_at)
-    select e.event, t.id, u.webhook, u.url, public.internal_message_owner(u.webhook, t.tenant), public.internal_webhook_host(u.url),
+    insert into public.webhook_messages (event, task_id, webhook, url, owner, host, body, created_at, give_up_at,
+                                         next_at)
+    select e.event, t.id, u.webhook, u.url, public.internal_message_owner(u.webhook, t.tenant),
+           public.internal_webhook_host(u.url),
            public.internal_webhook_body(t.*, e.event, internal_webhooks_write.p_now), internal_webhooks_write.p_now,
                internal_webhooks_write.p_now + interval '1 day', internal_webhooks_write.p_now
       from unnest(internal_webhooks_write.p_ids) i (id)

@@ -24,14 +24,15 @@ select s.fleet, s.expires_at from public.fleet_settings s where s.name = 'store_
 -- was deleted and inserted again, or a restored database, finds no earlier object under its keys.
 create or replace view orchestrator.held as
 select q.task_id, q.worker_id, q.state, q.nonce, q.claim_no, q.attempt, q.place, q.turn, q.created_at, q.max_attempts,
-       q.timeout_s, q.has_needs, 'outputs/' || q.task_id || '/' || q.attempt || '-' || left(md5(q.nonce), 11) || '/' as output_prefix
+       q.timeout_s, q.has_needs,
+       'outputs/' || q.task_id || '/' || q.attempt || '-' || left(md5(q.nonce), 11) || '/' as output_prefix
   -- Only a running row has a nonce. With its state here, a look for few ids might read the index of all that run.
   from orchestrator.live q where q.nonce is not null;
 
 -- A claim number identifies one claim. A repeated claim returns the same tasks. A number below the highest one takes
--- nothing new. A number that was answered with no task is spent: the network may deliver a copy of the request late,
--- when the agent already asks under the next number. It must not take a task of which the agent would never know. Only
--- the gateway waits for a task and asks again under the same number; p_wait_s says for how long.
+-- nothing new. A number that was answered with no task is spent: the network may deliver a copy of the request after
+-- the agent has asked under the next number. It must not take a task that the agent would never learn of. Only the
+-- gateway waits for a task and asks again under the same number; p_wait_s says for how long.
 create or replace function public.worker_claim(
     p_worker_id text, p_nonce text, p_claim_no bigint, p_batch int, p_wait_s numeric, p_now timestamptz default null
 ) returns json
@@ -47,7 +48,8 @@ begin
         return json_build_object('outcome', 'fenced', 'wanted', 'stop', 'tasks', '[]'::json);
     end if;
     return orchestrator.claim(v_launch, p_claim_no, p_batch, v_now,
-        coalesce(p_wait_s, 0) > 0 and not (public.internal_is_pod() and coalesce(current_setting('request.method', true), '') <> ''));
+        coalesce(p_wait_s, 0) > 0
+        and not (public.internal_is_pod() and coalesce(current_setting('request.method', true), '') <> ''));
 end
 $$;
 
@@ -97,7 +99,8 @@ begin
     elsif p_claim_no <= p_launch.claim_no then
         select json_agg(orchestrator.for_agent(t.*, h.*) order by h.place, h.turn, h.created_at, h.task_id) into v_tasks
           from orchestrator.held h join public.tasks t on t.id = h.task_id
-         where h.worker_id = p_launch.worker_id and h.state = 'running' and h.nonce = p_launch.nonce and h.claim_no = p_claim_no;
+         where h.worker_id = p_launch.worker_id and h.state = 'running' and h.nonce = p_launch.nonce
+           and h.claim_no = p_claim_no;
         v_is_spent := v_tasks is null;
     else
         if p_launch.may and not exists (
@@ -157,9 +160,10 @@ begin
     for v_look in 1..c_looks loop
         with taken as (
             update orchestrator.live q
-               set state = 'running', attempt = q.attempt + 1, attempts_shown = q.attempt + 1, shown = 2 * (q.attempt + 1),
-                   worker_id = p_launch.worker_id, nonce = p_launch.nonce, claim_no = p_claim_no, claimed_at = p_now,
-                   progress_at = p_now, lease_expires_at = p_now + p_launch.lease, log_first = p_launch.log_bytes
+               set state = 'running', attempt = q.attempt + 1, attempts_shown = q.attempt + 1,
+                   shown = 2 * (q.attempt + 1), worker_id = p_launch.worker_id, nonce = p_launch.nonce,
+                   claim_no = p_claim_no, claimed_at = p_now, progress_at = p_now,
+                   lease_expires_at = p_now + p_launch.lease, log_first = p_launch.log_bytes
              where q.ctid = any (array(
                        select c.ctid from orchestrator.live c
                         where c.pool = p_launch.pool and c.state = 'ready'
@@ -196,7 +200,8 @@ begin
             v_from.created_at := '-infinity';
         end if;
     end loop;
-    if v_tasks is not null and (p_claim_no % ceil(c_raise_every / sqrt(p_batch))::int = 0 or v_from.lowered > c_lowered) then
+    if v_tasks is not null and (p_claim_no % ceil(c_raise_every / sqrt(p_batch))::int = 0
+                                or v_from.lowered > c_lowered) then
         perform orchestrator.raise_mark(p_launch.pool, false);
     end if;
     if v_shared is not null then
@@ -207,8 +212,8 @@ end
 $$;
 
 -- Publishes In Progress of taken tasks, and returns their JSON in this order; null for none. The statement that
--- publishes reads them too. If it fails, each task is tried by itself. One that cannot be published is given to the
--- agent nevertheless, and published later; with p_later, all are.
+-- publishes reads them too. If it fails, each task is tried by itself. A task that cannot be published still goes to
+-- the agent, and is published later; with p_later, all are.
 create or replace function orchestrator.publish_running(p_ids uuid[], p_now timestamptz, p_later boolean) returns json
 language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '10ms' as $$
 #variable_conflict use_variable
@@ -262,7 +267,8 @@ begin
         returning q.task_id
     )
     insert into orchestrator.rechecks (kind, name) select 'show', u.task_id::text from unshown u;
-    return (select json_build_array(orchestrator.for_agent(v_task, h.*)) from orchestrator.held h where h.task_id = p_ids[1]);
+    return (select json_build_array(orchestrator.for_agent(v_task, h.*)) from orchestrator.held h
+             where h.task_id = p_ids[1]);
 end
 $$;
 
@@ -275,7 +281,8 @@ begin
         'id', p_task.id, 'task_type', p_task.task_type, 'params', p_task.params, 'attempt', p_held.attempt,
         'max_attempts', p_held.max_attempts, 'timeout_s', p_held.timeout_s,
         'output_prefix', p_held.output_prefix,
-        'traceparent', case when public.internal_traceparent_problem(p_task.traceparent) is null then p_task.traceparent end,
+        'traceparent', case when public.internal_traceparent_problem(p_task.traceparent) is null
+                            then p_task.traceparent end,
         'dependencies', case when p_held.has_needs then (
             select coalesce(json_agg(json_build_object(
                        'id', n.id, 'task_type', r.task_type, 'output_location', r.output_location,

@@ -35,12 +35,14 @@ begin
     end loop;
     with back as (
         update orchestrator.live q
-           set state = case when q.task_id = any (v_unfit) then 'waits_for_tasks' else 'ready' end::orchestrator.task_state,
+           set state = case when q.task_id = any (v_unfit) then 'waits_for_tasks'
+                            else 'ready' end::orchestrator.task_state,
                attempt = q.attempt - 1, shown = 0, worker_id = null, nonce = null, claim_no = null, claimed_at = null,
                attempts_shown = (select coalesce(t.attempts, 0) from public.tasks t where t.id = q.task_id),
                progress_at = null, lease_expires_at = null, log_first = null
          where q.task_id = any (v_back || v_unfit)
-        returning q.task_id, q.state, q.pool, q.place, q.turn, q.created_at, q.concurrency_key, q.task_type, q.type_limited
+        returning q.task_id, q.state, q.pool, q.place, q.turn, q.created_at, q.concurrency_key, q.task_type,
+                  q.type_limited
     ), marked as (
         insert into orchestrator.marks (pool, place, turn, created_at, task_id)
         select b.pool, min(b.place), min(b.turn), min(b.created_at), '00000000-0000-0000-0000-000000000000'
@@ -110,7 +112,8 @@ begin
     end loop;
 exception when program_limit_exceeded or statement_too_complex or numeric_value_out_of_range then
     code := 'INPUTS_TOO_LARGE';
-    message := format('Its params or the results of the tasks that it depends on cannot be written as text: %s', sqlerrm);
+    message := format('Its params or the results of the tasks that it depends on cannot be written as text: %s',
+                      sqlerrm);
 end
 $$;
 

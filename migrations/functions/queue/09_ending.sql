@@ -1,6 +1,6 @@
--- How an attempt ends that did not complete, and what follows for others when a task ends.
+-- How an attempt that did not complete ends, and what follows for other tasks when a task ends.
 
--- The tasks have ended with this status: messages about them are written, and tasks that need them go on or fail.
+-- The tasks have ended with this status: messages about them are written, and tasks that need them advance or fail.
 create or replace function orchestrator.ended(p_ids uuid[], p_status text) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
@@ -41,7 +41,8 @@ begin
         case when v_outcome = 'cancelled' then 'cancelled' else p_outcome end, orchestrator.code_of(p_failure),
         left(p_failure->>'exit_class', 100), left(p_failure->>'point', 100), left(p_failure->>'message', 4000),
         p_failure->'detail', p_task.log_first,
-        (select (w.log_bytes #>> array[p_task.nonce, 'handler'])::bigint from public.workers w where w.id = p_task.worker_id),
+        (select (w.log_bytes #>> array[p_task.nonce, 'handler'])::bigint from public.workers w
+          where w.id = p_task.worker_id),
         p_task.uncounted + (not p_counted)::int, case when p_failure->'retryable' = 'false' then true end)
     on conflict do nothing;
     v_end.task_id := p_task.task_id;
@@ -87,13 +88,16 @@ $$;
 -- tasks do not return at once. A lost attempt waits 30 s.
 create or replace function orchestrator.backoff_s(p_task orchestrator.live, p_outcome text, p_used int) returns numeric
 language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
-    select (0.8 + 0.4 * ('x' || substr(md5(backoff_s.p_task.task_id::text || backoff_s.p_task.attempt), 1, 7))::bit(28)::int
-                  / 268435455.0)
-           * case when backoff_s.p_outcome = 'lost' then 30 else least(30 * 2 ^ least(backoff_s.p_used - 1, 20), 3600) end::numeric
+    select (0.8 + 0.4 * ('x' || substr(md5(backoff_s.p_task.task_id::text || backoff_s.p_task.attempt), 1, 7))
+                            ::bit(28)::int / 268435455.0)
+           * case when backoff_s.p_outcome = 'lost' then 30
+                  else least(30 * 2 ^ least(backoff_s.p_used - 1, 20), 3600) end::numeric
 $$;
 
 -- Puts a running task, which the caller has locked, back into the queue: to its head, or to wait for p_run_after.
-create or replace function orchestrator.requeue(p_task orchestrator.live, p_run_after timestamptz, p_is_uncounted boolean)
+create or replace function orchestrator.requeue(
+    p_task orchestrator.live, p_run_after timestamptz, p_is_uncounted boolean
+)
 returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
@@ -101,12 +105,14 @@ begin
     update orchestrator.live q  -- what was changed while it ran counts from now on
        set pool = s.pool, task_type = s.task_type, type_limited = s.type_limited, concurrency_key = s.concurrency_key,
            max_attempts = s.max_attempts, timeout_s = s.timeout_s,
-           state = 'waits_for_tasks', uncounted = q.uncounted + p_is_uncounted::int, run_after = p_run_after, worker_id = null,
-           nonce = null, claim_no = null, claimed_at = null, progress_at = null, lease_expires_at = null, log_first = null
+           state = 'waits_for_tasks', uncounted = q.uncounted + p_is_uncounted::int, run_after = p_run_after,
+           worker_id = null, nonce = null, claim_no = null, claimed_at = null, progress_at = null,
+           lease_expires_at = null, log_first = null
       from orchestrator.specified s where q.task_id = p_task.task_id and s.task_id = q.task_id;
     insert into orchestrator.rechecks (kind, name) select 'needs', p_task.task_id::text where p_task.has_needs;
     perform orchestrator.advance(array[p_task.task_id], '', p_run_after is null);
-    perform orchestrator.refill('key', case when p_task.concurrency_key is not null then array[p_task.concurrency_key] end);
+    perform orchestrator.refill('key', case when p_task.concurrency_key is not null
+                                            then array[p_task.concurrency_key] end);
     perform orchestrator.refill('type', case when p_task.type_limited then array[p_task.task_type] end);
 end
 $$;

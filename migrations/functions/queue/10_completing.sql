@@ -21,8 +21,8 @@ create or replace function public.worker_complete_output(
     p_worker_id text, p_nonce text, p_task_id uuid, p_attempt int, p_output_location text, p_result_data jsonb,
     p_output jsonb, p_now timestamptz default null
 ) returns jsonb
-language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set lock_timeout = '900ms'
-set plan_cache_mode = force_generic_plan set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+set lock_timeout = '900ms' set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -63,7 +63,8 @@ begin
     end loop;
     v_state := orchestrator.state_of(v_launch, p_task_id, p_attempt, array['complete']);
     if v_state = 'held' then  -- a user's open transaction has changed the task
-        perform set_config('response.status', '202', true);  -- PostgREST's status; for older agents it means "ask again"
+        -- PostgREST's status; for older agents it means "ask again"
+        perform set_config('response.status', '202', true);
         return jsonb_build_object('outcome', 'pending', 'why', 'Another transaction is changing the task');
     end if;
     return jsonb_build_object('outcome', v_state);
@@ -134,7 +135,8 @@ begin
            array_agg(d.task_type) filter (where d.type_limited), bool_or(d.has_needs), bool_or(d.has_webhook),
            exists (select from orchestrator.edges e where e.needs = any (p_ids)),
            exists (select from orchestrator.slow_pools s where s.pool = p_launch.pool and s.until > p_now),
-           array_agg(row(d.task_id, 2 * d.attempt + 1, 'Complete', case when d.shown > 0 then 'In Progress' else 'Queued' end,
+           array_agg(row(d.task_id, 2 * d.attempt + 1, 'Complete',
+                         case when d.shown > 0 then 'In Progress' else 'Queued' end,
                          p_now, d.claimed_at, p_launch.worker_id, d.attempt, p_data[array_position(p_ids, d.task_id)],
                          p_location, case when p_location is not null then
                              nullif(p_object, '{}') || jsonb_build_object('location', p_location) end,
@@ -169,8 +171,8 @@ $$;
 create or replace function public.worker_complete_many(
     p_worker_id text, p_nonce text, p_results jsonb, p_now timestamptz default null
 ) returns json
-language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set lock_timeout = '900ms'
-set plan_cache_mode = force_generic_plan set jit = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+set lock_timeout = '900ms' set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
@@ -202,8 +204,10 @@ begin
         return json_build_object('outcome', 'fenced', 'wanted', 'stop', 'tasks', '[]'::json, 'outcomes', v_outcomes);
     end if;
     v_claim := orchestrator.claim(v_launch, p_claim_no, p_batch, v_now, false);
-    return json_build_object('outcome', 'ok', 'outcomes', v_outcomes, 'wanted', v_claim->'wanted', 'pool', v_claim->'pool',
-        'state', v_claim->'state', 'tasks', v_claim->'tasks', 'spent', v_claim->'spent', 'reserved', v_claim->'reserved');
+    return json_build_object(
+        'outcome', 'ok', 'outcomes', v_outcomes, 'wanted', v_claim->'wanted', 'pool', v_claim->'pool',
+        'state', v_claim->'state', 'tasks', v_claim->'tasks', 'spent', v_claim->'spent',
+        'reserved', v_claim->'reserved');
 end
 $$;
 
@@ -221,7 +225,8 @@ declare
 begin
     perform public.internal_check_size(p_results, 1048576, 'p_results');
     begin
-        select array_agg((e->>'task_id')::uuid), array_agg((e->>'attempt')::int), array_agg(nullif(e->'result_data', 'null')),
+        select array_agg((e->>'task_id')::uuid), array_agg((e->>'attempt')::int),
+               array_agg(nullif(e->'result_data', 'null')),
                bool_and(jsonb_typeof(e) = 'object' and e->>'task_id' is not null and (e->>'attempt')::int is not null
                         and e - array['task_id', 'attempt', 'result_data'] = '{}')
           into v_ids, v_attempts, v_data, v_is_fine
@@ -240,9 +245,10 @@ begin
         return array_to_json(array_fill('ok'::text, array[cardinality(v_ids)]));
     end if;
     -- Locked by another call, or one task with other numbers too.
-    if orchestrator.wait_for_rows(array(select i.id from unnest(v_ids) i (id) where (i.id = any (v_held)) is not true)) then
-        select v_held || orchestrator.finish(p_launch, array_agg(h.id), array_agg(h.attempt), array_agg(h.data), null, null, null,
-                                             p_now) into v_held
+    if orchestrator.wait_for_rows(array(select i.id from unnest(v_ids) i (id)
+                                         where (i.id = any (v_held)) is not true)) then
+        select v_held || orchestrator.finish(p_launch, array_agg(h.id), array_agg(h.attempt), array_agg(h.data),
+                                             null, null, null, p_now) into v_held
           from (select distinct on (n.id) n.id, n.attempt, n.data
                   from unnest(v_ids, v_attempts, v_data) n (id, attempt, data)
                  where (n.id = any (v_held)) is not true

@@ -1,7 +1,7 @@
--- How a worker gives a task back.
+-- How a worker releases a task.
 
--- Gives a task back; the attempt does not count. The task can be claimed again at once. If workers that go on return it
--- in circles, it waits from the third time on: 30 s, which double up to an hour.
+-- Returns a task to the queue; the attempt does not count. The task can be claimed again at once. If workers that
+-- continue return it again and again, it waits from the third time on: 30 s, which double up to an hour.
 create or replace function public.worker_release(
     p_worker_id text, p_nonce text, p_task_id uuid, p_attempt int, p_reason text, p_now timestamptz default null
 ) returns jsonb
@@ -23,7 +23,8 @@ begin
             v_pause_s := least(30 * 2 ^ least(v_times - c_free - 1, 10), 3600);
             p_reason := format('returned %s times in a row: %s', v_times, p_reason);
         end if;
-        perform orchestrator.give_up(v_held.task, 'released', jsonb_build_object('code', 'RELEASED', 'message', p_reason),
+        perform orchestrator.give_up(v_held.task, 'released',
+                                     jsonb_build_object('code', 'RELEASED', 'message', p_reason),
                                      false, false, v_now, v_pause_s);
     end if;
     return jsonb_build_object('outcome', case v_held.outcome when 'held' then 'ok' else v_held.outcome end);
@@ -48,7 +49,8 @@ begin
        and q.nonce = p_launch.nonce for update skip locked;
     if not found and orchestrator.wait_for_rows(array[p_task_id]) then
         select * into task from orchestrator.live q
-         where q.task_id = p_task_id and q.attempt = p_attempt and q.state = 'running' and q.worker_id = p_launch.worker_id
+         where q.task_id = p_task_id and q.attempt = p_attempt and q.state = 'running'
+           and q.worker_id = p_launch.worker_id
            and q.nonce = p_launch.nonce;
     end if;
     outcome := case when task.task_id is not null then 'held'

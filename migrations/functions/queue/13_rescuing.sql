@@ -17,7 +17,8 @@ begin
         select q.* from orchestrator.live q
          where q.state = 'running'
            and case when p_worker_id is not null then q.worker_id = p_worker_id
-                    else (q.lease_expires_at is null or q.lease_expires_at <= p_now) and orchestrator.is_lost(q.*, p_now, p_over_s)
+                    else (q.lease_expires_at is null or q.lease_expires_at <= p_now)
+                         and orchestrator.is_lost(q.*, p_now, p_over_s)
                          and (p_fleet is null or not public.internal_is_of_other_fleet(p_fleet, q.worker_id, p_now)) end
          order by q.task_id for update skip locked
     loop
@@ -29,12 +30,13 @@ begin
 end
 $$;
 
--- Takes a locked task back from its worker. An attempt does not count if its worker's end was planned
+-- Ends the attempt of a locked task that has lost its worker. An attempt does not count if its worker's end was planned
 -- (workers.exit_cause), or after an outage. Nor does it count if the machine failed, or if no agent reached a gateway,
 -- up to three times each for a task: a task that makes machines fail, or breaks their network, must not run without
 -- end. After the first lost attempt the task is ready at once, because the worker is the likely cause. From the second
 -- one on it waits for half a minute each time, because the task may be the cause.
-create or replace function orchestrator.rescue_one(p_task orchestrator.live, p_is_gone boolean, p_now timestamptz) returns text
+create or replace function orchestrator.rescue_one(p_task orchestrator.live, p_is_gone boolean, p_now timestamptz)
+returns text
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
@@ -61,14 +63,17 @@ begin
         return orchestrator.give_up(
             p_task, case when v_is_counted then 'lost' else 'released' end,
             jsonb_build_object('code', v_fault, 'exit_class', 'lost', 'point', 'Processing', 'message', case v_fault
-                when 'MACHINE_FAULT' then format('The machine of worker %s failed: %s', v_worker.id, v_worker.exit_cause)
+                when 'MACHINE_FAULT'
+                then format('The machine of worker %s failed: %s', v_worker.id, v_worker.exit_cause)
                 else format('Worker %s was ended: its agent reached no gateway', v_worker.id) end),
             v_is_counted, v_is_counted and v_was_lost, p_now);
     elsif v_worker.status in ('terminating', 'terminated') and v_worker.exit_cause in (
-              'idle_timeout', 'scale_down', 'manual', 'shutdown', 'budget', 'superseded', 'worker_sick', 'stale_code') then
+              'idle_timeout', 'scale_down', 'manual', 'shutdown', 'budget', 'superseded', 'worker_sick',
+              'stale_code') then
         return orchestrator.give_up(p_task, 'released', jsonb_build_object('code', 'RELEASED', 'message',
             format('Worker %s was ended: %s', v_worker.id, v_worker.exit_cause)), false, false, p_now);
-    elsif v_still_s is null and public.internal_is_outage(v_worker.fleet, v_worker.lease_s, p_task.lease_expires_at) then
+    elsif v_still_s is null
+          and public.internal_is_outage(v_worker.fleet, v_worker.lease_s, p_task.lease_expires_at) then
         return orchestrator.give_up(p_task, 'released', jsonb_build_object('code', 'RELEASED', 'message', format(
             'Worker %s could not renew its lease, which ended %s: the database or the orchestrator was away',
             v_worker.id, p_task.lease_expires_at)), false, false, p_now);
@@ -127,7 +132,8 @@ end
 $$;
 
 -- Whether a running task has had no valid lease and no holder for p_over_s.
-create or replace function orchestrator.is_lost(p_task orchestrator.live, p_now timestamptz, p_over_s numeric) returns boolean
+create or replace function orchestrator.is_lost(p_task orchestrator.live, p_now timestamptz, p_over_s numeric)
+returns boolean
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select coalesce(h.rescue_at <= is_lost.p_now - is_lost.p_over_s * interval '1 second', false)
       from orchestrator.holder(is_lost.p_task, is_lost.p_now) h
@@ -178,7 +184,8 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
          where l.fleet = internal_is_outage.p_fleet and l.unled_from is not null
            and l.since - l.unled_from >= greatest(internal_is_outage.p_lease_s - 20,
                internal_is_outage.p_lease_s / 2) * interval '1 second'
-           and internal_is_outage.p_lease_expires_at - internal_is_outage.p_lease_s * interval '1 second' >= l.unled_from - interval '60 seconds'
+           and internal_is_outage.p_lease_expires_at - internal_is_outage.p_lease_s * interval '1 second'
+               >= l.unled_from - interval '60 seconds'
            and internal_is_outage.p_lease_expires_at > l.unled_from
                and internal_is_outage.p_lease_expires_at < l.since + interval '30 seconds')
 $$;

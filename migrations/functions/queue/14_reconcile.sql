@@ -7,8 +7,7 @@
 
 create or replace function orchestrator.reconcile(p_ids uuid[]) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off set jit = off set plan_cache_mode = force_generic_plan as $$
+set enable_hashjoin = off set enable_mergejoin = off set jit = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
 declare
     v_new uuid[];
@@ -26,7 +25,7 @@ begin
     if v_new <> '{}' then
         perform orchestrator.enter(v_new);
     end if;
-    -- Those of which only the specification has changed, all at once. Tasks of tenants get their turns one after the
+    -- Tasks of which only the specification has changed, all at once. Tasks of tenants get their turns one after the
     -- other.
     v_edited := array(
         select i.id
@@ -40,13 +39,15 @@ begin
     if v_edited <> '{}' then
         perform orchestrator.edit(v_edited);
     end if;
-    for v_id in select i.id from unnest(p_ids) i (id) where i.id not in (select n.id from unnest(v_new || v_edited) n (id)) loop
+    for v_id in select i.id from unnest(p_ids) i (id)
+                 where i.id not in (select n.id from unnest(v_new || v_edited) n (id)) loop
         select * into v_task from public.tasks t where t.id = v_id;
         select * into v_live from orchestrator.live q where q.task_id = v_id;
         select * into v_end from orchestrator.publications p where p.task_id = v_id;
         if v_task.id is null then
             perform orchestrator.task_removed(v_id);
-        elsif v_end.task_id is not null and v_task.status::text = v_end.shown and v_live.state is distinct from 'running' then
+        elsif v_end.task_id is not null and v_task.status::text = v_end.shown
+              and v_live.state is distinct from 'running' then
             -- It shows what it showed before: the end is published later, and the rest are edits of the next attempt.
             if v_live.task_id is not null then
                 perform orchestrator.edit(array[v_id], v_end);
@@ -80,7 +81,8 @@ create or replace function orchestrator.enter(p_ids uuid[]) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 begin
-    delete from orchestrator.edges e where e.task_id = any (p_ids);  -- kept from a failure; what they need has changed since
+    -- kept from a failure; what they need has changed since
+    delete from orchestrator.edges e where e.task_id = any (p_ids);
     perform orchestrator.insert_live(p_ids);
     perform orchestrator.unmeet(p_ids, false);
 end
@@ -94,11 +96,11 @@ declare
     v_id uuid;
 begin
     perform orchestrator.reconcile(p_ids);
-exception when others then
+exception when others or assert_failure then
     foreach v_id in array p_ids loop
         begin
             perform orchestrator.reconcile(array[v_id]);
-        exception when others then
+        exception when others or assert_failure then
             raise warning 'task % cannot be queued (%): %', v_id, sqlstate, left(sqlerrm, 1000);
         end;
     end loop;
@@ -121,8 +123,8 @@ begin
 end
 $$;
 
--- Brings those of these tasks that have no row in `live` into the queue, if no other transaction has locked them; the leader
--- does the others.
+-- Brings those of these tasks that have no row in `live` into the queue, if no other transaction has locked them; the
+-- leader does the others.
 create or replace function orchestrator.enter_free(p_ids uuid[]) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
@@ -130,7 +132,8 @@ declare
     v_free uuid[] := array(select t.id from public.tasks t where t.id = any (p_ids) for share skip locked);
 begin
     insert into orchestrator.rechecks (kind, name)
-    select 'enter', t.id::text from public.tasks t where t.id = any (p_ids) and (t.id in (select unnest(v_free))) is not true;
+    select 'enter', t.id::text from public.tasks t
+     where t.id = any (p_ids) and (t.id in (select unnest(v_free))) is not true;
     perform orchestrator.reconcile(array(
         select i.id from unnest(v_free) i (id)
          where not exists (select from orchestrator.live q where q.task_id = i.id)));
@@ -145,10 +148,11 @@ declare
     v_is_running boolean := p_live.state = 'running';
     -- A row that does not show this attempt yet has the status of an earlier one, which is no wish: another statement
     -- of the user's may change it meanwhile, also one of a trigger within our publication of other rows.
-    v_is_shown boolean := v_is_running and (p_live.nonce is null
-                                            or p_live.shown = 2 * p_live.attempt and p_task.published >= 2 * p_live.attempt);
+    v_is_shown boolean := v_is_running and (
+        p_live.nonce is null or p_live.shown = 2 * p_live.attempt and p_task.published >= 2 * p_live.attempt);
     v_is_earlier boolean := v_is_running and not v_is_shown and p_task.worker_id is not distinct from (
-        select a.worker_id from orchestrator.attempts a where a.task_id = p_task.id and a.attempt = p_task.published / 2);
+        select a.worker_id from orchestrator.attempts a
+         where a.task_id = p_task.id and a.attempt = p_task.published / 2);
 begin
     if p_task.status in ('Complete', 'Failed', 'Cancelled') then
         perform orchestrator.end_by_hand(p_live, lower(p_task.status::text), p_task.status::text);
@@ -159,7 +163,8 @@ begin
         perform orchestrator.end_by_hand(p_live, 'lost', p_task.status::text);
         perform orchestrator.leave(array[p_task.id]);
         perform orchestrator.insert_live(array[p_task.id]);
-    elsif p_task.cancel_requested_at is distinct from p_live.cancel_requested_at and p_task.cancel_requested_at is not null
+    elsif p_task.cancel_requested_at is distinct from p_live.cancel_requested_at
+          and p_task.cancel_requested_at is not null
           and not v_is_running then
         perform orchestrator.leave(array[p_task.id]);
         perform orchestrator.publish_later(array[orchestrator.end_without_run(p_live, 'Cancelled', null, null)], null);
@@ -180,11 +185,12 @@ begin
     if p_live.state <> 'running' or p_live.nonce is null then
         return;
     end if;
-    insert into orchestrator.attempts (task_id, attempt, claim_no, started_at, ended_at, worker_id, nonce, outcome, message,
-                                       log_first, uncounted)
+    insert into orchestrator.attempts (task_id, attempt, claim_no, started_at, ended_at, worker_id, nonce, outcome,
+                                       message, log_first, uncounted)
     values (p_live.task_id, p_live.attempt, coalesce(p_live.claim_no, 0), p_live.claimed_at,
             greatest(v_now, p_live.claimed_at), p_live.worker_id, p_live.nonce, p_outcome,
-            case when p_what is null then 'The task was deleted' else format('The task was changed by hand: %s', p_what) end,
+            case when p_what is null then 'The task was deleted'
+                 else format('The task was changed by hand: %s', p_what) end,
             p_live.log_first, p_live.uncounted)
     on conflict do nothing;
     perform pg_notify('orchestrator_fleet', p_live.worker_id);
@@ -208,9 +214,11 @@ begin
        set (place, created_at, run_after, tenant, dedupe_key, max_attempts, timeout_s, has_needs, is_heavy, has_webhook,
             cancel_requested_at, uncounted, attempts_shown, pool, concurrency_key, task_type, type_limited) = (
            select s.place, coalesce(s.created_at, q.created_at),
-                  case when p_end.task_id is null then s.run_after else public.internal_readable_time(p_end.run_after) end,
+                  case when p_end.task_id is null then s.run_after
+                       else public.internal_readable_time(p_end.run_after) end,
                   s.tenant, s.dedupe_key, s.max_attempts, s.timeout_s, s.has_needs, s.is_heavy, s.has_webhook,
-                  s.cancel_requested_at, greatest(0, least(q.attempt, q.uncounted + q.attempts_shown - s.attempts)), s.attempts,
+                  s.cancel_requested_at, greatest(0, least(q.attempt, q.uncounted + q.attempts_shown - s.attempts)),
+                  s.attempts,
                   case when q.state = 'running' then q.pool else s.pool end,
                   case when q.state = 'running' then q.concurrency_key else s.concurrency_key end,
                   case when q.state = 'running' then q.task_type else s.task_type end,
@@ -223,7 +231,8 @@ begin
          cross join lateral (select * from public.tasks k where k.id = b.task_id offset 0) t  -- by its key, each
          where (b.has_needs or orchestrator.needs(t.*) <> '{}')
            and (select array_agg(e.needs order by e.needs) from orchestrator.edges e where e.task_id = b.task_id)
-               is distinct from (select array_agg(distinct n.id order by n.id) from unnest(orchestrator.needs(t.*)) n (id)));
+               is distinct from (select array_agg(distinct n.id order by n.id)
+                                   from unnest(orchestrator.needs(t.*)) n (id)));
     if v_needing <> '{}' then
         perform orchestrator.set_edges(v_needing);
     end if;
@@ -236,7 +245,8 @@ begin
      cross join lateral (select * from orchestrator.live l where l.task_id = b.task_id offset 0) q
      where b.state <> 'running'
        and ((b.pool, b.place, b.created_at, b.run_after, b.concurrency_key, b.task_type, b.tenant, b.type_limited)
-            is distinct from (q.pool, q.place, q.created_at, q.run_after, q.concurrency_key, q.task_type, q.tenant, q.type_limited)
+            is distinct from (q.pool, q.place, q.created_at, q.run_after, q.concurrency_key, q.task_type, q.tenant,
+                              q.type_limited)
             or (b.task_id in (select unnest(v_needing))) is true);
     if v_moved is not null then
         perform orchestrator.advance(v_moved);
@@ -268,18 +278,20 @@ $$;
 -- What a task asks for, with the values of its type where it names none. It is the one place that derives columns of
 -- `live` from columns of `tasks`.
 create or replace view orchestrator.specified as
-select t.id as task_id, t.status, t.worker_id, coalesce(t.attempts, 0) as attempts, t.published, t.cancel_requested_at, t.dedupe_key, t.tenant,
-       t.concurrency_key, t.task_type,
+select t.id as task_id, t.status, t.worker_id, coalesce(t.attempts, 0) as attempts, t.published, t.cancel_requested_at,
+       t.dedupe_key, t.tenant, t.concurrency_key, t.task_type,
        public.internal_readable_time(t.created_at) as created_at,
        public.internal_readable_time(t.run_after) as run_after,
        ~coalesce(t.priority, 0) as place,
        coalesce(t.pool, d.pool, 'default') as pool,
        coalesce(t.max_attempts, d.max_attempts, 3) as max_attempts,
-       case when coalesce(t.timeout_s, d.timeout_s) between 0.001 and 2592000 then coalesce(t.timeout_s, d.timeout_s) end as timeout_s,
+       case when coalesce(t.timeout_s, d.timeout_s) between 0.001 and 2592000
+            then coalesce(t.timeout_s, d.timeout_s) end as timeout_s,
        orchestrator.needs(t.*) <> '{}' as has_needs,
        case when pg_column_size(t.params) > 2000 then true
             when pg_column_size(t.params) <= 200 and octet_length(t.params::text) <= 200 then false
-            else coalesce(octet_length(t.params::text) > 2000 or public.internal_is_unreadable(t.params), false) end as is_heavy,
+            else coalesce(octet_length(t.params::text) > 2000
+                          or public.internal_is_unreadable(t.params), false) end as is_heavy,
        exists (select from public.concurrency_limits l where l.scope = 'type' and l.name = t.task_type) as type_limited,
        t.webhook_url is not null as has_webhook
   from public.tasks t left join public.task_types d on d.task_type = t.task_type;
@@ -290,32 +302,35 @@ select t.id
   from public.tasks t
   left join lateral (select * from orchestrator.live l where l.task_id = t.id offset 0) q on true  -- by its key, each
   left join lateral (select * from orchestrator.publications l where l.task_id = t.id offset 0) p on true
-  left join lateral (select * from orchestrator.specified l where l.task_id = t.id and q.task_id is not null offset 0) s on true
+  left join lateral (select * from orchestrator.specified l
+                      where l.task_id = t.id and q.task_id is not null offset 0) s on true
  where case
        when p.task_id is not null and q.task_id is null then t.status::text <> p.shown
        when q.task_id is null then t.status in ('Queued', 'In Progress') and t.published <= 2000000 or exists (
            select from orchestrator.edges e where e.needs = t.id and e.is_met <> (t.status = 'Complete')
-            union all  -- kept from a failure that a user has taken back
-           select from orchestrator.edges e where e.task_id = t.id and t.failure_code is distinct from 'DEPENDENCY_FAILED')
+            union all  -- kept from a failure that a user has undone
+           select from orchestrator.edges e
+            where e.task_id = t.id and t.failure_code is distinct from 'DEPENDENCY_FAILED')
        when p.task_id is not null then true  -- its queued row is edited, or the user's write takes the place of the end
        when q.state = 'running' then t.status <> 'In Progress' or q.shown <> 2 * q.attempt and q.nonce is not null
                                      or t.worker_id is distinct from q.worker_id
        else t.status <> 'Queued' end
     or q.task_id is not null and (
            q.has_needs and (select array_agg(e.needs order by e.needs) from orchestrator.edges e where e.task_id = t.id)
-               is distinct from (select array_agg(distinct n.id order by n.id) from unnest(orchestrator.needs(t.*)) n (id))
-           or (q.place, q.created_at, q.run_after, q.tenant, q.dedupe_key, q.max_attempts, q.timeout_s, q.has_needs, q.is_heavy,
-               q.has_webhook, q.cancel_requested_at, q.attempts_shown)
-              is distinct from (s.place, coalesce(s.created_at, q.created_at), s.run_after, s.tenant, s.dedupe_key, s.max_attempts, s.timeout_s,
-                                s.has_needs, s.is_heavy, s.has_webhook, s.cancel_requested_at, s.attempts)
+               is distinct from (select array_agg(distinct n.id order by n.id)
+                                   from unnest(orchestrator.needs(t.*)) n (id))
+           or (q.place, q.created_at, q.run_after, q.tenant, q.dedupe_key, q.max_attempts, q.timeout_s, q.has_needs,
+               q.is_heavy, q.has_webhook, q.cancel_requested_at, q.attempts_shown)
+              is distinct from (s.place, coalesce(s.created_at, q.created_at), s.run_after, s.tenant, s.dedupe_key,
+                                s.max_attempts, s.timeout_s, s.has_needs, s.is_heavy, s.has_webhook,
+                                s.cancel_requested_at, s.attempts)
            or q.state <> 'running' and (q.pool, q.concurrency_key, q.task_type, q.type_limited)
               is distinct from (s.pool, s.concurrency_key, s.task_type, s.type_limited));
 
 -- Adds tasks to the queue. Numbers go on from the attempts of a task. A row that is there already is newer.
 create or replace function orchestrator.insert_live(p_ids uuid[]) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off set jit = off set plan_cache_mode = force_generic_plan as $$
+set enable_hashjoin = off set enable_mergejoin = off set jit = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_variable
 declare
     c_none constant bigint := 9007199254740991;
@@ -328,20 +343,22 @@ begin
     with made as (
         insert into orchestrator.live (
             task_id, created_at, run_after, place, pool, max_attempts, timeout_s, task_type, concurrency_key, tenant,
-            dedupe_key, has_needs, is_heavy, type_limited, has_webhook, cancel_requested_at, attempts_shown, attempt, uncounted,
-            state, turn, worker_id, claimed_at, progress_at)
-        select s.task_id, coalesce(s.created_at, v_now), s.run_after, s.place, s.pool, s.max_attempts, s.timeout_s, s.task_type,
-               s.concurrency_key, s.tenant, s.dedupe_key, s.has_needs, s.is_heavy, s.type_limited, s.has_webhook,
-               s.cancel_requested_at, s.attempts, n.attempt + (w.state = 'running')::int,
+            dedupe_key, has_needs, is_heavy, type_limited, has_webhook, cancel_requested_at, attempts_shown, attempt,
+            uncounted, state, turn, worker_id, claimed_at, progress_at)
+        select s.task_id, coalesce(s.created_at, v_now), s.run_after, s.place, s.pool, s.max_attempts, s.timeout_s,
+               s.task_type, s.concurrency_key, s.tenant, s.dedupe_key, s.has_needs, s.is_heavy, s.type_limited,
+               s.has_webhook, s.cancel_requested_at, s.attempts, n.attempt + (w.state = 'running')::int,
                least(n.attempt, greatest(n.uncounted + n.attempt - greatest(s.attempts, 0), 0)),
                w.state, case when w.state = 'ready' and s.tenant is not null
                              then orchestrator.next_turn(s.pool, s.place, s.tenant, false) else c_none end,
                case when w.state = 'running' then s.worker_id end, case when w.state = 'running' then v_now end,
                case when w.state = 'running' then v_now end
           from unnest(p_ids) i (id)
-         cross join lateral (select * from orchestrator.specified d where d.task_id = i.id offset 0) s  -- by its key, each
+         -- by its key, each
+         cross join lateral (select * from orchestrator.specified d where d.task_id = i.id offset 0) s
          cross join lateral (
-               select greatest(max(l.attempt), s.published / 2, 0) as attempt, coalesce(max(l.uncounted), 0) as uncounted
+               select greatest(max(l.attempt), s.published / 2, 0) as attempt,
+                      coalesce(max(l.uncounted), 0) as uncounted
                  from (select a.attempt, a.uncounted from orchestrator.attempts a where a.task_id = i.id
                         order by a.attempt desc limit 1) l offset 0) n
          cross join lateral (select case when s.status = 'In Progress' then 'running'
@@ -350,7 +367,8 @@ begin
                                          when s.concurrency_key is not null then 'waits_for_key'
                                          when s.type_limited then 'waits_for_type'
                                          else 'ready' end::orchestrator.task_state as state offset 0) w
-         where s.status in ('Queued', 'In Progress') and s.published <= 2000000  -- more was written while the triggers were off
+         -- more was written while the triggers were off
+         where s.status in ('Queued', 'In Progress') and s.published <= 2000000
         on conflict (task_id) do nothing
         returning task_id, pool, place, turn, created_at, state, concurrency_key, task_type, type_limited, has_needs
     ), marked as (

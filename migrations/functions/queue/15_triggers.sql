@@ -74,7 +74,8 @@ begin
     end if;
     v_ids := array(select c.id from changed c);
     -- Until the user's transaction ends, no claim takes a task that it has changed.
-    perform from orchestrator.live q where q.task_id = any (v_ids) and q.state <> 'running' order by q.task_id for update;
+    perform from orchestrator.live q where q.task_id = any (v_ids) and q.state <> 'running'
+      order by q.task_id for update;
     -- A program of the user's shows that it lives.
     update orchestrator.live q set progress_at = public.internal_now()
      where q.task_id = any (v_ids) and q.state = 'running' and q.nonce is null;
@@ -99,7 +100,8 @@ begin
       left join lateral (select * from orchestrator.publications l where l.task_id = r.id offset 0) p on true
      where coalesce(p.status, r.status::text) = 'Complete'
        and ((select true from orchestrator.edges e where e.needs = r.id limit 1)  -- by its key, each
-            or (select a.ended_at is null from orchestrator.audits a where a.rel = 'adoption'))  -- some edges are not there yet
+            -- some edges are not there yet
+            or (select a.ended_at is null from orchestrator.audits a where a.rel = 'adoption'))
     on conflict (id) do update
        set output_location = excluded.output_location, result_data = excluded.result_data,
            output_object = excluded.output_object, deleted_at = excluded.deleted_at;

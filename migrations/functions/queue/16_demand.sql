@@ -3,7 +3,8 @@
 -- The queue of each pool: how many tasks wait for what, exactly up to 10,000 of a kind. Tasks whose time has come are
 -- ready.
 create or replace function orchestrator.demand(p_now timestamptz)
-returns table (pool text, total bigint, ready bigint, dependencies bigint, limits bigint, scheduled bigint, oldest timestamptz)
+returns table (pool text, total bigint, ready bigint, dependencies bigint, limits bigint, scheduled bigint,
+               oldest timestamptz)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
 set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off as $$
 #variable_conflict use_column
@@ -21,7 +22,8 @@ begin
      cross join lateral (select count(*) as n from (
                select from orchestrator.live q where q.pool = p.pool and q.state = 'ready'
                 order by q.pool, q.place limit c_most) q) r
-     cross join lateral (select (select q.created_at from orchestrator.live q where q.pool = p.pool and q.state = 'ready'
+     cross join lateral (select (select q.created_at from orchestrator.live q
+                                  where q.pool = p.pool and q.state = 'ready'
                                   order by q.pool, q.created_at limit 1) as oldest) o
      cross join lateral (select count(*) as n from (
                select from orchestrator.live q where q.pool = p.pool and q.state = 'waits_for_tasks' limit c_most) q) d
@@ -43,13 +45,13 @@ $$;
 -- The first pool after this one that has queued tasks.
 create or replace function orchestrator.next_pool(p_pool text) returns text
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
-set enable_sort = off
-set enable_bitmapscan = off set jit = off as $$
+set enable_sort = off set enable_bitmapscan = off set jit = off as $$
 #variable_conflict use_variable
 begin
     return least(
         (select q.pool from orchestrator.live q where q.state = 'ready' and q.pool > p_pool order by q.pool limit 1),
-        (select q.pool from orchestrator.live q where q.state = 'waits_for_time' and q.pool > p_pool order by q.pool limit 1),
+        (select q.pool from orchestrator.live q where q.state = 'waits_for_time' and q.pool > p_pool
+          order by q.pool limit 1),
         (select q.pool from orchestrator.live q
           where q.state in ('waits_for_tasks', 'waits_for_key', 'waits_for_type') and q.pool > p_pool
           order by q.pool limit 1));

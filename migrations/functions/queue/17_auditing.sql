@@ -5,8 +5,7 @@
 -- reconciles what differs. Returns the ids.
 create or replace function orchestrator.audit(p_blocks int) returns uuid[]
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off set jit = off as $$
+set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_from tid;
@@ -77,9 +76,8 @@ begin
 end
 $$;
 
--- Looks at the next so many limits that tasks wait for, and lets tasks through where there is room. Two open
--- transactions may not see each other: one frees the last slot and sees nobody wait, and in the other a task begins to
--- wait.
+-- Looks at the next so many limits that tasks wait for, and admits tasks where slots are free. Two open transactions
+-- may not see each other: one frees the last slot and sees no waiting task, and in the other a task begins to wait.
 create or replace function orchestrator.audit_limits(p_scope text, p_most int) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_sort = off
 set enable_bitmapscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
@@ -89,12 +87,14 @@ declare
     v_after text;
     v_names text[];
 begin
-    insert into orchestrator.audits (rel, next_block, began_at) values (v_rel, 0, public.internal_now()) on conflict do nothing;
+    insert into orchestrator.audits (rel, next_block, began_at) values (v_rel, 0, public.internal_now())
+    on conflict do nothing;
     select coalesce(a.next_name, '') into v_after from orchestrator.audits a where a.rel = v_rel for update;
     for v_n in 1..p_most loop
         if p_scope = 'key' then
             v_after := (select q.concurrency_key from orchestrator.live q
-                         where q.state = 'waits_for_key' and q.concurrency_key > v_after order by q.concurrency_key limit 1);
+                         where q.state = 'waits_for_key' and q.concurrency_key > v_after
+                         order by q.concurrency_key limit 1);
         else
             v_after := (select q.task_type from orchestrator.live q
                          where q.state = 'waits_for_type' and q.task_type > v_after order by q.task_type limit 1);

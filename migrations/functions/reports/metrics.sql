@@ -19,7 +19,8 @@ begin
             select count(*) from public.task_attempts a join public.workers w on w.id = a.worker_id
              where w.fleet = p_fleet and a.started_at > v_since and a.started_at <= v_until),
         'unpublished', (
-            select jsonb_build_object('n', count(*), 'oldest_s', coalesce(greatest(extract(epoch from v_now - min(p.at)), 0), 0))
+            select jsonb_build_object('n', count(*),
+                                      'oldest_s', coalesce(greatest(extract(epoch from v_now - min(p.at)), 0), 0))
               from orchestrator.publications p where p.reason is not null),
         'ended', coalesce((
             select jsonb_agg(jsonb_build_object('outcome', e.outcome, 'code', e.failure_code, 'n', e.n))

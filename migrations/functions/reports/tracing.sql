@@ -1,4 +1,4 @@
--- What spans of a trace are made of (leader_jobs/traces.py). Attempts that ended after p_cursor {at, task, attempt}
+-- The data for the spans of a trace (leader_jobs/traces.py). Attempts that ended after p_cursor {at, task, attempt}
 -- (null: in the last ten minutes) and at least p_lag_s ago, when the transactions that began before have ended. In this
 -- order, p_limit at most. `previous_end` is the end of the task's attempt before.
 create or replace function public.fleet_ended_attempts(
@@ -26,8 +26,9 @@ begin
                'task_id', e.task_id, 'attempt', e.attempt, 'started_at', e.started_at, 'ended_at', e.ended_at,
                'outcome', e.outcome, 'failure_code', e.failure_code, 'exit_class', e.exit_class,
                'worker_id', e.worker_id, 'gpu_type', w.gpu_type, 'is_ours', w.id is not null and t.id is not null,
-               'task_type', t.task_type, 'pool', t.pool, 'traceparent',
-               case when public.internal_traceparent_problem(t.traceparent) is null then t.traceparent end, 'created_at', t.created_at,
+               'task_type', t.task_type, 'pool', t.pool, 'created_at', t.created_at,
+               'traceparent', case when public.internal_traceparent_problem(t.traceparent) is null
+                                   then t.traceparent end,
                'run_after', t.run_after, 'previous_end', p.ended_at,
                'upload_started_at', e.upload_started_at, 'upload_ended_at', e.upload_ended_at)
                order by e.ended_at, e.task_id, e.attempt), '[]')

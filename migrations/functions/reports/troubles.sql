@@ -7,27 +7,29 @@ create or replace function public.internal_lost_tasks(
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 begin
-    return coalesce((  -- without a failure code, a user has taken the task back, and its worker was not lost
+    return coalesce((  -- without a failure code, a user has queued the task again, and its worker was not lost
         select jsonb_agg(to_jsonb(l.*) order by l.last_at desc, l.task_id)
-          from (select a.task_id, t.task_type, coalesce(p.status, t.status::text) as status, count(distinct a.worker_id) as workers,
-                       max(a.ended_at) as last_at,
+          from (select a.task_id, t.task_type, coalesce(p.status, t.status::text) as status,
+                       count(distinct a.worker_id) as workers, max(a.ended_at) as last_at,
                        (array_agg(a.worker_id order by a.ended_at desc))[1] as worker_id,
                        (array_agg(w.exit_cause order by a.ended_at desc))[1] as exit_cause,
                        (array_agg(coalesce(w.failure_code, a.failure_code) order by a.ended_at desc))[1] as code,
                        (array_agg(w.metadata -> 'last_snapshot' order by a.ended_at desc))[1] as look
                   from (select n.task_id from orchestrator.attempts n join public.workers w on w.id = n.worker_id
-                         where n.outcome = 'lost' and n.failure_code is not null and n.ended_at > p_since and w.fleet = p_fleet
+                         where n.outcome = 'lost' and n.failure_code is not null and n.ended_at > p_since
+                           and w.fleet = p_fleet
                          group by n.task_id order by max(n.ended_at) desc limit p_limit) r
                   join orchestrator.attempts a on a.task_id = r.task_id and a.outcome = 'lost'
                        and a.failure_code is not null and a.ended_at > p_all
                   join public.workers w on w.id = a.worker_id and w.fleet = p_fleet
-                 cross join lateral (select * from public.tasks k where k.id = a.task_id offset 0) t  -- by its key, each
+                 -- by its key, each
+                 cross join lateral (select * from public.tasks k where k.id = a.task_id offset 0) t
                   left join orchestrator.publications p on p.task_id = t.id and p.no > t.published
                  group by a.task_id, t.task_type, 3) l), '[]');
 end
 $$;
 
--- Tasks whose row does not show for more than 10 s how they ended, or that they are queued again, because a trigger, a
+-- Tasks whose row has not shown for more than 10 s how they ended, or that they are queued again, because a trigger, a
 -- constraint or a lock of a user keeps it from that, by pool and error. It counts 10,000 of them at most.
 create or replace function public.internal_unpublished_tasks(p_now timestamptz, p_limit int) returns jsonb
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
@@ -38,14 +40,15 @@ begin
           from (select orchestrator.pool_of(t.*) as pool, left(r.reason, 500) as reason, count(*) as n,
                        (array_agg(r.task_id order by r.at, r.task_id))[1] as task_id, min(r.at) as since
                   from (select * from orchestrator.publications f order by f.retry_at limit 10000) r
-                 cross join lateral (select * from public.tasks k where k.id = r.task_id and k.published < r.no offset 0) t
+                 cross join lateral (select * from public.tasks k
+                                      where k.id = r.task_id and k.published < r.no offset 0) t
                  where r.reason is not null and r.at < p_now - interval '10 seconds'
                  group by 1, 2 order by 3 desc, 1, 2 limit p_limit) f), '[]');
 end
 $$;
 
--- Tasks that failed for good within a quarter of an hour, by type and code, if more than half of all attempts that ended
--- in this time failed. OrchestratorTasksFail in ops/alerts.yml has the same bound.
+-- Tasks that failed for good within a quarter of an hour, by type and code, if more than half of all attempts that
+-- ended in this time failed. OrchestratorTasksFail in ops/alerts.yml has the same bound.
 create or replace function public.internal_failing_tasks(p_now timestamptz, p_limit int) returns jsonb
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
 as $$
@@ -55,7 +58,8 @@ declare
     c_most constant int := 100000;  -- attempts that are counted
     c_newest constant int := 1000;  -- failed attempts whose tasks are read
 begin
-    if (select coalesce(count(*) filter (where a.outcome = 'failed') <= count(*) filter (where a.outcome = 'complete'), true)
+    if (select coalesce(count(*) filter (where a.outcome = 'failed')
+                        <= count(*) filter (where a.outcome = 'complete'), true)
           from (select b.outcome from orchestrator.attempts b where b.ended_at > v_since limit c_most) a) then
         return '[]';
     end if;
@@ -69,12 +73,13 @@ begin
                          where a.outcome = 'failed' and a.ended_at > v_since
                          order by a.ended_at desc limit c_newest) r
                  cross join lateral orchestrator.current_task(r.task_id) t
-                 where t.status = 'Failed' group by t.task_type, t.failure_code order by 3 desc limit p_limit) f), '[]');
+                 where t.status = 'Failed' group by t.task_type, t.failure_code
+                 order by 3 desc limit p_limit) f), '[]');
 end
 $$;
 
--- Stages at which bring-ups failed within a quarter of an hour, in the form of fleet_report's list: of the newest workers
--- that were promoted or ended then, and of those that are on their way.
+-- Stages at which bring-ups failed within a quarter of an hour, in the form of fleet_report's list: of the newest
+-- workers that were promoted or ended then, and of those that are on their way.
 create or replace function public.internal_failed_bringups(p_fleet text, p_now timestamptz, p_limit int) returns jsonb
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
 as $$
@@ -90,7 +95,8 @@ begin
               order by w.bringup_ended_at desc limit c_workers)
             union
             (select w.id, w.pool from public.workers w
-              where w.fleet = p_fleet and w.status <> 'terminated' and w.promoted_at is null order by w.id limit c_workers)
+              where w.fleet = p_fleet and w.status <> 'terminated' and w.promoted_at is null
+              order by w.id limit c_workers)
         ), attempts as (
             select a.*, l.pool from recent l
              cross join lateral (select b.* from public.worker_attempts b where b.worker_id = l.id
@@ -98,9 +104,9 @@ begin
              where a.ended_at > v_since
         )
         select jsonb_agg(to_jsonb(f.*) order by f.n desc, f.code)
-          from (select coalesce(a.failure_code, 'UNKNOWN') as code, a.stage, a.pool, upper(a.evidence ->> 'cause') as cause,
-                       count(*) as n, count(distinct a.worker_id) as workers, max(a.ended_at) as last_at,
-                       (array_agg(a.evidence order by a.ended_at desc))[1] as evidence,
+          from (select coalesce(a.failure_code, 'UNKNOWN') as code, a.stage, a.pool,
+                       upper(a.evidence ->> 'cause') as cause, count(*) as n, count(distinct a.worker_id) as workers,
+                       max(a.ended_at) as last_at, (array_agg(a.evidence order by a.ended_at desc))[1] as evidence,
                        (select max(o.ended_at) from attempts o
                          where o.pool = a.pool and o.stage = a.stage and o.outcome = 'ok') as ok_at
                   from attempts a where a.outcome in ('failed', 'timeout', 'lost')
@@ -109,8 +115,8 @@ end
 $$;
 
 -- What the leader asks once a minute: tasks without a handler among the first of each pool, those that wait for another
--- attempt included, tasks that cannot show how they ended, and what was lost or failed within a quarter of an hour. p_handled: a list of the types
--- that have a handler; empty if that is not known. Bounded, however long the queue is.
+-- attempt included, tasks that cannot show how they ended, and what was lost or failed within a quarter of an hour.
+-- p_handled: a list of the types that have a handler; empty if that is not known. Bounded, however long the queue is.
 create or replace function public.fleet_task_troubles(p_fleet text, p_handled jsonb, p_now timestamptz default null)
 returns jsonb
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
@@ -135,14 +141,16 @@ begin
                  union all
                  (select q.task_type
                     from (select l.task_id, l.task_type, l.run_after from orchestrator.live l
-                           where l.pool = p.pool and l.state = 'waits_for_time' order by l.pool, l.run_after limit c_head) q
+                           where l.pool = p.pool and l.state = 'waits_for_time'
+                           order by l.pool, l.run_after limit c_head) q
                    cross join lateral (select k.failure_code from public.tasks k where k.id = q.task_id offset 0) t
                    where q.run_after <= v_now or t.failure_code = 'NO_HANDLER')) h
              where jsonb_array_length(p_handled) > 0 and not p_handled ? h.task_type
              group by 1, 2 order by 3 desc, 2 limit c_rows
         )
         select jsonb_build_object(
-            'waiting_types', coalesce((select jsonb_agg(to_jsonb(w.*) order by w.n desc, w.pool, w.task_type) from waiting w), '[]'),
+            'waiting_types', coalesce((select jsonb_agg(to_jsonb(w.*) order by w.n desc, w.pool, w.task_type)
+                                         from waiting w), '[]'),
             'unpublished_tasks', public.internal_unpublished_tasks(v_now, c_rows),
             'schema_problems', public.fleet_schema_problems()->'problems',
             'webhooks', public.internal_webhook_troubles(v_now),
