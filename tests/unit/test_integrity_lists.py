@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FUNCTIONS = ROOT / "migrations" / "functions"
-INTEGRITY, COLUMNS = ((FUNCTIONS / name).read_text() for name in ("integrity.sql", "columns.sql"))
+INTEGRITY, COLUMNS = ((FUNCTIONS / name).read_text() for name in ("base/integrity.sql", "base/columns.sql"))
 TRIGGERS = re.compile(
     r"^ *create (?:or replace|constraint) trigger \W?([!~]?\w+).*?\bon public\.(\w+)", re.MULTILINE | re.DOTALL
 )

@@ -19,6 +19,7 @@ from orchestrator.config.validation import TO_RUN, require
 
 ROOT = Path(__file__).resolve().parents[3]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+SQL_FUNCTION = re.compile(r"^create or replace function ([\w.]+)\(.*?\bas \$\$\n(.*?)\$\$;", re.MULTILINE | re.DOTALL)
 SQL_TOKEN = re.compile(r"E'(?:\\.|[^'\\]|'')*'|'(?:[^']|'')*'|--[^\n]*", re.DOTALL)
 
 
@@ -153,6 +154,16 @@ def test_the_map_of_the_sql_functions_has_every_file_once() -> None:
     rows = [line for line in section.splitlines() if line.startswith("| ")]
     listed = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert sorted(listed) == sorted(path.stem for path in (ROOT / "migrations" / "functions").rglob("*.sql"))
+
+
+def test_sql_fits_on_a_screen() -> None:
+    """A function has 70 lines at most, and a line 120 characters. Files of tables/ stay as they were applied."""
+    files = [*(ROOT / "migrations" / "functions").rglob("*.sql"), *(ROOT / "migrations").glob("*.sql")]
+    found = [one for path in files for one in SQL_FUNCTION.findall(path.read_text())]
+    assert len(found) > 300
+    assert [name for name, body in found if body.count("\n") > 70] == []
+    lines = [(path.name, line) for path in files for line in path.read_text().splitlines() if len(line) > 120]
+    assert [line for line in lines if line[0] != "adopting.sql"] == []
 
 
 def test_no_sql_depends_on_how_a_session_reads_backslashes() -> None:
