@@ -94,11 +94,11 @@ declare
     v_id uuid;
 begin
     perform orchestrator.reconcile(p_ids);
-exception when others then
+exception when others or assert_failure then
     foreach v_id in array p_ids loop
         begin
             perform orchestrator.reconcile(array[v_id]);
-        exception when others then
+        exception when others or assert_failure then
             raise warning 'task % cannot be queued (%): %', v_id, sqlstate, left(sqlerrm, 1000);
         end;
     end loop;
