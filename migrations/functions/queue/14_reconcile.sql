@@ -65,6 +65,12 @@ begin
                         perform orchestrator.meet(array[v_id]);
                     else
                         perform orchestrator.fail_dependants(array[v_id], 'DEPENDENCY_FAILED');
+                        update orchestrator.edges e set is_met = false  -- of failed tasks: a retry asks for it again
+                         where e.ctid = any (array(
+                                   select f.ctid from orchestrator.edges f
+                                    where f.needs = v_id and f.is_met
+                                      and not exists (select from orchestrator.live q where q.task_id = f.task_id)
+                                      for update skip locked));
                     end if;
                 end if;
             else
