@@ -17,15 +17,16 @@ declare
     v_ids uuid[] := array(select (n.value->>'id')::uuid from jsonb_array_elements(p_tasks) n);
     v_attempts int[] := array(select (n.value->>'attempt')::int from jsonb_array_elements(p_tasks) n);
     v_skipped uuid[];
+    c_seconds constant text := '^[0-9]{1,7}([.][0-9]{1,9})?$';
     v_before jsonb;  -- the progress that was shown, for earlier agents
 begin
     if exists (select from jsonb_array_elements(p_tasks) n
-                where n.value->'still_s' is null and n.value->'progress' <> 'null') then
+                where n.value->'progress' <> 'null' and (n.value->>'still_s' ~ c_seconds) is not true) then
         v_before := (select jsonb_object_agg(t.id, t.progress) from public.tasks t where t.id = any (v_ids));
     end if;
     with named as (
         select (n.value->>'id')::uuid as id, (n.value->>'attempt')::int as attempt,
-               case when n.value->>'still_s' ~ '^[0-9]{1,7}([.][0-9]{1,9})?$'
+               case when n.value->>'still_s' ~ c_seconds
                     then p_now - (n.value->>'still_s')::numeric * interval '1 second'
                     when n.value->'progress' <> 'null'
                          and n.value->'progress' is distinct from v_before->(n.value->>'id')

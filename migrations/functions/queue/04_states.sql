@@ -10,24 +10,8 @@
 -- A lease that has ended still holds its slot, until the task is rescued. So renewing a lease never needs a limit.
 -- Slots that a user's write added beyond the limit are taken from ready tasks. No running task ends for that.
 
--- The state after p_passed ('', 'key' or 'type'), for a task that is not running.
-create or replace function orchestrator.next_state(p_task orchestrator.live, p_passed text, p_now timestamptz)
-returns orchestrator.task_state
-language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
-#variable_conflict use_variable
-begin
-    return case
-        when p_passed = '' and p_task.has_needs and exists (
-            select from orchestrator.edges e where e.task_id = p_task.task_id and not e.is_met) then 'waits_for_tasks'
-        when p_passed = '' and p_task.run_after > p_now then 'waits_for_time'
-        when p_passed = '' and p_task.concurrency_key is not null then 'waits_for_key'
-        when p_passed <> 'type' and p_task.type_limited then 'waits_for_type'
-        else 'ready' end;
-end
-$$;
-
--- Advances tasks that the caller has locked or inserted, as far as their limits allow. p_front: they come back from a
--- worker, to the head of the queue.
+-- Advances tasks that the caller has locked or inserted, as far as their limits allow. p_passed: what they have waited
+-- for ('', 'key' or 'type'). p_front: they come back from a worker, to the head of the queue.
 create or replace function orchestrator.advance(p_ids uuid[], p_passed text default '', p_front boolean default false)
 returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -44,7 +28,14 @@ begin
                    select n.state, case when n.state = 'ready' and (q.tenant is not null or p_front)
                                         then orchestrator.next_turn(q.pool, q.place, q.tenant, p_front)
                                         else 9007199254740991 end
-                     from (select orchestrator.next_state(q.*, p_passed, v_now) as state offset 0) n)
+                     from (select case
+                               when p_passed = '' and q.has_needs and exists (
+                                   select from orchestrator.edges e where e.task_id = q.task_id and not e.is_met)
+                                   then 'waits_for_tasks'
+                               when p_passed = '' and q.run_after > v_now then 'waits_for_time'
+                               when p_passed = '' and q.concurrency_key is not null then 'waits_for_key'
+                               when p_passed <> 'type' and q.type_limited then 'waits_for_type'
+                               else 'ready' end::orchestrator.task_state as state offset 0) n)
          where q.task_id = any (p_ids) and q.state <> 'running'
         returning q.state, q.pool, q.place, q.turn, q.created_at, q.concurrency_key, q.task_type
     ), marked as (

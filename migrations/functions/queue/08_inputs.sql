@@ -1,6 +1,9 @@
 -- What one answer to a claim may hold. An agent reads a bounded number of bytes and JSON values, and they are built in
 -- time.
 
+-- The type of a result cannot be replaced.
+drop function if exists orchestrator.keep_fitting(orchestrator.launches, uuid[]);
+
 -- Returns those of these taken tasks that fit into one answer, in their order; null for none. The others are ready
 -- again. A task that fits into no answer, or into no cluster of its pool, waits until maintenance ends it (end_unfit).
 create or replace function orchestrator.keep_fitting(p_launch orchestrator.launches, p_ids uuid[]) returns uuid[]

@@ -56,20 +56,12 @@ begin
             if v_end.task_id is not null then
                 delete from orchestrator.publications p where p.task_id = v_id;
             end if;
-            if v_live.task_id is null then
-                if v_task.status in ('Queued', 'In Progress') then
-                    perform orchestrator.enter(array[v_id]);
-                else
-                    delete from orchestrator.edges e
-                     where e.task_id = v_id and v_task.failure_code is distinct from 'DEPENDENCY_FAILED';
-                    if v_task.status = 'Complete' then
-                        perform orchestrator.meet(array[v_id]);
-                    else
-                        perform orchestrator.fail_dependants(array[v_id], 'DEPENDENCY_FAILED');
-                    end if;
-                end if;
-            else
+            if v_live.task_id is not null then
                 perform orchestrator.follow(v_task, v_live);
+            elsif v_task.status in ('Queued', 'In Progress') then
+                perform orchestrator.enter(array[v_id]);
+            else
+                perform orchestrator.follow_end(v_task);
             end if;
         end if;
     end loop;
@@ -85,6 +77,27 @@ begin
     delete from orchestrator.edges e where e.task_id = any (p_ids);
     perform orchestrator.insert_live(p_ids);
     perform orchestrator.unmeet(p_ids, false);
+end
+$$;
+
+-- A task that has no row in `live` and that a user has set to Complete, Failed or Cancelled.
+create or replace function orchestrator.follow_end(p_task public.tasks) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+begin
+    delete from orchestrator.edges e
+     where e.task_id = p_task.id and p_task.failure_code is distinct from 'DEPENDENCY_FAILED';
+    if p_task.status = 'Complete' then
+        perform orchestrator.meet(array[p_task.id]);
+        return;
+    end if;
+    perform orchestrator.fail_dependants(array[p_task.id], 'DEPENDENCY_FAILED');
+    update orchestrator.edges e set is_met = false  -- of failed tasks: a retry asks for it again
+     where e.ctid = any (array(
+               select f.ctid from orchestrator.edges f
+                where f.needs = p_task.id and f.is_met
+                  and not exists (select from orchestrator.live q where q.task_id = f.task_id)
+                  for update skip locked));
 end
 $$;
 

@@ -399,3 +399,22 @@ async def test_a_task_that_ran_while_a_user_failed_what_it_needs_fails_when_it_c
     assert await agent.release(task) == "ok"
     await hand.execute("select orchestrator.look_at_rechecks(1000)")  # the audit would find it, too, within an hour
     assert (await fleet.task(second))["failure_code"] == "DEPENDENCY_FAILED"
+
+
+@pytest.mark.parametrize("status", ["Cancelled", "Failed"])
+async def test_a_failed_task_of_which_a_user_takes_back_another_need_is_settled(
+    fleet: Fleet, hand: AsyncConnection[DictRow], status: str
+) -> None:
+    """The queue does not look at it again and again; it is queued again only with both."""
+    a, b, _ = await fleet.submit({}, {"max_attempts": 1}, {"depends_on": ["#0", "#1"]})
+    agent = await fleet.agent()
+    first, second = await agent.claim(batch=2)
+    assert await agent.complete(first) == "ok"
+    assert await agent.fail(second) == "failed"
+    await hand.execute("update tasks set status = %s where id = %s", (status, a))
+    assert await broken(hand) == {}
+    assert await (await hand.execute("select from orchestrator.differences")).fetchall() == []
+    await fleet.call("task_retry", p_id=b)
+    assert [task["id"] for task in await agent.claim(batch=5)] == [b]
+    await fleet.call("task_retry", p_id=a)
+    assert [task["id"] for task in await agent.claim(batch=5)] == [a]

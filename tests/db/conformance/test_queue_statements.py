@@ -46,7 +46,6 @@ STATEMENTS = {
                              "where d.id = any (t.depends_on)",
     "a deletion with a join": "delete from tasks t using tasks d where d.depends_on @> array[t.id]",
     "an updatable view": "update seen set status = 'Cancelled' where depends_on = '{}'",
-    "a new key": "update tasks set id = '$5' where id = '$0'",
 }  # fmt: skip
 PLANS = ("force_generic_plan", "force_custom_plan")
 
