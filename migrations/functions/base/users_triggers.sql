@@ -86,7 +86,7 @@ begin
     end loop;
     raise exception using errcode = 'OR008';  -- it undoes everything
 exception
-    when sqlstate 'OR008' or insufficient_privilege then  -- or the function belongs to somebody else
+    when sqlstate 'OR008' or insufficient_privilege then  -- or the function belongs to another role
         return v_problems;
 end
 $$;

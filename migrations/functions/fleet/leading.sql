@@ -155,19 +155,19 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
      where s.fleet = internal_conditions.p_fleet and s.name = 'conditions' and s.expires_at > internal_conditions.p_now
 $$;
 
--- Whether the database allows no writes: nobody can lead then. PostgREST runs a stable function in a transaction that
--- allows none, so the default counts.
+-- Whether the database allows no writes: no orchestrator can lead then. PostgREST runs a stable function in a
+-- transaction that allows none, so the default counts.
 create or replace function public.internal_is_read_only() returns boolean
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select pg_is_in_recovery() or current_setting('default_transaction_read_only')::boolean
 $$;
 
 -- What the leader has recorded about itself under a name, and since when, if it is still valid.
-create or replace function public.internal_leader_note(p_fleet text, p_name text, p_now timestamptz) returns jsonb
+create or replace function public.internal_leader_record(p_fleet text, p_name text, p_now timestamptz) returns jsonb
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select jsonb_build_object('reason', s.reason, 'since', s.set_at) from public.fleet_settings s
-     where s.fleet = internal_leader_note.p_fleet and s.name = internal_leader_note.p_name
-       and s.expires_at > internal_leader_note.p_now
+     where s.fleet = internal_leader_record.p_fleet and s.name = internal_leader_record.p_name
+       and s.expires_at > internal_leader_record.p_now
 $$;
 
 -- The leader and the end of its lease, from which follows how long it has been silent.

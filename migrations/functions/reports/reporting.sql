@@ -30,8 +30,8 @@ begin
                          group by 1) s), '{}'),
             'queue', public.internal_queue_report(p_fleet, v_now),
             'expired_leases', public.internal_expired_leases(p_fleet, v_now),
-            'store_away', public.internal_leader_note(p_fleet, 'store_away', v_now),
-            'tick_failed', public.internal_leader_note(p_fleet, 'tick_failed', v_now),
+            'store_away', public.internal_leader_record(p_fleet, 'store_away', v_now),
+            'tick_failed', public.internal_leader_record(p_fleet, 'tick_failed', v_now),
             'waiting_types', coalesce((
                 select jsonb_agg(to_jsonb(q.*) order by q.n desc, q.task_type)
                   from (select l.pool, l.task_type, count(*) as n
