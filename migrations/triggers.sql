@@ -133,7 +133,7 @@ begin
     if v_type in ('uuid', 'uuid[]') then
         execute format(
             'create or replace function public.internal_dependant_on() returns trigger
-             language plpgsql security definer set search_path = pg_catalog, pg_temp'' set jit = off as $f$
+             language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $f$
              begin
                  if tg_op = ''INSERT'' then
                      if new.depends_on = ''{}'' and new.dependant_on is not null then
