@@ -276,7 +276,7 @@ async def test_a_refusal_has_what_why_and_the_fix(gateway: ServerUnderTest) -> N
     worker = await gateway.worker()
     body = (await worker.call(protocol.CLAIM, p_claim_no=0, p_batch=1, p_wait_s=0)).json()
     assert "p_claim_no" in body["message"]
-    assert "got p_claim_no 0" in body["details"]
+    assert "got 0 and 1" in body["details"]
 
 
 async def test_the_gateway_answers_many_simultaneous_callers(gateway: ServerUnderTest) -> None:
