@@ -34,16 +34,16 @@ EARLIER_BASELINE = "2913891ec40ff3f8f24275b252601fa59fe87330f75bf53bda70044f701f
 EARLIER = {"0028": "0001", "0030": "0031"}
 ADOPTED = "select true from orchestrator.audits a where a.rel = 'adoption' and a.ended_at is not null"
 
-# Names of tables, types and views of the queue's schema, and signatures of functions. A login that may not use the
-# schema sees nothing of it.
+# Of the queue's schema: names of tables, types and views. A login that may not use it sees nothing of it.
 LOST = """select case when has_schema_privilege(n.oid, 'usage') is not false then array(
        select m.name from unnest(%s::text[]) m (name)
         where not exists (select from pg_catalog.pg_type t
-                           where t.typnamespace = n.oid and 'orchestrator.' || t.typname = m.name)
-        union all
-       select f.signature from public.schema_migrations m cross join unnest(m.functions) f (signature)
-        where to_regprocedure(f.signature) is null) end
+                           where t.typnamespace = n.oid and 'orchestrator.' || t.typname = m.name)) end
   from (select to_regnamespace('orchestrator')::oid as oid) n"""
+# Signatures. PostgreSQL 15 cannot look for one whose types are lost.
+LOST_FUNCTIONS = """select case when has_schema_privilege('orchestrator', 'usage') then array(
+       select f.signature from public.schema_migrations m cross join unnest(m.functions) f (signature)
+        where to_regprocedure(f.signature) is null order by 1) end"""
 
 NAMED = 8  # of what is lost; the others are counted
 KNOWN_BY = {
@@ -143,7 +143,9 @@ async def lost(connection: Connection, ledger: Ledger, files: SqlFiles) -> tuple
     """Return what the files have made in the schema `orchestrator`, or as functions, and is no longer there."""
     applied = [file for file in (*files.tables, *files.current) if ledger.checksums.get(file.version) == file.checksum]
     made = sorted({name for file in applied for name in file.made})
-    return tuple(await _first(connection, LOST, made) or ()) if made else ()
+    if not made:
+        return ()
+    return tuple(await _first(connection, LOST, made) or await _first(connection, LOST_FUNCTIONS) or ())
 
 
 async def check(connection: Connection, ledger: Ledger, files: SqlFiles) -> None:
