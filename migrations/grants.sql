@@ -72,8 +72,11 @@ begin
         union all
         select format('%s %s', case c.relkind when 'v' then 'view' else 'table' end, c.oid::regclass)
           from pg_catalog.pg_class c
-         where c.relnamespace = 'public'::regnamespace and c.relkind in ('r', 'v') and c.relowner <> v_owner
-           and c.relname = any (c_tables || c_views || array['database_identity'])
+         where c.relkind in ('r', 'v') and c.relowner <> v_owner
+           and (c.relnamespace = 'orchestrator'::regnamespace or c.relnamespace = 'public'::regnamespace
+                and c.relname = any (c_tables || c_views || array['database_identity']))
+        union all
+        select 'schema orchestrator' from pg_catalog.pg_namespace n where n.nspname = 'orchestrator' and n.nspowner <> v_owner
     loop
         execute format('alter %s owner to %I', v_name, pg_get_userbyid(v_owner));
     end loop;

@@ -5,13 +5,22 @@
 -- the planner read and write only these tables. `tasks` has the specification of a task and the state that was published
 -- last: a user's trigger, lock or constraint can delay the publication of its own row, and nothing else.
 --
+-- `migrate` applies this file again if something of it is missing, and then fills `live` from `tasks`.
+--
 -- No table here has a CHECK constraint or a trigger with WHEN: PostgreSQL parses each of them again for every statement.
-create schema orchestrator;
+create schema if not exists orchestrator;
 
-create type orchestrator.task_state as enum (
-    'ready', 'waits_for_tasks', 'waits_for_key', 'waits_for_type', 'waits_for_time', 'running');
+do $$
+begin
+    if to_regtype('orchestrator.task_state') is null then
+        drop table if exists orchestrator.live cascade;  -- it has lost the column of this type
+        create type orchestrator.task_state as enum (
+            'ready', 'waits_for_tasks', 'waits_for_key', 'waits_for_type', 'waits_for_time', 'running');
+    end if;
+end
+$$;
 
-create table orchestrator.live (
+create table if not exists orchestrator.live (
     task_id uuid primary key,
     created_at timestamptz not null,
     turn bigint not null default 9007199254740991,  -- among the tenants of its pool and priority; this number for none
@@ -45,34 +54,34 @@ create table orchestrator.live (
     fillfactor = 90,
     autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0
 );
-create index live_claim on orchestrator.live (pool, place, turn, created_at, task_id) where state = 'ready';
-create index live_oldest on orchestrator.live (pool, created_at) where state = 'ready';
-create index live_turns on orchestrator.live (pool, place, (coalesce(tenant, '')), turn)
+create index if not exists live_claim on orchestrator.live (pool, place, turn, created_at, task_id) where state = 'ready';
+create index if not exists live_oldest on orchestrator.live (pool, created_at) where state = 'ready';
+create index if not exists live_turns on orchestrator.live (pool, place, (coalesce(tenant, '')), turn)
     where state = 'ready' and turn < 9007199254740991;
-create index live_running on orchestrator.live (worker_id) where state = 'running';
-create index live_timed on orchestrator.live (pool, run_after) where state = 'waits_for_time';
-create index live_waiting on orchestrator.live (pool, state) where state in ('waits_for_tasks', 'waits_for_key', 'waits_for_type');
-create unique index live_dedupe on orchestrator.live (dedupe_key) where dedupe_key is not null;
-create index live_key_waiting on orchestrator.live (concurrency_key, place, turn, created_at, task_id)
+create index if not exists live_running on orchestrator.live (worker_id) where state = 'running';
+create index if not exists live_timed on orchestrator.live (pool, run_after) where state = 'waits_for_time';
+create index if not exists live_waiting on orchestrator.live (pool, state) where state in ('waits_for_tasks', 'waits_for_key', 'waits_for_type');
+create unique index if not exists live_dedupe on orchestrator.live (dedupe_key) where dedupe_key is not null;
+create index if not exists live_key_waiting on orchestrator.live (concurrency_key, place, turn, created_at, task_id)
     where state = 'waits_for_key';
-create index live_key_places on orchestrator.live (concurrency_key)
+create index if not exists live_key_places on orchestrator.live (concurrency_key)
     where concurrency_key is not null and state in ('ready', 'waits_for_type', 'running');
-create index live_type_waiting on orchestrator.live (task_type, place, turn, created_at, task_id)
+create index if not exists live_type_waiting on orchestrator.live (task_type, place, turn, created_at, task_id)
     where state = 'waits_for_type';
-create index live_type_places on orchestrator.live (task_type) where type_limited and state in ('ready', 'running');
+create index if not exists live_type_places on orchestrator.live (task_type) where type_limited and state in ('ready', 'running');
 
 -- What tasks in `live` need. A row stays until its task runs no more: a need may be taken back.
-create table orchestrator.edges (
+create table if not exists orchestrator.edges (
     task_id uuid not null,
     needs uuid not null,
     is_met boolean not null,
     primary key (task_id, needs)
 );
-create index edges_needs on orchestrator.edges (needs);
-create index edges_unmet on orchestrator.edges (task_id) where not is_met;
+create index if not exists edges_needs on orchestrator.edges (needs);
+create index if not exists edges_unmet on orchestrator.edges (task_id) where not is_met;
 
 -- What a call of an agent must know of its launch, in one narrow row. A trigger of `workers` keeps it.
-create table orchestrator.launches (
+create table if not exists orchestrator.launches (
     worker_id text primary key,
     nonce text,
     jti text,
@@ -92,7 +101,7 @@ create table orchestrator.launches (
 );
 
 -- What `tasks` does not show yet. Such a row is the truth until it is published; see publishing.sql.
-create table orchestrator.publications (
+create table if not exists orchestrator.publications (
     task_id uuid primary key,
     no int not null,  -- 2 * attempt + 1
     status text not null,
@@ -112,18 +121,18 @@ create table orchestrator.publications (
     times int not null default 0,
     retry_at timestamptz
 );
-create index publications_due on orchestrator.publications (retry_at);
+create index if not exists publications_due on orchestrator.publications (retry_at);
 
 -- What another transaction kept from being looked at; the leader looks again. kind: needs, show, edit, enter,
 -- edges or unfit (of a task), unmet (of a task that others need), key, type, or limit (of a type that was set or removed).
-create table orchestrator.rechecks (
+create table if not exists orchestrator.rechecks (
     no bigint generated always as identity primary key,
     kind text not null,
     name text not null
 );
 
 -- Where claims begin to look in each pool; see marks.sql. Read newest first and by transaction, so that dead rows are not.
-create table orchestrator.marks (
+create table if not exists orchestrator.marks (
     no bigint generated always as identity primary key,
     pool text not null,
     seen pg_snapshot,
@@ -135,11 +144,11 @@ create table orchestrator.marks (
 ) with (
     autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0
 );
-create index marks_raised on orchestrator.marks (pool, no desc) where seen is not null;
-create index marks_lowered on orchestrator.marks (pool, xid) where seen is null;
+create index if not exists marks_raised on orchestrator.marks (pool, no desc) where seen is not null;
+create index if not exists marks_lowered on orchestrator.marks (pool, xid) where seen is null;
 
 -- How far the audit of each table has come; see functions/queue/17_auditing.sql.
-create table orchestrator.audits (
+create table if not exists orchestrator.audits (
     rel text primary key,
     next_block bigint not null,
     next_name text,  -- after which limits are looked at next
@@ -148,7 +157,7 @@ create table orchestrator.audits (
 );
 
 -- Attempts that have ended.
-create table orchestrator.attempts (
+create table if not exists orchestrator.attempts (
     task_id uuid not null,
     attempt int not null,  -- the fencing number
     worker_id text not null,
@@ -181,11 +190,11 @@ comment on column orchestrator.attempts.upload_started_at is
     'When its agent began to upload its first output; NULL for none, or unknown';
 comment on column orchestrator.attempts.upload_ended_at is
     'When its last output was stored; NULL for none, or unknown';
-create index attempts_claim on orchestrator.attempts (worker_id, nonce, claim_no);
-create index attempts_worker on orchestrator.attempts (worker_id, started_at desc);
+create index if not exists attempts_claim on orchestrator.attempts (worker_id, nonce, claim_no);
+create index if not exists attempts_worker on orchestrator.attempts (worker_id, started_at desc);
 -- Rows are appended all the time, and the newest end is read every few seconds: a block range index costs a claim nothing.
-create index attempts_started on orchestrator.attempts using brin (started_at) with (pages_per_range = 8);
-create index attempts_ended on orchestrator.attempts using brin (ended_at) with (pages_per_range = 8);
+create index if not exists attempts_started on orchestrator.attempts using brin (started_at) with (pages_per_range = 8);
+create index if not exists attempts_ended on orchestrator.attempts using brin (ended_at) with (pages_per_range = 8);
 alter table orchestrator.attempts enable row level security;
 
 -- The table that users write to comes last.

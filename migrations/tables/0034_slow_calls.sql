@@ -1,8 +1,8 @@
 -- pre-deploy
 -- Calls of agents in which users' triggers took long while they published; see the view orchestrator.slow_pools.
-create table orchestrator.slow_calls (
+create table if not exists orchestrator.slow_calls (
     no bigint generated always as identity primary key,
     pool text not null,
     at timestamptz not null
 );
-create index slow_calls_pool on orchestrator.slow_calls (pool, at);
+create index if not exists slow_calls_pool on orchestrator.slow_calls (pool, at);

@@ -9,13 +9,16 @@ other files is refused without a change. A database that a newer release has mig
 error, because a rollback migrates too. Functions keep their names and arguments, so processes of an earlier version go
 on.
 
+What an owner has dropped of the schema `orchestrator` is made again. Each run brings the open tasks into the queue that
+are missing there.
+
 A user's live `tasks` and `workers` are adopted without long locks, and without an update of a row: each statement that
 locks them is short and gives up after LOCK_TIMEOUT_S, the open tasks come into the queue in batches, and indexes are
 built while others write.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.resources.abc import Traversable
 
@@ -23,11 +26,11 @@ import psycopg
 
 from orchestrator.migrate.files import SchemaVersion, SqlFile, SqlFiles, sql_files
 from orchestrator.migrate.fit import check_fit, check_tables
-from orchestrator.migrate.ledger import Connection, Ledger, check, read_ledger
+from orchestrator.migrate.ledger import Connection, Ledger, check, lost, read_ledger
 from orchestrator.migrate.plan import plan
 from orchestrator.migrate.remove import remove
 from orchestrator.migrate.rights import check_pods, check_rights, pods_can_call, pods_lack, without_role
-from orchestrator.migrate.run import adopt, alone, apply, connected
+from orchestrator.migrate.run import adopt, alone, apply, connected, enter_missing
 from orchestrator.migrate.steps import grants, script, steps
 from orchestrator.migrate.trigger_trial import failing_triggers
 from orchestrator.migrate.unheld import note_unheld
@@ -39,6 +42,7 @@ __all__ = [
     "SqlFile",
     "SqlFiles",
     "looked_at",
+    "lost_of",
     "migrate",
     "missing_sql",
     "planned",
@@ -80,6 +84,8 @@ async def migrate(
         ledger = await _checked(connection, files)
         newer = files.version.standing(ledger.version) == "newer"
         applied, notes = ((), ()) if newer else await _apply(connection, lock, files, ledger, tell)
+        if not newer and (ledger.is_adopted or ledger.lost):  # else the adoption has just read all of them
+            notes += await enter_missing(connection, tell)
         notes += await note_unheld(connection, requeue=requeue_held)
         if applied:
             notes += await failing_triggers(connection, files)
@@ -102,7 +108,8 @@ async def planned(url: str, *, directory: Traversable | None = None) -> Migratio
         notes: tuple[str, ...] = ()
         told: tuple[str, ...] = ()
         if not newer and steps(files, ledger):
-            notes = await _before(connection, files, ledger) + await failing_triggers(connection, files)
+            notes = (_made_again(ledger),) if ledger.lost else ()
+            notes += await _before(connection, files, ledger) + await failing_triggers(connection, files)
             told = await plan(connection, files, ledger)
             if lacking := await pods_lack(connection):
                 notes += (without_role(lacking),)
@@ -139,6 +146,13 @@ async def missing_sql(url: str | None, now: datetime, *, directory: Traversable 
     return f"-- {_of_a_newer(ledger.version, files)[0]}\n" if newer else script(files, ledger, now)
 
 
+async def lost_of(connection: Connection, *, directory: Traversable | None = None) -> str:
+    """Name what an owner has dropped of what these files have made; empty if nothing. SchemaMismatch."""
+    files = sql_files(directory)
+    ledger = await read_ledger(connection)
+    return replace(ledger, lost=await lost(connection, ledger, files)).named_lost
+
+
 def looked_at(version: str, *, directory: Traversable | None = None) -> MigrationReport:
     """Return the report on a schema that cannot be changed here. SchemaMismatch if it is older than the files."""
     files = sql_files(directory)
@@ -155,7 +169,7 @@ async def _checked(connection: Connection, files: SqlFiles) -> Ledger:
     if not ledger.exists:
         await check_fit(connection)
     await check(connection, ledger, files)
-    return ledger
+    return replace(ledger, lost=await lost(connection, ledger, files))
 
 
 async def _before(connection: Connection, files: SqlFiles, ledger: Ledger) -> tuple[str, ...]:
@@ -168,7 +182,7 @@ async def _apply(
     connection: Connection, lock: Connection, files: SqlFiles, ledger: Ledger, tell: Callable[[str], None]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Apply all steps. Return the applied versions and the notes."""
-    notes: list[str] = []
+    notes = [_made_again(ledger)] if ledger.lost else []
     new = await (await connection.execute(NEW)).fetchone() == (True,)
 
     def note(diagnostic: psycopg.errors.Diagnostic) -> None:
@@ -193,6 +207,10 @@ async def _apply(
         if await pods_can_call(connection):  # an administrator may have made the role since then
             await apply(connection, grants(files))
     return tuple(applied), tuple(notes)
+
+
+def _made_again(ledger: Ledger) -> str:
+    return f"missing in the database, and made again: {ledger.named_lost}"
 
 
 async def _may(connection: Connection, function: str) -> bool:

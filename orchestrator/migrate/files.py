@@ -25,6 +25,8 @@ DEPLOY = re.compile(r"-- (pre|post)-deploy")
 NO_TRANSACTION = "-- no transaction"
 TABLE = re.compile(r"^create table public\.(\w+)", re.MULTILINE)  # not "if not exists": a project's own
 FUNCTION = re.compile(r"create or replace function (?:public|orchestrator)\.(\w+)", re.IGNORECASE)
+# What the schema of the queue has, but for functions; each file that makes some of it can be applied again.
+MADE = re.compile(r"^\s*create (?:table if not exists|or replace view|type) (orchestrator\.\w+)", re.MULTILINE)
 # A semicolon within these ends no statement: comments, strings, quoted names, dollar-quoted texts.
 TOKEN = re.compile(r"""--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'|"[^"]*"|\$(\w*)\$.*?\$\1\$|;""", re.DOTALL)
 DIGEST_DIGITS = 8
@@ -73,6 +75,11 @@ class SqlFile:
     def functions(self) -> tuple[str, ...]:
         """Return the names of the functions that the file makes."""
         return tuple(sorted(set(FUNCTION.findall(self.sql))))
+
+    @property
+    def made(self) -> frozenset[str]:
+        """Return the names of the tables, types and views that the file makes in the schema `orchestrator`."""
+        return frozenset(MADE.findall(self.sql))
 
     def statements(self) -> list[str]:
         """Return the statements, each with the comment in front of it."""

@@ -34,6 +34,18 @@ EARLIER_BASELINE = "2913891ec40ff3f8f24275b252601fa59fe87330f75bf53bda70044f701f
 EARLIER = {"0028": "0001", "0030": "0031"}
 ADOPTED = "select true from orchestrator.audits a where a.rel = 'adoption' and a.ended_at is not null"
 
+# Of the queue's schema: names of tables, types and views. A login that may not use it sees nothing of it.
+LOST = """select case when has_schema_privilege(n.oid, 'usage') is not false then array(
+       select m.name from unnest(%s::text[]) m (name)
+        where not exists (select from pg_catalog.pg_type t
+                           where t.typnamespace = n.oid and 'orchestrator.' || t.typname = m.name)) end
+  from (select to_regnamespace('orchestrator')::oid as oid) n"""
+# Signatures. PostgreSQL 15 cannot look for one whose types are lost.
+LOST_FUNCTIONS = """select case when has_schema_privilege('orchestrator', 'usage') then array(
+       select f.signature from public.schema_migrations m cross join unnest(m.functions) f (signature)
+        where to_regprocedure(f.signature) is null order by 1) end"""
+
+NAMED = 8  # of what is lost; the others are counted
 KNOWN_BY = {
     "tasks": ("id", "task_type", "params", "status"),
     "workers": ("id", "status"),
@@ -59,6 +71,7 @@ class Ledger:
     release: str = ""  # the release that made the last change
     exists: bool = False
     is_adopted: bool = False  # every task that was there before is in the queue
+    lost: tuple[str, ...] = ()  # what an owner has dropped of the schema `orchestrator`, and functions
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -72,6 +85,12 @@ class Ledger:
         return str(SchemaVersion(last, self.release, digest(self.checksums.items()))) if last else ""
 
     @property
+    def named_lost(self) -> str:
+        """Name what is lost: a few, and how many more."""
+        more = len(self.lost) - NAMED
+        return ", ".join(self.lost[:NAMED]) + (f" and {more} more" if more > 0 else "")
+
+    @property
     def contained(self) -> str:
         """Return the last table file whose tables a database from before the first release has; else an empty text."""
         is_earlier = self.checksums.get("0001") == EARLIER_BASELINE
@@ -81,10 +100,17 @@ class Ledger:
         """Return the table files that are not applied yet."""
         if self.contained:
             return tuple(file for file in files.tables if file.version > self.contained)
-        return tuple(file for file in files.tables if file.version not in self.tables)
+        return tuple(
+            file for file in files.tables if file.version not in self.tables or not file.made.isdisjoint(self.lost)
+        )
 
     def changed(self, files: SqlFiles) -> tuple[SqlFile, ...]:
-        """Return the current texts that differ from the database's. With any change, the grants are applied again."""
+        """Return the current texts that differ from the database's. With any change, the grants are applied again.
+
+        If something is lost, all are: what depended on it may be gone too, and sessions know functions with its types.
+        """
+        if self.lost:
+            return files.current
         changed = [file for file in files.current if self.checksums.get(file.version) != file.checksum]
         grants = files.current[-1]
         return tuple(changed) if not changed or grants in changed else (*changed, grants)
@@ -111,6 +137,15 @@ async def read_ledger(connection: Connection) -> Ledger:
     return Ledger(
         {row["version"]: row["checksum"] for row in rows}, releases[-1] if releases else "", True, bool(is_adopted)
     )
+
+
+async def lost(connection: Connection, ledger: Ledger, files: SqlFiles) -> tuple[str, ...]:
+    """Return what the files have made in the schema `orchestrator`, or as functions, and is no longer there."""
+    applied = [file for file in (*files.tables, *files.current) if ledger.checksums.get(file.version) == file.checksum]
+    made = sorted({name for file in applied for name in file.made})
+    if not made:
+        return ()
+    return tuple(await _first(connection, LOST, made) or await _first(connection, LOST_FUNCTIONS) or ())
 
 
 async def check(connection: Connection, ledger: Ledger, files: SqlFiles) -> None:
@@ -152,6 +187,6 @@ async def _columns(connection: Connection) -> set[str]:
     return {name for (name,) in rows}
 
 
-async def _first(connection: Connection, query: str, *values: str) -> Any:
+async def _first(connection: Connection, query: str, *values: object) -> Any:
     row = await (await connection.execute(query.encode(), values)).fetchone()
     return row and row[0]

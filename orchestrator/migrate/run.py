@@ -10,7 +10,7 @@ import psycopg
 from psycopg.rows import TupleRow
 
 from orchestrator.migrate.ledger import Connection
-from orchestrator.migrate.steps import RELOAD, SETTINGS, Statement, Step
+from orchestrator.migrate.steps import ADOPTION, ENTER, RELOAD, SETTINGS, Statement, Step
 from orchestrator.ports import SchemaMismatch, Unavailable
 
 LOCK_KEY = 0x6F72_6368_6573_7472  # "orchestr": pg_try_advisory_xact_lock(bigint)
@@ -39,6 +39,8 @@ INDEX = re.compile(r"create (?:unique )?index concurrently if not exists (\w+)",
 SESSION_URL = "use the server itself or a session pooler in DATABASE_URL (Supabase: port 5432; PgBouncer: pool_mode)"
 INVALID = """select true from pg_catalog.pg_index i
  where i.indexrelid = to_regclass('public.' || %s) and not i.indisvalid"""
+MAY_ENTER = """select pg_has_role(n.nspowner, 'usage') from pg_catalog.pg_namespace n
+ where n.nspname = 'orchestrator'"""
 NO_TIMEOUTS = """select set_config(name, '0', true) from pg_catalog.pg_settings
  where name in ('statement_timeout', 'transaction_timeout', 'idle_in_transaction_session_timeout')"""
 HOLDERS = """
@@ -102,22 +104,8 @@ async def apply(connection: Connection, step: Step) -> None:
 
 async def adopt(connection: Connection, step: Step, tell: Callable[[str], None]) -> tuple[str, ...]:
     """Bring the tasks that were there before into the queue, a batch in each transaction. Return the notes."""
-    began, told = time.monotonic(), time.monotonic()
-    first: int | None = None
-    adopted = leased = stale = locked = unknown = 0
-    while True:
-        blocks, all_blocks, *counts = await _adopted(connection, step)
-        totals = (adopted, leased, stale, locked, unknown)
-        adopted, leased, stale, locked, unknown = (total + n for total, n in zip(totals, counts, strict=True))
-        now = time.monotonic()
-        if blocks >= all_blocks:
-            break
-        if first is None:
-            first, began = blocks, now
-        elif now - told > TELL_S and blocks > first:
-            left_s = (all_blocks - blocks) * (now - began) / (blocks - first)
-            tell(f"{blocks / all_blocks:.0%} of tasks is read, {adopted} are in the queue; about {left_s:.0f} s left")
-            told = now
+    (statement,) = step.statements
+    _, leased, stale, locked, unknown = await _whole(connection, statement, tell)
     found = (
         (leased, "tasks In Progress got a lease of one hour; whoever runs them has until then to finish"),
         (stale, "tasks In Progress have not changed for a day: no worker starts for them, and none is queued again"),
@@ -127,13 +115,46 @@ async def adopt(connection: Connection, step: Step, tell: Callable[[str], None])
     return tuple(f"{number} {text}" for number, text in found if number)
 
 
-async def _adopted(connection: Connection, step: Step) -> tuple[int, ...]:
-    (statement,) = step.statements
+async def enter_missing(connection: Connection, tell: Callable[[str], None]) -> tuple[str, ...]:
+    """Bring open tasks that are missing in the queue into it. Return the notes."""
+    if await (await connection.execute(MAY_ENTER)).fetchone() != (True,):
+        return ()
+    entered, locked, unfit = await _whole(connection, Statement(ADOPTION, ENTER), tell)
+    found = (
+        (entered, "tasks were missing in the queue, and are in it now"),
+        (locked, "tasks are missing in the queue, locked by open transactions; the leader adds them when these end"),
+        (unfit, "tasks cannot be in the queue: see the warnings `cannot be queued` in the log of PostgreSQL"),
+    )
+    return tuple(f"{number} {text}" for number, text in found if number)
+
+
+async def _whole(connection: Connection, statement: Statement, tell: Callable[[str], None]) -> list[int]:
+    """Repeat a statement that reads the next pages of `tasks` until all are read. Return the sums of its counts."""
+    began, told = time.monotonic(), time.monotonic()
+    first: int | None = None
+    blocks, totals = 0, [0] * 5
+    while True:
+        text = statement.text.format(first=blocks)
+        blocks, all_blocks, *counts = await _batch(connection, Statement(statement.path, text))
+        totals = [total + n for total, n in zip(totals, counts, strict=False)]
+        now = time.monotonic()
+        if blocks >= all_blocks:
+            return totals
+        if first is None:
+            first, began = blocks, now
+        elif now - told > TELL_S and blocks > first:
+            left_s = (all_blocks - blocks) * (now - began) / (blocks - first)
+            in_queue = f"{totals[0]} have come into the queue"
+            tell(f"{blocks / all_blocks:.0%} of tasks is read, {in_queue}; about {left_s:.0f} s left")
+            told = now
+
+
+async def _batch(connection: Connection, statement: Statement) -> tuple[int, ...]:
     for tried in range(1, LOCK_TRIES + 1):
         try:
             async with connection.transaction():
                 await connection.execute(NO_TIMEOUTS)
-                return await (await _execute(connection, statement)).fetchone() or (0,) * 7
+                return await (await _execute(connection, statement)).fetchone() or ()
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
             if tried == LOCK_TRIES:
                 raise Unavailable(await _waited(connection, error)) from error

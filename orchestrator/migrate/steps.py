@@ -18,7 +18,7 @@ from orchestrator.migrate.ledger import LEDGER, Ledger
 
 RELOAD = "notify pgrst, 'reload schema'"  # so that a PostgREST in front of the database learns of the new functions
 RECORD = """insert into public.schema_migrations (version, name, checksum, release, functions)
-values ({version}, {name}, {checksum}, {release}, null)"""
+values ({version}, {name}, {checksum}, {release}, null) on conflict (version) do nothing"""
 # Of the functions with these names, only those that this transaction has written: not an unchanged overload.
 RECORD_CURRENT = """insert into public.schema_migrations (version, name, checksum, release, functions)
 select {version}, {name}, {checksum}, {release}, array(
@@ -52,6 +52,7 @@ RECORD_FOUND = """update public.schema_migrations set found = current_setting('o
 ADOPTION = "the tasks"
 BATCH = 10_000  # tasks that are adopted in one transaction
 ADOPT = f"select * from orchestrator.adopt({BATCH})"  # noqa: S608
+ENTER = f"select * from orchestrator.enter_missing({{first}}, {BATCH})"  # noqa: S608
 ADOPT_ALL = f"""do $$
 declare
     v_batch record;

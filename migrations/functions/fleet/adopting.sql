@@ -7,7 +7,9 @@ create or replace function orchestrator.begin_adoption() returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
-    v_is_known constant boolean := exists (select from orchestrator.audits a where a.rel = 'public.tasks');
+    -- An earlier version has adopted them, or this one, and the queue's tables were dropped since.
+    v_is_known constant boolean := exists (select from orchestrator.audits a where a.rel = 'public.tasks')
+        or exists (select from public.schema_migrations m where m.version = 'triggers.sql') and not orchestrator.is_earlier();
 begin
     perform orchestrator.keep_launch(w.*) from public.workers w
       where (w.status <> 'terminated' or w.nonce is not null)
@@ -16,7 +18,7 @@ begin
         return;
     end if;
     insert into orchestrator.audits (rel, next_block, began_at, ended_at)
-    values ('adoption', 0, now(), case when v_is_known then now() end);  -- an earlier version has adopted them
+    values ('adoption', 0, now(), case when v_is_known then now() end);
     if orchestrator.is_earlier() then
         perform orchestrator.adopt_attempts();
     end if;

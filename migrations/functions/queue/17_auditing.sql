@@ -52,6 +52,64 @@ begin
 end
 $$;
 
+-- Open tasks that are missing in the queue: written while the triggers were off, or without their row of `live` or of `edges`.
+create or replace view orchestrator.missing as
+select t.id, t.ctid as at from public.tasks t
+ where t.status in ('Queued', 'In Progress')
+   and (select q.has_needs and not exists (select from orchestrator.edges e where e.task_id = q.task_id)  -- by its key, each
+          from orchestrator.live q where q.task_id = t.id) is not false
+   and (select true from orchestrator.publications p where p.task_id = t.id) is null;
+
+-- Brings those of the next pages from p_first on into the queue, at most p_most. `migrate` reads all pages so. An attempt that
+-- `tasks` shows In Progress and that has not ended goes on, until its lease ends, if its agent lives. blocks: pages that have
+-- been read, of all. locked: in open transactions of others, left to the leader. unfit: the queue cannot hold them.
+create or replace function orchestrator.enter_missing(
+    p_first bigint, p_most int, out blocks bigint, out all_blocks bigint, out entered int, out locked int, out unfit int
+)
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+set lock_timeout = '500ms' set jit = off as $$
+#variable_conflict use_variable
+declare
+    c_pages constant int := 32768;
+    v_now timestamptz := public.internal_now();
+    v_ids uuid[];
+    v_free uuid[];
+    v_new uuid[];
+begin
+    all_blocks := pg_relation_size('public.tasks') / current_setting('block_size')::bigint;
+    blocks := least(p_first + c_pages, all_blocks);
+    -- Without a join: in the order of the pages.
+    select array_agg(f.id), case when count(*) = p_most then max((f.at::text::point)[0]::bigint) else blocks end
+      into v_ids, blocks
+      from (select m.id, m.at from orchestrator.missing m
+             where m.at >= format('(%s,0)', p_first)::tid and m.at < format('(%s,0)', blocks)::tid limit p_most) f;
+    v_free := array(select t.id from public.tasks t
+                     where t.id = any (v_ids) and t.status in ('Queued', 'In Progress') for share skip locked);
+    insert into orchestrator.rechecks (kind, name)
+    select 'enter', i.id::text from unnest(v_ids) i (id) where (i.id in (select unnest(v_free))) is not true;
+    get diagnostics locked = row_count;
+    entered := 0;
+    unfit := 0;
+    if v_free <> '{}' then
+        v_new := array(select i.id from unnest(v_free) i (id)
+                        where not exists (select from orchestrator.live q where q.task_id = i.id));
+        perform orchestrator.reconcile_each(v_free);
+        update orchestrator.live q
+           set attempt = t.published / 2, shown = t.published, nonce = l.nonce, claim_no = 0,
+               claimed_at = coalesce(public.internal_readable_time(t.generation_started_at), v_now),
+               lease_expires_at = v_now + l.lease
+          from public.tasks t join orchestrator.launches l on l.worker_id = t.worker_id and l.nonce is not null
+         where q.task_id = any (v_new) and t.id = q.task_id and q.state = 'running' and q.nonce is null
+           and t.published > 0 and t.published % 2 = 0 and q.attempt = t.published / 2 + 1
+           and not exists (select from orchestrator.attempts a where a.task_id = t.id and a.attempt = t.published / 2);
+        unfit := (select count(*) from unnest(v_new) i (id)
+                   where not exists (select from orchestrator.live q where q.task_id = i.id)
+                     and not exists (select from orchestrator.publications p where p.task_id = i.id));
+        entered := cardinality(v_free) - unfit;
+    end if;
+end
+$$;
+
 -- The next pages of a table that an audit reads. From the end it goes on at the beginning.
 create or replace function orchestrator.next_audit(p_rel text, p_blocks int, out from_tid tid, out to_tid tid)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$

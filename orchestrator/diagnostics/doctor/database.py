@@ -13,9 +13,9 @@ from orchestrator.core.meanings import START_LEADER
 from orchestrator.core.plurals import counted
 from orchestrator.diagnostics.doctor.findings import Section
 from orchestrator.errors import MIGRATE
-from orchestrator.migrate import sql_files
+from orchestrator.migrate import lost_of, sql_files
 from orchestrator.migrate.rights import pods_can_call, pods_lack
-from orchestrator.migrate.run import SESSION_URL
+from orchestrator.migrate.run import MAY_ENTER, SESSION_URL
 from orchestrator.ports import BadToken, PortError, SchemaMismatch
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ select count(*), min(pg_catalog.pg_get_userbyid(p.proowner)), current_user, to_r
  where p.pronamespace = to_regnamespace('public') and p.proname = any (%s)
    and not pg_catalog.has_function_privilege(p.oid, 'execute')
 """
+MISSING = "select count(*) from (select from orchestrator.missing limit %s) m"
+NAMED_MISSING = 1000  # more are not counted
+MISSING_TIMEOUT_S = 10
 READ_ONLY = "select current_setting('default_transaction_read_only') = 'on', pg_catalog.pg_is_in_recovery()"
 OLDEST = 150_000  # PostgreSQL 15, as server_version_num
 CONNECT_TIMEOUT_S = 10
@@ -42,6 +45,9 @@ async def database(settings: Settings, section: Section) -> None:
         section.skip("its schema and functions", "it cannot be used")
         return
     fix = migrates(settings)
+    if settings.database_url is not None and not await _complete(settings.database_url.get_secret_value(), section):
+        section.skip("its schema and functions", "it is damaged")
+        return
     async with wiring.open_store(settings) as store:
         try:
             there = await store.check_functions()
@@ -67,6 +73,7 @@ async def database(settings: Settings, section: Section) -> None:
             section.ok("its schema is current", there)
         if settings.database_url is not None:
             await _pods(settings.database_url.get_secret_value(), section)
+            await _missing(settings.database_url.get_secret_value(), section)
         try:
             seen = await store.snapshot()
         except BadToken as error:
@@ -143,6 +150,39 @@ async def _connect(url: str) -> "AsyncConnection[TupleRow]":
     return await psycopg.AsyncConnection.connect(
         url, connect_timeout=CONNECT_TIMEOUT_S, autocommit=True, prepare_threshold=None
     )
+
+
+async def _complete(url: str, section: Section) -> bool:
+    """Check that nothing of the queue's schema was dropped."""
+    import psycopg  # noqa: PLC0415  not needed if Supabase's API is the transport
+
+    try:
+        async with await _connect(url) as connection:
+            lost = await lost_of(connection)
+    except (psycopg.Error, SchemaMismatch):  # it is no database of ours: what follows says so
+        return True
+    if lost:
+        section.fail("its queue was dropped in part", f"missing: {lost}", MIGRATE["DATABASE_URL"])
+    return not lost
+
+
+async def _missing(url: str, section: Section) -> None:
+    """Count the open tasks that are missing in the queue. It only reads."""
+    import psycopg  # noqa: PLC0415  not needed if Supabase's API is the transport
+
+    try:
+        async with await _connect(url) as connection, connection.transaction():
+            await connection.execute(f"set transaction read only; set local statement_timeout = '{MISSING_TIMEOUT_S}s'")
+            if await (await connection.execute(MAY_ENTER)).fetchone() != (True,):
+                return
+            (count,) = await (await connection.execute(MISSING, (NAMED_MISSING + 1,))).fetchone() or (0,)
+    except psycopg.Error as unanswered:
+        section.skip("whether every open task is in the queue", " ".join(str(unanswered).split()))
+        return
+    if count:
+        shown = f"more than {NAMED_MISSING:,} tasks" if count > NAMED_MISSING else counted(count, "task")
+        why = f"{shown} Queued or In Progress; the leader finds them within an hour"
+        section.fail("open tasks are missing in the queue", why, MIGRATE["DATABASE_URL"])
 
 
 async def _pods(url: str, section: Section) -> None:

@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -12,11 +13,15 @@ from psycopg.rows import DictRow
 
 from orchestrator import migrate as migrations
 from orchestrator.adapters.postgres import PostgresDb
+from orchestrator.config.settings import Settings
+from orchestrator.diagnostics.doctor.database import database
+from orchestrator.diagnostics.doctor.findings import Section
 from orchestrator.migrate import migrate, planned, removed, run
-from orchestrator.migrate.steps import ADOPT, ADOPTION, Statement
+from orchestrator.migrate.steps import ADOPT, ADOPTION, ENTER, Statement
 from orchestrator.ports import Unavailable
-from tests.db.conformance.builders import Fleet
+from tests.db.conformance.builders import Agent, Fleet
 from tests.db.conformance.schema_dump import dump
+from tests.db.conformance.test_migrate_rights import doctor
 from tests.db.conformance.test_schema_legacy import ROWS, TASKS, TEXT, WORKERS, project, rows
 
 __all__ = ["project"]
@@ -231,3 +236,135 @@ async def test_the_plan_names_steps_locks_rows_and_what_changes_for_others(
         assert said in plan
     await migrate(empty_database)
     assert (await planned(empty_database)).plan == ()
+
+
+async def working(url: str) -> tuple[PostgresDb, Fleet, Agent]:
+    """A fleet that leads in the database, with an agent, at the present time."""
+    db = await PostgresDb.open(url, call_timeout_s=30)
+    fleet = Fleet(db, now=datetime.now(UTC))
+    fleet.term = (await fleet.lead())["term"]
+    return db, fleet, await fleet.agent()
+
+
+DAMAGES = (
+    "delete from orchestrator.live",
+    "truncate orchestrator.live, orchestrator.edges",
+    "drop table orchestrator.live cascade",
+    "drop table orchestrator.edges, orchestrator.launches, orchestrator.audits cascade",
+    "drop type orchestrator.task_state cascade",
+    "drop function orchestrator.tasks_updated() cascade",
+    "drop function orchestrator.reconcile(uuid[]); drop view orchestrator.differences",
+    "drop schema orchestrator cascade",
+)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_a_queue_that_its_owner_has_damaged_is_made_again(
+    project: AsyncConnection[DictRow], empty_database: str, damage: str
+) -> None:
+    """Numbers go on, what agents hold they complete once, and what needs another task waits for it."""
+    await migrate(empty_database)
+    whole = await dump(empty_database)
+    db, fleet, agent = await working(empty_database)
+    try:
+        back, held, taken = await fleet.submit({}, {}, {})
+        tasks = {task["id"]: task for task in await agent.claim(batch=3)}
+        await agent.release(tasks[back])
+        other = await fleet.agent()
+        needed, waits = await fleet.submit({}, {"depends_on": ["#0"]})
+        await fleet.maintain()
+        numbers = {task_id: (await fleet.task(task_id))["attempts"] for task_id in (back, held, taken)}
+        await project.execute(damage.encode())
+        (what,) = await doctor(empty_database)
+        if damage.startswith("drop"):
+            assert what == "its queue was dropped in part"
+            assert (await planned(empty_database)).applied
+        else:
+            assert what == "open tasks are missing in the queue"
+        report = await migrate(empty_database)
+        assert bool(report.applied) == damage.startswith("drop"), report
+        assert await dump(empty_database) == whole
+        assert (await planned(empty_database)).applied == ()
+        assert await doctor(empty_database) == {}
+        assert await rows(project, "select from orchestrator.differences") == []
+        # A user takes one of the held tasks back.
+        await project.execute("update tasks set status = 'Queued', worker_id = null where id = %s", (taken,))
+        states = {row["id"]: row["state"] for row in await rows(
+            project, "select task_id::text as id, state::text from orchestrator.live")}  # fmt: skip
+        assert states == {back: "ready", held: "running", taken: "ready", needed: "ready", waits: "waits_for_tasks"}
+        assert await agent.complete(tasks[taken]) == "fenced"
+        assert (await agent.beat(tasks[held]))["cancel"] == []
+        assert await agent.complete(tasks[held]) == "ok"
+        assert await agent.complete(tasks[held]) == "already"
+        again = {task["id"]: task for task in await other.claim(batch=9)}
+        assert sorted(again) == sorted([back, taken, needed])
+        assert all(task["attempt"] > numbers.get(task_id, 0) for task_id, task in again.items())
+        assert [await other.complete(task) for task in again.values()] == ["ok"] * 3
+        await fleet.maintain()
+        (last,) = await agent.claim()
+        assert (last["id"], await agent.complete(last)) == (waits, "ok")
+        assert (await migrate(empty_database)).notes == ()
+        assert await rows(project, "select from orchestrator.differences") == []
+    finally:
+        await db.close()
+
+
+async def test_an_attempt_whose_agent_is_gone_is_rescued_after_the_rebuild(
+    project: AsyncConnection[DictRow], empty_database: str
+) -> None:
+    """Its launch does not name it, so its lease ends; a task of a program of the user's waits as ever."""
+    await migrate(empty_database)
+    db, fleet, agent = await working(empty_database)
+    try:
+        (task_id,) = await fleet.submit()
+        (task,) = await agent.claim()
+        await project.execute("delete from orchestrator.live")
+        await migrate(empty_database)
+        assert (await fleet.fleet("rescue_overdue", p_over_s=0))["tasks"] == []
+        fleet.wait(600)
+        (rescued,) = (await fleet.fleet("rescue_overdue", p_over_s=0))["tasks"]
+        assert rescued["id"] == task_id
+        assert await agent.complete(task) == "fenced"
+        (again,) = await (await fleet.agent()).claim()
+        assert (again["id"], again["attempt"]) == (task_id, 2)
+    finally:
+        await db.close()
+
+
+async def missing(url: str) -> str:
+    """What `doctor database` says of tasks that are missing in the queue."""
+    section = Section("database")
+    await database(Settings.model_validate({"database_url": url}), section)
+    (why,) = [one.why for one in section.findings if one.what == "open tasks are missing in the queue"]
+    return why
+
+
+async def test_rows_that_were_written_with_triggers_off_come_into_the_queue(
+    project: AsyncConnection[DictRow], empty_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them in batches; one that the queue cannot hold, or that is locked, delays no other."""
+    monkeypatch.setattr(run, "ENTER", ENTER.replace("10000", "100"))
+    await migrate(empty_database)
+    await project.execute("insert into tasks (task_type, status) select 'd', 'Complete' from generate_series(1, 500)")
+    await project.execute("insert into tasks (task_type) values ('there')")
+    await project.execute("""set session_replication_role = replica;
+        insert into tasks (task_type, dedupe_key)
+        select 't', nullif(i % 300, 7)::text || 'x' from generate_series(1, 302) i;
+        insert into tasks (task_type, dedupe_key) values ('locked', null), ('twice', '9x');
+        insert into tasks (task_type, status, worker_id) values ('theirs', 'In Progress', 'somebody');
+        set session_replication_role = origin""")
+    async with await psycopg.AsyncConnection.connect(empty_database) as other:
+        await other.execute("select from tasks where task_type = 'locked' for update")
+        monkeypatch.setattr("orchestrator.diagnostics.doctor.database.NAMED_MISSING", 304)
+        why = await missing(empty_database)
+        assert why == "more than 304 tasks Queued or In Progress; the leader finds them within an hour"
+        notes = "\n".join((await migrate(empty_database)).notes)
+    assert "301 tasks were missing in the queue, and are in it now" in notes
+    assert "1 tasks are missing in the queue, locked by open transactions" in notes
+    assert "3 tasks cannot be in the queue" in notes
+    assert (await missing(empty_database)).startswith("4 tasks Queued or In Progress")
+    await project.execute("select orchestrator.maintain_at(now())")
+    (one,) = await rows(project, """select count(*) filter (where state = 'ready') as ready,
+        count(*) filter (where state = 'running' and nonce is null and worker_id = 'somebody') as theirs
+        from orchestrator.live""")  # fmt: skip
+    assert one == {"ready": 302, "theirs": 1}
