@@ -228,14 +228,15 @@ async def test_what_the_queue_counts_with_cannot_be_written(fleet: Fleet, user: 
 
 UNHELD = {
     "two tasks with one dedupe_key": "insert into tasks (task_type, dedupe_key) values ('t', 'd'), ('t', 'd')",
-    "a key that no index can hold": "insert into tasks (task_type, concurrency_key) select 't', string_agg(md5(g::text), '') from generate_series(1, 1000) g",
+    "a key that no index can hold": """insert into tasks (task_type, concurrency_key)
+                                       select 't', string_agg(md5(g::text), '') from generate_series(1, 1000) g""",
     "a number beyond all attempts": "insert into tasks (task_type, published) values ('t', 2147483647)",
 }
 
 
 @pytest.mark.parametrize("what", UNHELD)
 async def test_a_row_that_the_queue_cannot_hold_harms_no_other(fleet: Fleet, user: Hand, what: str) -> None:
-    """It was written while the triggers were off. The leader goes on, and the other rows of its statement are queued."""
+    """It was written while the triggers were off. The leader goes on, and the other rows are queued."""
     await user.execute("set session_replication_role = replica")
     await user.execute(UNHELD[what].encode())
     await user.execute("insert into tasks (task_type) values ('good')")

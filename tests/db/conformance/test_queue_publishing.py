@@ -21,8 +21,14 @@ OBSTACLES = {
     "suppresses": ("before update on tasks for each row", "return null"),
     "returns old": ("before update on tasks for each row", "return old"),
     "raises after": ("after update on tasks for each row", "raise exception 'unpaid'"),
-    "raises as the server does": ("before update on tasks for each row", "raise exception 'unpaid' using errcode = '40P01'"),
-    "raises as a stop does": ("before update on tasks for each row", "raise exception 'unpaid' using errcode = '57P01'"),
+    "raises as the server does": (
+        "before update on tasks for each row",
+        "raise exception 'unpaid' using errcode = '40P01'",
+    ),
+    "raises as a stop does": (
+        "before update on tasks for each row",
+        "raise exception 'unpaid' using errcode = '57P01'",
+    ),
     "raises late": ("after update on tasks deferrable initially deferred for each row", "raise exception 'unpaid'"),
 }
 WHY = {
