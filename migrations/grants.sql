@@ -76,7 +76,8 @@ begin
            and (c.relnamespace = 'orchestrator'::regnamespace or c.relnamespace = 'public'::regnamespace
                 and c.relname = any (c_tables || c_views || array['database_identity']))
         union all
-        select 'schema orchestrator' from pg_catalog.pg_namespace n where n.nspname = 'orchestrator' and n.nspowner <> v_owner
+        select 'schema orchestrator' from pg_catalog.pg_namespace n
+         where n.nspname = 'orchestrator' and n.nspowner <> v_owner
     loop
         execute format('alter %s owner to %I', v_name, pg_get_userbyid(v_owner));
     end loop;

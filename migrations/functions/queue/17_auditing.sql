@@ -52,17 +52,20 @@ begin
 end
 $$;
 
--- Open tasks that are missing in the queue: written while the triggers were off, or without their row of `live` or of `edges`.
+-- Open tasks that are missing in the queue: written while the triggers were off, or without their row of `live` or of
+-- `edges`.
 create or replace view orchestrator.missing as
 select t.id, t.ctid as at from public.tasks t
  where t.status in ('Queued', 'In Progress')
-   and (select q.has_needs and not exists (select from orchestrator.edges e where e.task_id = q.task_id)  -- by its key, each
+   and (select q.has_needs  -- by its key, each
+               and not exists (select from orchestrator.edges e where e.task_id = q.task_id)
           from orchestrator.live q where q.task_id = t.id) is not false
    and (select true from orchestrator.publications p where p.task_id = t.id) is null;
 
--- Brings those of the next pages from p_first on into the queue, at most p_most. `migrate` reads all pages so. An attempt that
--- `tasks` shows In Progress and that has not ended goes on, until its lease ends, if its agent lives. blocks: pages that have
--- been read, of all. locked: in open transactions of others, left to the leader. unfit: the queue cannot hold them.
+-- Brings those of the next pages from p_first on into the queue, at most p_most. `migrate` reads all pages so. An
+-- attempt that `tasks` shows In Progress and that has not ended goes on, until its lease ends, if its agent lives.
+-- blocks: pages that have been read, of all. locked: in open transactions of others, left to the leader. unfit: the
+-- queue cannot hold them.
 create or replace function orchestrator.enter_missing(
     p_first bigint, p_most int, out blocks bigint, out all_blocks bigint, out entered int, out locked int, out unfit int
 )

@@ -104,7 +104,7 @@ TRAPS = """
     do $$
     declare v_type text;
     begin
-        foreach v_type in array array['uuid', 'text', 'int4', 'int8', 'bool', 'numeric', 'json', 'jsonb', 'timestamptz'] loop
+        foreach v_type in array array['uuid', 'text', 'int4', 'int8', 'bool', 'numeric', 'json', 'jsonb'] loop
             begin
                 execute format('create domain pg_temp.%1$I as pg_catalog.%1$I'
                                ' check (pg_temp.spring(value::pg_catalog.text))', v_type);
