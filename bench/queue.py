@@ -7,10 +7,13 @@ it comes, with synchronous_commit on. The queue is measured again with 100 tenan
 which each lets one task run.
 """
 
+import contextlib
 from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import psutil
 
 from bench import peers
 from bench.queues import Feature, Floor, Ours, Peer, Side, database
@@ -39,9 +42,10 @@ TOLD = tuple(f"{name} {c}x{b}" for c, b in SHAPES for name in ("ours", "floor", 
 
 
 async def measure(directory: Path, tries: int) -> dict[str, Any]:
-    """Tasks a second of every side, and their ratios."""
+    """Tasks a second of every side, their ratios in the same round, and the server's time for a task."""
     python = await peers.installed()
     rates: dict[str, list[float]] = {}
+    server_us: dict[str, list[float]] = {}
     async with AsyncExitStack() as stack:
         postgres = await stack.enter_async_context(EmbeddedPostgres(directory / "postgres", keep=False))
         sides = await _sides(stack, postgres, python)
@@ -55,11 +59,24 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
                     if name not in PEER_COUNTS:
                         # ANALYZE after a fill makes each connection plan again, in production once a minute at most.
                         await side.work(connections, batch, connections * batch)
-                    count = PEER_COUNTS.get(name, COUNTS)[batch]
-                    rate = count / await side.work(connections, batch, count)
-                    rates.setdefault(f"{name} {connections}x{batch}", []).append(rate)
+                    count, key = PEER_COUNTS.get(name, COUNTS)[batch], f"{name} {connections}x{batch}"
+                    before_s = _cpu_s(postgres)
+                    rates.setdefault(key, []).append(count / await side.work(connections, batch, count))
+                    if name not in PEER_COUNTS:  # whose connections have ended, with what they used
+                        server_us.setdefault(key, []).append((_cpu_s(postgres) - before_s) / count * 1e6)
                     await side.fill(count + connections * batch)
-    return _figures({key: median(values) for key, values in rates.items()})
+    times = {f"{key}, server": f"{median(all_):,.0f} us" for key, all_ in server_us.items()}
+    return _figures(rates) | times
+
+
+def _cpu_s(postgres: EmbeddedPostgres) -> float:
+    """The processor time that the server's processes have used."""
+    used_s = 0.0
+    for process in psutil.Process(postgres.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            used_s += times.user + times.system
+    return used_s
 
 
 async def _sides(stack: AsyncExitStack, postgres: EmbeddedPostgres, python: Path) -> dict[str, Side]:
@@ -73,14 +90,16 @@ async def _sides(stack: AsyncExitStack, postgres: EmbeddedPostgres, python: Path
     return {**sides, **{name: Peer(name, python, await database(postgres, name)) for name in PEER_COUNTS}}
 
 
-def _figures(rates: dict[str, float]) -> dict[str, Any]:
-    """What each did, and how that compares."""
-    figures: dict[str, Any] = {key: f"{rate:,.0f}/s" for key, rate in rates.items()}
-    for key, rate in rates.items():
+def _figures(rates: dict[str, list[float]]) -> dict[str, Any]:
+    """What each did, and how that compares: the median of all rounds, and the worst one."""
+    figures: dict[str, Any] = {key: f"{median(all_):,.0f}/s" for key, all_ in rates.items()}
+    for key, all_ in rates.items():
         name, shape = key.split(" ", 1)
-        if name in USED:
-            figures[f"with {name} {shape}"] = round(rate / rates[f"ours {shape}"], 2)
-        elif name != "ours":
-            compared = "of the floor" if name == "floor" else f"times {name}"
-            figures[f"{compared} {shape}"] = round(rates[f"ours {shape}"] / rate, 2)
+        if name == "ours":
+            continue
+        ours = rates[f"ours {shape}"]
+        compared = f"with {name}" if name in USED else "of the floor" if name == "floor" else f"times {name}"
+        rounds = [a / b if name in USED else b / a for a, b in zip(all_, ours, strict=True)]
+        figures[f"{compared} {shape}"] = round(median(rounds), 2)
+        figures[f"{compared} {shape}, least"] = round(min(rounds), 2)
     return figures
