@@ -139,7 +139,11 @@ begin
       from orchestrator.live q where q.task_id = any (v_renewed.held);
     v_is_led := exists (select from public.fleet_lease l where l.fleet = v_worker.fleet and l.expires_at > v_now);
     if not v_is_led and pg_try_advisory_xact_lock(c_maintaining) then
-        perform orchestrator.maintain(v_now);
+        begin
+            perform orchestrator.maintain(v_now);
+        exception when lock_not_available or deadlock_detected then  -- the lease of this worker is renewed all the same
+            null;
+        end;
     end if;
     return jsonb_build_object(
                'outcome', 'ok', 'wanted', v_launch.wanted, 'cancel', coalesce(v_cancel, '[]'),

@@ -475,3 +475,19 @@ async def test_a_table_that_an_open_transaction_locks_stops_no_call(
     wanted = {"fail": "Failed", "release": "Queued"}.get(how, "Complete")
     assert await state(fleet, task["id"]) == (wanted, False)
     assert await broken(hand) == {}
+
+
+async def test_a_locked_table_holds_up_no_heartbeat_of_a_fleet_without_a_leader(
+    fleet: Fleet, other: AsyncConnection[DictRow]
+) -> None:
+    """Which does the leader's work on the queue."""
+    agent = await fleet.agent()
+    await fleet.submit(count=2)
+    (task,) = await agent.claim()
+    await fleet.submit(run_after="2000-01-01T00:00:00Z")
+    await fleet.call("fleet_lead", p_fleet=FLEET, p_holder="us", p_ttl_s=1)
+    fleet.wait(5)
+    await other.execute("lock table tasks in access exclusive mode")
+    async with asyncio.timeout(PATIENCE_S):
+        answer = await agent.beat({"id": task["id"], "attempt": task["attempt"]})
+    assert (answer["outcome"], answer["led"], answer["fenced"]) == ("ok", False, [])
