@@ -223,26 +223,28 @@ declare
     v_free uuid[];
 begin
     if not p_later then
-    begin
-        perform orchestrator.begin_publishing();
-        with written as (
-            update public.tasks t
-               set status = 'In Progress', worker_id = h.worker_id, attempts = h.attempt, published = 2 * h.attempt,
-                   updated_at = p_now, generation_started_at = p_now, generation_processed_at = null, run_after = null,
-                   progress = null, error_message = null, failure_code = null, failed_at_point = null
-              from orchestrator.held h
-             where h.task_id = any (p_ids) and t.id = any (p_ids) and t.id = h.task_id and t.published < 2 * h.attempt
-               and t.status in ('Queued', 'In Progress')
-            returning t.id, orchestrator.for_agent(t.*, h.*) as task,
-                      t.status = 'In Progress' and t.published = 2 * h.attempt as is_shown
-        )
-        select json_agg(w.task order by array_position(p_ids, w.id)) into v_tasks from written w where w.is_shown;
-        set constraints all immediate;
-        perform set_config('search_path', 'pg_catalog, pg_temp', true), set_config('orchestrator.publishing', '', true);
-    exception when others or assert_failure or query_canceled then
-        perform orchestrator.refusal(sqlstate, sqlerrm);
-        v_tasks := null;
-    end;
+        begin
+            perform orchestrator.begin_publishing();
+            with written as (
+                update public.tasks t
+                   set status = 'In Progress', worker_id = h.worker_id, attempts = h.attempt, published = 2 * h.attempt,
+                       updated_at = p_now, generation_started_at = p_now, generation_processed_at = null,
+                       run_after = null, progress = null, error_message = null, failure_code = null,
+                       failed_at_point = null
+                  from orchestrator.held h
+                 where h.task_id = any (p_ids) and t.id = any (p_ids) and t.id = h.task_id
+                   and t.published < 2 * h.attempt and t.status in ('Queued', 'In Progress')
+                returning t.id, orchestrator.for_agent(t.*, h.*) as task,
+                          t.status = 'In Progress' and t.published = 2 * h.attempt as is_shown
+            )
+            select json_agg(w.task order by array_position(p_ids, w.id)) into v_tasks from written w where w.is_shown;
+            set constraints all immediate;
+            perform set_config('search_path', 'pg_catalog, pg_temp', true),
+                    set_config('orchestrator.publishing', '', true);
+        exception when others or assert_failure or query_canceled then
+            perform orchestrator.refusal(sqlstate, sqlerrm);
+            v_tasks := null;
+        end;
     end if;
     if json_array_length(v_tasks) = cardinality(p_ids) then
         return v_tasks;
