@@ -288,16 +288,33 @@ async def test_a_running_task_keeps_its_places_until_its_attempt_ends(fleet: Fle
     (task,) = await agent.claim()
     (same,) = await fleet.submit(concurrency_key="a")
     await hand.execute(
-        "update tasks set concurrency_key = 'b', task_type = 'u', pool = 'second' where id = %s", (moved,)
+        "update tasks set concurrency_key = 'b', task_type = 'u', pool = 'second', priority = 2 where id = %s", (moved,)
     )
     assert await demand(fleet) == (0, 1)
     assert await ids(agent) == []
     await consistent(hand)
+    assert await ids(agent) == []
     assert await (agent.complete(task) if end == "complete" else agent.release(task)) == "ok"
     assert await ids(agent) == [same]
     second = await fleet.agent(pool="second")
     assert await ids(second) == ([] if end == "complete" else [moved])
     await consistent(hand)
+
+
+async def test_a_running_task_of_which_a_user_changes_the_type_keeps_the_place_of_its_first_one(
+    fleet: Fleet, hand: Hand
+) -> None:
+    """Its program still does what the first type stands for."""
+    await limit(fleet, "t", 1, "type")
+    (moved,) = await fleet.submit()
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    (same,) = await fleet.submit()
+    await hand.execute("update tasks set task_type = 'u', priority = 2 where id = %s", (moved,))
+    await consistent(hand)
+    assert await ids(agent) == []
+    assert await agent.complete(task) == "ok"
+    assert await ids(agent) == [same]
 
 
 @pytest.mark.parametrize("end", ["complete", "fail", "cancel"])
