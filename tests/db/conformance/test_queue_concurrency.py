@@ -85,6 +85,23 @@ async def test_a_task_may_have_two_limits(fleet: Fleet, hand: Hand) -> None:
     await consistent(hand)
 
 
+async def test_a_task_that_waits_for_its_type_keeps_the_place_of_its_key(fleet: Fleet, hand: Hand) -> None:
+    """Otherwise two tasks of the key run once the type has a place."""
+    await limit(fleet, "t", 1, "type")
+    agent = await fleet.agent()
+    await fleet.submit()
+    (task,) = await agent.claim()
+    (first,) = await fleet.submit(concurrency_key="a")
+    (second,) = await fleet.submit({"task_type": "u"}, concurrency_key="a")
+    await consistent(hand)
+    assert await ids(agent) == []
+    assert await agent.complete(task) == "ok"
+    (task,) = await agent.claim(batch=100)
+    assert task["id"] == first
+    assert await agent.complete(task) == "ok"
+    assert await ids(agent) == [second]
+
+
 @pytest.mark.parametrize("end", ["complete", "fail", "release", "cancel", "delete", "complete_many"])
 async def test_whatever_ends_a_task_lets_in_the_next_one(fleet: Fleet, hand: Hand, end: str) -> None:
     """In the same transaction."""
