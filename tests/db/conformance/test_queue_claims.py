@@ -11,7 +11,7 @@ from psycopg.rows import DictRow
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.core.states import Stage, State
 from orchestrator.ports import BadArgument, PortError, UnknownWorker
-from tests.db.conformance.builders import Agent, Fleet
+from tests.db.conformance.builders import Agent, Fleet, result
 from worker import protocol
 
 
@@ -74,6 +74,17 @@ async def test_a_repeated_claim_number_gets_the_same_tasks(fleet: Fleet) -> None
     assert await agent.complete(first[0]) == "ok"
     assert await agent.claim(batch=2, number=1) == first[1:]
     assert len(await agent.claim(batch=4, number=2)) == 2
+
+
+async def test_a_repeated_claim_number_gets_nothing_of_another_claim(fleet: Fleet) -> None:
+    """Its agent works on that already."""
+    await fleet.submit(count=2)
+    agent = await fleet.agent()
+    first, second = await agent.claim(number=1), await agent.claim(number=2)
+    assert [await agent.claim(number=1), await agent.claim(number=2)] == [first, second]
+    assert await agent.complete(second[0]) == "ok"
+    answer = await agent.claiming(number=2)
+    assert (answer["tasks"], answer["spent"]) == ([], True)
 
 
 async def test_a_claim_that_is_held_open_may_be_asked_again_under_its_number(fleet: Fleet) -> None:
@@ -168,6 +179,20 @@ async def test_another_launch_of_the_agent_is_fenced_everywhere(fleet: Fleet) ->
     assert (await old.call("grants", p_items=[]))["outcome"] == "fenced"
     new = Agent(fleet, old.id, "launch-2")
     assert len(await new.claim(number=1)) == 1  # its claims are counted from one again
+
+
+async def test_a_launch_ends_no_attempt_that_an_earlier_launch_of_its_worker_began(fleet: Fleet) -> None:
+    """It has not run it: what it says of it is a mistake."""
+    await fleet.submit()
+    old = await fleet.agent()
+    (task,) = await old.claim()
+    await fleet.move(old.id, State.ACTIVE, nonce="launch-2")
+    new = Agent(fleet, old.id, "launch-2")
+    assert await new.complete_many(result(task)) == ["fenced"]
+    assert (await new.complete_and_claim(result(task)))["outcomes"] == ["fenced"]
+    assert [await new.complete(task), await new.fail(task), await new.release(task)] == ["fenced"] * 3
+    assert (await new.beat(task))["fenced"] == [task["id"]]
+    assert (await fleet.task(task["id"]))["status"] == "In Progress"
 
 
 async def test_a_terminated_worker_is_unknown(fleet: Fleet) -> None:

@@ -85,6 +85,23 @@ async def test_a_task_may_have_two_limits(fleet: Fleet, hand: Hand) -> None:
     await consistent(hand)
 
 
+async def test_a_task_that_waits_for_its_type_keeps_the_place_of_its_key(fleet: Fleet, hand: Hand) -> None:
+    """Otherwise two tasks of the key run once the type has a place."""
+    await limit(fleet, "t", 1, "type")
+    agent = await fleet.agent()
+    await fleet.submit()
+    (task,) = await agent.claim()
+    (first,) = await fleet.submit(concurrency_key="a")
+    (second,) = await fleet.submit({"task_type": "u"}, concurrency_key="a")
+    await consistent(hand)
+    assert await ids(agent) == []
+    assert await agent.complete(task) == "ok"
+    (task,) = await agent.claim(batch=100)
+    assert task["id"] == first
+    assert await agent.complete(task) == "ok"
+    assert await ids(agent) == [second]
+
+
 @pytest.mark.parametrize("end", ["complete", "fail", "release", "cancel", "delete", "complete_many"])
 async def test_whatever_ends_a_task_lets_in_the_next_one(fleet: Fleet, hand: Hand, end: str) -> None:
     """In the same transaction."""
@@ -288,16 +305,33 @@ async def test_a_running_task_keeps_its_places_until_its_attempt_ends(fleet: Fle
     (task,) = await agent.claim()
     (same,) = await fleet.submit(concurrency_key="a")
     await hand.execute(
-        "update tasks set concurrency_key = 'b', task_type = 'u', pool = 'second' where id = %s", (moved,)
+        "update tasks set concurrency_key = 'b', task_type = 'u', pool = 'second', priority = 2 where id = %s", (moved,)
     )
     assert await demand(fleet) == (0, 1)
     assert await ids(agent) == []
     await consistent(hand)
+    assert await ids(agent) == []
     assert await (agent.complete(task) if end == "complete" else agent.release(task)) == "ok"
     assert await ids(agent) == [same]
     second = await fleet.agent(pool="second")
     assert await ids(second) == ([] if end == "complete" else [moved])
     await consistent(hand)
+
+
+async def test_a_running_task_of_which_a_user_changes_the_type_keeps_the_place_of_its_first_one(
+    fleet: Fleet, hand: Hand
+) -> None:
+    """Its program still does what the first type stands for."""
+    await limit(fleet, "t", 1, "type")
+    (moved,) = await fleet.submit()
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    (same,) = await fleet.submit()
+    await hand.execute("update tasks set task_type = 'u', priority = 2 where id = %s", (moved,))
+    await consistent(hand)
+    assert await ids(agent) == []
+    assert await agent.complete(task) == "ok"
+    assert await ids(agent) == [same]
 
 
 @pytest.mark.parametrize("end", ["complete", "fail", "cancel"])

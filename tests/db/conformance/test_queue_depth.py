@@ -1,12 +1,13 @@
 """The planner's queue depth equals a count of the tasks, after any change of the queue."""
 
+from datetime import datetime
 from typing import Any
 
 import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-from tests.db.conformance.builders import Fleet
+from tests.db.conformance.builders import FLEET, Fleet
 
 # Of `tasks` alone. A dependency is a task that is there; no task has a limit.
 COUNTED = """
@@ -89,3 +90,13 @@ async def test_rows_changed_by_a_user_count_too_and_are_claimed(
     assert len(await agent.claim(batch=100)) == claimable["default"]
     await hand.execute(form.format(BY_HAND[-1]).encode())
     assert await agrees(fleet, hand) == []
+
+
+async def test_a_task_that_has_become_due_is_as_old_as_it_is(fleet: Fleet) -> None:
+    """Before the leader has looked at it, and if no other task is ready."""
+    await fleet.submit({"run_after": fleet.now.replace(minute=1).isoformat()})
+    await fleet.submit({"run_after": fleet.now.replace(minute=2).isoformat()})
+    submitted = fleet.now
+    fleet.wait(90)
+    (row,) = (await fleet.call("fleet_observe", p_fleet=FLEET))["demand"]
+    assert (row["claimable"], datetime.fromisoformat(row["oldest_claimable_at"])) == (1, submitted)

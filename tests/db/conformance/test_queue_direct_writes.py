@@ -95,6 +95,23 @@ async def test_a_reset_of_a_task_that_was_retried_is_no_error(fleet: Fleet, hand
     assert task["attempts"] - task["uncounted"] == 0
 
 
+async def test_a_reset_of_a_queued_task_gives_it_all_its_attempts_again(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """As many as it had at first."""
+    agent = await fleet.agent()
+    await fleet.submit(max_attempts=2)
+    (task,) = await agent.claim()
+    assert await agent.fail(task, code="BROKEN") == "requeued"
+    await hand.execute("update tasks set attempts = 0")
+    outcomes = []
+    for _ in range(2):
+        fleet.wait(3600)
+        (task,) = await agent.claim()
+        outcomes.append(await agent.fail(task, code="BROKEN"))
+    assert (outcomes, task["attempt"]) == (["requeued", "failed"], 3)
+
+
 async def test_resets_and_claims_at_the_same_moment_lose_no_task(
     fleet: Fleet, database: str, hand: AsyncConnection[DictRow]
 ) -> None:

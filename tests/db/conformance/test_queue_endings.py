@@ -587,6 +587,16 @@ async def test_a_cancelled_task_is_not_rescued_into_the_queue(fleet: Fleet) -> N
     assert (await fleet.task(task_id))["status"] == "Cancelled"
 
 
+async def test_a_cancelled_task_that_is_given_back_is_not_queued_again(fleet: Fleet) -> None:
+    """Its worker drains before it was told."""
+    (task_id,) = await fleet.submit()
+    agent = await fleet.agent()
+    (task,) = await agent.claim()
+    await fleet.call("task_cancel", p_id=task_id)
+    assert await agent.release(task) == "ok"
+    assert (await fleet.task(task_id))["status"] == "Cancelled"
+
+
 async def test_work_that_was_done_before_the_cancel_arrived_is_kept(fleet: Fleet) -> None:
     """The completion wins."""
     (task_id,) = await fleet.submit()

@@ -326,6 +326,69 @@ async def test_a_write_to_a_row_that_shows_an_earlier_attempt_is_no_wish(
     assert await shown(owner, bad) == "Complete"
 
 
+async def pending(fleet: Fleet, owner: AsyncConnection[DictRow], agent: Agent) -> str:
+    """The id of a task that is Complete with the result {n: 1}, while its row cannot show it yet."""
+    await installed(owner, "Complete", *OBSTACLES["raises"])
+    bad, tasks = await claimed(fleet, agent, 1)
+    assert await completed(agent, tasks) == ["ok"]
+    assert await shown(owner, bad) == "In Progress"
+    return bad
+
+
+@pytest.mark.parametrize("status", ["Queued", "Failed", "Cancelled"])
+async def test_a_status_that_a_user_writes_takes_the_place_of_a_pending_end(
+    fleet: Fleet, owner: AsyncConnection[DictRow], status: str
+) -> None:
+    """It is the later word."""
+    agent = await fleet.agent()
+    bad = await pending(fleet, owner, agent)
+    await owner.execute("update tasks set status = %s where id = %s", (status, bad))
+    await owner.execute("drop function users_own() cascade")
+    await recovered(fleet, owner, bad, status)
+    assert (await fleet.task(bad))["status"] == status
+    assert [task["attempt"] for task in await agent.claim()] == ([2] if status == "Queued" else [])
+
+
+async def test_an_edit_of_a_task_whose_end_is_pending_does_not_queue_it(
+    fleet: Fleet, owner: AsyncConnection[DictRow], other: AsyncConnection[Any]
+) -> None:
+    """Its row shows an earlier status, which is no wish."""
+    agent = await fleet.agent()
+    (bad,) = await fleet.submit({"task_type": "bad"})
+    await other.execute("select from tasks where id = %s for update", (bad,))
+    assert await completed(agent, await agent.claim()) == ["ok"]
+    await other.execute("update tasks set priority = 5 where id = %s", (bad,))
+    await other.commit()
+    assert await shown(owner, bad) == "Queued"
+    assert await agent.claim() == []
+    await recovered(fleet, owner, bad, "Complete")
+
+
+async def test_a_task_that_is_deleted_while_its_end_is_pending_hands_on_its_result(
+    fleet: Fleet, owner: AsyncConnection[DictRow]
+) -> None:
+    """It is Complete for the tasks that need it."""
+    agent = await fleet.agent()
+    bad = await pending(fleet, owner, agent)
+    (behind,) = await fleet.submit(depends_on=[bad])
+    await owner.execute("delete from tasks where id = %s", (bad,))
+    (task,) = await agent.claim()
+    assert (task["id"], [one["result_data"] for one in task["dependencies"]]) == (behind, [{"n": 1}])
+
+
+@pytest.mark.parametrize("how", ["delete from tasks", "truncate tasks"])
+async def test_a_pending_end_goes_with_its_row(fleet: Fleet, owner: AsyncConnection[DictRow], how: str) -> None:
+    """A new row with the same id has nothing to do with it."""
+    agent = await fleet.agent()
+    bad = await pending(fleet, owner, agent)
+    await owner.execute(how.encode())
+    await owner.execute("drop function users_own() cascade")
+    await owner.execute("insert into tasks (id, task_type) values (%s, 'bad')", (bad,))
+    await recovered(fleet, owner, bad, "Queued")
+    (task,) = await agent.claim()
+    assert (task["attempt"], (await fleet.task(bad))["result_data"]) == (2, None)
+
+
 async def test_without_a_leader_the_next_heartbeat_of_any_agent_publishes(
     fleet: Fleet, owner: AsyncConnection[DictRow]
 ) -> None:

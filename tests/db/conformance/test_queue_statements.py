@@ -143,6 +143,19 @@ async def test_rows_that_were_written_without_triggers_are_found_by_the_audit(
     assert await rows(hand, "select id, status from tasks where status in ('Queued', 'In Progress')") == []
 
 
+async def test_the_audit_leaves_out_no_page(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+    """However few it reads at once."""
+    await hand.execute("set session_replication_role = replica")
+    await hand.execute("insert into tasks (task_type) select 't' from generate_series(1, 1000)")
+    await hand.execute("set session_replication_role = origin")
+    (size,) = await rows(hand, "select pg_relation_size('tasks') / current_setting('block_size')::int as pages")
+    assert size["pages"] > 4
+    for _ in range(size["pages"]):
+        await hand.execute("select orchestrator.audit(1)")
+    (row,) = await rows(hand, "select count(*) as n from orchestrator.live")
+    assert row["n"] == 1000
+
+
 async def test_two_cancellations_of_one_task_at_once_are_one(
     fleet: Fleet, hand: AsyncConnection[DictRow], database: str
 ) -> None:

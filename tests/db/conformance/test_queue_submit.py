@@ -52,9 +52,24 @@ async def test_a_live_dedupe_key_stands_for_the_task_that_has_it(fleet: Fleet) -
     assert again == [{"id": answer[0]["id"], "created": False}]
     agent = await fleet.agent()
     (task,) = await agent.claim()
+    assert (await fleet.call("task_submit", p_tasks=[submit]))["tasks"] == again
     await agent.complete(task)
     (new,) = (await fleet.call("task_submit", p_tasks=[submit]))["tasks"]
     assert new["created"]
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+async def test_a_dedupe_key_that_a_user_takes_from_a_task_is_free(
+    fleet: Fleet, hand: AsyncConnection[DictRow], is_running: bool
+) -> None:
+    """Also while the task runs."""
+    (first,) = await fleet.submit(dedupe_key="film-7")
+    if is_running:
+        await (await fleet.agent()).claim()
+    await hand.execute("update tasks set dedupe_key = 'film-8'")
+    (second,) = await fleet.submit(dedupe_key="film-7")
+    assert second != first
+    assert await fleet.submit(dedupe_key="film-8") == [first]
 
 
 async def test_an_id_is_submitted_once(fleet: Fleet) -> None:
