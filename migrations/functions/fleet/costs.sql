@@ -11,27 +11,10 @@ declare
     v_until timestamptz := least(coalesce(p_until, v_now), v_now);
     c_tasks constant int := 1000;  -- the most expensive ones are listed; the sums count all
 begin
-    if p_since is null or p_since >= v_until then
-        perform public.internal_refuse('OR007', 'p_since must be before p_until',
-            format('got %s and %s', p_since, v_until));
-    end if;
+    perform public.internal_check_window(p_since, v_until);
     return (
-        with booked as (
-            select c.worker_id, c.kind, c.from_at, c.to_at, c.usd
-              from public.costs c where c.fleet = p_fleet and c.to_at > p_since and c.from_at < v_until
-            union all
-            select w.id, o.kind, o.from_at, o.to_at, o.usd
-              from public.workers w cross join lateral public.internal_open_interval(w.*, v_now) o
-             where w.fleet = p_fleet and w.status <> 'terminated' and o.to_at > p_since and o.from_at < v_until
-        ), spent as (  -- only the part within the window
-            select b.worker_id, b.kind,
-                   extract(epoch from least(b.to_at, v_until) - greatest(b.from_at, p_since)) as seconds,
-                   b.usd * extract(epoch from least(b.to_at, v_until) - greatest(b.from_at, p_since))
-                         / extract(epoch from b.to_at - b.from_at) as usd
-              from booked b where b.to_at > b.from_at
-        ), by_kind as (
-            select s.worker_id, s.kind, sum(s.seconds) as seconds, sum(s.usd) as usd
-              from spent s group by s.worker_id, s.kind
+        with by_kind as (
+            select b.worker_id, b.kind, b.seconds, b.usd from public.internal_booked(p_fleet, p_since, v_until, v_now) b
         ), workers as (
             select w.id, w.pool, w.cluster, w.gpu_type, w.gpu_count, w.pod_id, w.status, w.price_usd_per_hour,
                    sum(k.seconds) as seconds, sum(k.usd) as usd,
@@ -41,7 +24,8 @@ begin
              group by w.id
         ), shares as (
             select s.task_id, t.task_type, s.outcome, s.seconds, s.usd
-              from public.internal_shares(p_since, v_until, v_now) s join public.tasks t on t.id = s.task_id
+              from public.internal_shares(p_since, v_until, v_now) s
+             cross join lateral (select * from public.tasks k where k.id = s.task_id offset 0) t  -- by its key, each
              where s.fleet = p_fleet
         ), tasks as (
             select s.task_id, s.task_type, count(*) as attempts, sum(s.seconds) as seconds, sum(s.usd) as usd,
@@ -74,6 +58,45 @@ begin
                            'seconds', round(t.seconds, 3), 'usd', round(t.usd, 6),
                            'wasted_usd', round(t.wasted_usd, 6)) order by t.usd desc, t.task_id)
                   from (select * from tasks t order by t.usd desc, t.task_id limit c_tasks) t), '[]')));
+end
+$$;
+
+create or replace function public.internal_check_window(p_since timestamptz, p_until timestamptz) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+begin
+    if p_since is null or p_since >= p_until then
+        perform public.internal_refuse('OR007', 'p_since must be before p_until',
+            format('got %s and %s', p_since, p_until));
+    end if;
+end
+$$;
+
+-- What was booked for each worker between two moments, with the open intervals of the live ones: only the part within
+-- the window.
+create or replace function public.internal_booked(
+    p_fleet text, p_since timestamptz, p_until timestamptz, p_now timestamptz
+) returns table (worker_id text, kind text, seconds numeric, usd numeric)
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_custom_plan
+as $$
+#variable_conflict use_variable
+begin
+    return query
+    with booked as (
+        select c.worker_id, c.kind, c.from_at, c.to_at, c.usd
+          from public.costs c where c.fleet = p_fleet and c.to_at > p_since and c.from_at < p_until
+        union all
+        select w.id, o.kind, o.from_at, o.to_at, o.usd
+          from public.workers w cross join lateral public.internal_open_interval(w.*, p_now) o
+         where w.fleet = p_fleet and w.status <> 'terminated' and o.to_at > p_since and o.from_at < p_until
+    ), spent as (
+        select b.worker_id, b.kind,
+               extract(epoch from least(b.to_at, p_until) - greatest(b.from_at, p_since)) as seconds,
+               b.usd * extract(epoch from least(b.to_at, p_until) - greatest(b.from_at, p_since))
+                     / extract(epoch from b.to_at - b.from_at) as usd
+          from booked b where b.to_at > b.from_at
+    )
+    select s.worker_id, s.kind, sum(s.seconds), sum(s.usd) from spent s group by s.worker_id, s.kind;
 end
 $$;
 
@@ -293,10 +316,8 @@ declare
     v_until timestamptz := least(coalesce(p_until, v_now), v_now);
     v_key text := case when p_by like 'label:_%' then substr(p_by, 7) end;
 begin
-    if p_since is null or p_since >= v_until then
-        perform public.internal_refuse('OR007', 'p_since must be before p_until',
-            format('got %s and %s', p_since, v_until));
-    elsif v_key is null and p_by is distinct from 'tenant' then
+    perform public.internal_check_window(p_since, v_until);
+    if v_key is null and p_by is distinct from 'tenant' then
         perform public.internal_refuse('OR007', 'p_by is not valid', format('got %L', left(p_by, 100)),
                                        'tenant, or label:KEY');
     end if;
@@ -305,7 +326,8 @@ begin
             select case when v_key is null then t.tenant
                 when jsonb_typeof(t.labels) = 'object' then t.labels ->> v_key end as name,
                    s.task_id, s.outcome, s.seconds, s.usd
-              from public.internal_shares(p_since, v_until, v_now) s join public.tasks t on t.id = s.task_id
+              from public.internal_shares(p_since, v_until, v_now) s
+             cross join lateral (select * from public.tasks k where k.id = s.task_id offset 0) t  -- by its key, each
              where s.fleet = p_fleet
         ), named as (
             select s.name, count(distinct s.task_id) as tasks, count(*) as attempts,

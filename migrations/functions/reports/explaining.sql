@@ -117,7 +117,7 @@ as $$
 #variable_conflict use_variable
 declare
     c_workers constant int := 25;
-    c_attempts constant int := 200;  -- the newest of each worker
+    c_attempts constant int := 40;  -- the newest of each worker
 begin
     return (
         select jsonb_build_object('task_type', p_task_type, 'n', count(*),
@@ -201,7 +201,13 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
     c_decisions constant int := 500;  -- of each pool: how far it looks back for the start of a block
 begin
-    return (select jsonb_build_object(
+    return (with recursive pools (pool) as (  -- from one to the next in the index, however many decisions each has
+        (select d.pool from public.decisions d where d.fleet = p_fleet order by d.pool limit 1)
+        union all
+        select (select d.pool from public.decisions d where d.fleet = p_fleet and d.pool > p.pool
+                 order by d.pool limit 1)
+          from pools p where p.pool is not null
+    ) select jsonb_build_object(
         'now', v_now,
         'leader', public.internal_leader(p_fleet, v_now),
         'paused', public.internal_paused(p_fleet, v_now),
@@ -209,7 +215,7 @@ begin
                               from public.offers o where o.fleet = p_fleet), '[]'),
         'decisions', coalesce((
             select jsonb_object_agg(p.pool, public.internal_pool_decision(p_fleet, p.pool))
-              from (select distinct d.pool from public.decisions d where d.fleet = p_fleet) p), '{}'),
+              from pools p where p.pool is not null), '{}'),
         'blocks', coalesce((
             select jsonb_object_agg(p.pool, (
                        select jsonb_agg(jsonb_build_object('at', c.at, 'blocked', c.blocked) order by c.id desc)
@@ -217,7 +223,7 @@ begin
                                  from (select * from public.decisions d where d.fleet = p_fleet and d.pool = p.pool
                                         order by d.id desc limit c_decisions) d) c
                         where c.blocked is distinct from c.before))
-              from (select distinct d.pool from public.decisions d where d.fleet = p_fleet) p), '{}'),
+              from pools p where p.pool is not null), '{}'),
         'waiting', coalesce((
             select jsonb_agg(jsonb_build_object(
                        'id', w.id, 'pool', w.pool, 'stage', w.stage, 'waiting_on', w.waiting_on,

@@ -12,7 +12,9 @@ begin
     return (
         with spent as (
             select date_trunc('day', c.from_at at time zone 'UTC') as day, sum(c.usd) as usd from public.costs c
-             where c.fleet = p_fleet and c.from_at > v_now - interval '8 days' and c.to_at <= v_day group by 1
+             where c.fleet = p_fleet and c.from_at > v_now - interval '8 days' and c.to_at <= v_day
+               and c.to_at > v_now - interval '8 days'  -- for the index
+             group by 1
         )
         select jsonb_build_object(
             'now', v_now,
@@ -35,9 +37,10 @@ begin
             'waiting_types', coalesce((
                 select jsonb_agg(to_jsonb(q.*) order by q.n desc, q.task_type)
                   from (select l.pool, l.task_type, count(*) as n
-                          from orchestrator.live l join public.tasks t on t.id = l.task_id
-                         where l.state = 'ready' or l.state = 'waits_for_time'
-                                                     and (l.run_after <= v_now or t.failure_code = 'NO_HANDLER')
+                          from orchestrator.live l
+                         where l.state = 'ready' or l.state = 'waits_for_time' and (
+                                   l.run_after <= v_now
+                                   or (select t.failure_code from public.tasks t where t.id = l.task_id) = 'NO_HANDLER')
                          group by 1, 2 order by 3 desc limit c_rows) q), '[]'),
             'unpublished_tasks', public.internal_unpublished_tasks(v_now, c_rows),
             'schema_problems', public.fleet_schema_problems()->'problems',
@@ -47,9 +50,10 @@ begin
             'lost_tasks', public.internal_lost_tasks(p_fleet, v_day, v_day, c_rows),
             'failed_tasks', public.internal_failed_tasks(v_day),
             'spent', jsonb_build_object(
-                'last_hour_usd',
-                (public.fleet_cost(p_fleet, v_now - interval '1 hour', v_now, v_now) ->> 'usd')::numeric,
-                'last_day_usd', (public.fleet_cost(p_fleet, v_day, v_now, v_now) ->> 'usd')::numeric,
+                'last_hour_usd', (select coalesce(round(sum(b.usd), 6), 0)
+                                    from public.internal_booked(p_fleet, v_now - interval '1 hour', v_now, v_now) b),
+                'last_day_usd', (select coalesce(round(sum(b.usd), 6), 0)
+                                   from public.internal_booked(p_fleet, v_day, v_now, v_now) b),
                 'usual_day_usd', (select round(avg(s.usd), 6) from spent s)))
             || public.internal_failure_report(p_fleet, v_day)
             || public.internal_history(p_fleet, c_rows));
@@ -203,11 +207,15 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp set enab
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_until timestamptz := least(coalesce(p_until, v_now), v_now);
-    v_cost jsonb := public.fleet_cost(p_fleet, p_since, v_until, v_now);  -- refuses an invalid window
     v_length_s numeric := extract(epoch from v_until - p_since);
     v_paid_s numeric;
+    v_busy_s numeric;
+    v_usd numeric;
 begin
-    select coalesce(sum((k.value ->> 'seconds')::numeric), 0) into v_paid_s from jsonb_each(v_cost -> 'kinds') k;
+    perform public.internal_check_window(p_since, v_until);
+    select coalesce(round(sum(b.seconds), 3), 0), coalesce(round(sum(b.seconds) filter (where b.kind = 'busy'), 3), 0),
+           coalesce(round(sum(b.usd), 6), 0)
+      into v_paid_s, v_busy_s, v_usd from public.internal_booked(p_fleet, p_since, v_until, v_now) b;
     return (
         with ended as (
             select a.outcome, extract(epoch from a.to_at - a.from_at) / a.of as seconds
@@ -246,10 +254,9 @@ begin
             'queue_now', (select count(*) from orchestrator.live q where q.state <> 'running'),
             'wait_p50_s', round(q.wait_p50_s::numeric, 3), 'wait_p95_s', round(q.wait_p95_s::numeric, 3),
             'paid_s', v_paid_s,
-            'utilisation', round(coalesce((v_cost -> 'kinds' -> 'busy' ->> 'seconds')::numeric, 0)
-                                 / nullif(v_paid_s, 0), 4),
-            'usd', (v_cost ->> 'usd')::numeric,
-            'usd_per_task', round((v_cost ->> 'usd')::numeric / nullif(c.completed, 0), 6))
+            'utilisation', round(v_busy_s / nullif(v_paid_s, 0), 4),
+            'usd', v_usd,
+            'usd_per_task', round(v_usd / nullif(c.completed, 0), 6))
           from counted c, given_up g, queue q);
 end
 $$;

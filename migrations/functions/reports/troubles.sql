@@ -1,10 +1,12 @@
 -- What is wrong with tasks, for the conditions of a fleet.
 
 -- Tasks that were lost with a worker since p_since, the newest first. `workers`: how many a task has ended since p_all.
+-- Its settings, because callers switch off what a block range index needs: they would read all attempts.
 create or replace function public.internal_lost_tasks(
     p_fleet text, p_since timestamptz, p_all timestamptz, p_limit int
 ) returns jsonb
-language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+set enable_bitmapscan = on set enable_nestloop = on set enable_sort = on set jit = off as $$
 #variable_conflict use_variable
 begin
     return coalesce((  -- without a failure code, a user has queued the task again, and its worker was not lost
@@ -15,16 +17,18 @@ begin
                        (array_agg(w.exit_cause order by a.ended_at desc))[1] as exit_cause,
                        (array_agg(coalesce(w.failure_code, a.failure_code) order by a.ended_at desc))[1] as code,
                        (array_agg(w.metadata -> 'last_snapshot' order by a.ended_at desc))[1] as look
-                  from (select n.task_id from orchestrator.attempts n join public.workers w on w.id = n.worker_id
-                         where n.outcome = 'lost' and n.failure_code is not null and n.ended_at > p_since
-                           and w.fleet = p_fleet
+                  from (select n.task_id
+                          from (select * from orchestrator.attempts b
+                                 where b.outcome = 'lost' and b.failure_code is not null and b.ended_at > p_since
+                                offset 0) n
+                          join public.workers w on w.id = n.worker_id and w.fleet = p_fleet
                          group by n.task_id order by max(n.ended_at) desc limit p_limit) r
-                  join orchestrator.attempts a on a.task_id = r.task_id and a.outcome = 'lost'
-                       and a.failure_code is not null and a.ended_at > p_all
-                  join public.workers w on w.id = a.worker_id and w.fleet = p_fleet
                  -- by its key, each
+                 cross join lateral (select * from orchestrator.attempts k where k.task_id = r.task_id offset 0) a
+                  join public.workers w on w.id = a.worker_id and w.fleet = p_fleet
                  cross join lateral (select * from public.tasks k where k.id = a.task_id offset 0) t
                   left join orchestrator.publications p on p.task_id = t.id and p.no > t.published
+                 where a.outcome = 'lost' and a.failure_code is not null and a.ended_at > p_all
                  group by a.task_id, t.task_type, 3) l), '[]');
 end
 $$;
@@ -50,8 +54,8 @@ $$;
 -- Tasks that failed for good within a quarter of an hour, by type and code, if more than half of all attempts that
 -- ended in this time failed. OrchestratorTasksFail in ops/alerts.yml has the same bound.
 create or replace function public.internal_failing_tasks(p_now timestamptz, p_limit int) returns jsonb
-language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
-as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+set enable_bitmapscan = on set enable_sort = on set jit = off as $$
 #variable_conflict use_variable
 declare
     v_since timestamptz := p_now - interval '15 minutes';
