@@ -183,13 +183,15 @@ async def test_another_launch_of_the_agent_is_fenced_everywhere(fleet: Fleet) ->
 
 async def test_a_launch_ends_no_attempt_that_an_earlier_launch_of_its_worker_began(fleet: Fleet) -> None:
     """It has not run it: what it says of it is a mistake."""
-    await fleet.submit()
+    await fleet.submit(count=2)
     old = await fleet.agent()
-    (task,) = await old.claim()
+    (task,) = await old.claim(number=1)
     await fleet.move(old.id, State.ACTIVE, nonce="launch-2")
     new = Agent(fleet, old.id, "launch-2")
     assert await new.complete_many(result(task)) == ["fenced"]
-    assert (await new.complete_and_claim(result(task)))["outcomes"] == ["fenced"]
+    answer = await new.complete_and_claim(result(task), number=1)
+    assert (answer["outcomes"], len(answer["tasks"])) == (["fenced"], 1)
+    assert await new.claim(number=1) == answer["tasks"]
     assert [await new.complete(task), await new.fail(task), await new.release(task)] == ["fenced"] * 3
     assert (await new.beat(task))["fenced"] == [task["id"]]
     assert (await fleet.task(task["id"]))["status"] == "In Progress"

@@ -112,6 +112,21 @@ async def test_a_reset_of_a_queued_task_gives_it_all_its_attempts_again(
     assert (outcomes, task["attempt"]) == (["requeued", "failed"], 3)
 
 
+async def test_what_did_not_count_does_not_count_after_a_user_queues_the_task_again(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """Of three attempts, the first was given back."""
+    agent = await fleet.agent()
+    await fleet.submit(max_attempts=3)
+    (task,) = await agent.claim()
+    await agent.release(task)
+    (task,) = await agent.claim()
+    assert await agent.fail(task, retryable=False) == "failed"
+    await hand.execute("update tasks set status = 'Queued'")
+    (task,) = await agent.claim()
+    assert (task["attempt"], await agent.fail(task, code="BROKEN")) == (3, "requeued")
+
+
 async def test_resets_and_claims_at_the_same_moment_lose_no_task(
     fleet: Fleet, database: str, hand: AsyncConnection[DictRow]
 ) -> None:

@@ -42,6 +42,16 @@ async def test_a_completion_counts_once(fleet: Fleet) -> None:
     assert await attempts(fleet, task_id) == [("complete", None, None)]
 
 
+async def test_an_attempt_that_another_worker_completed_is_fenced(fleet: Fleet) -> None:
+    """`already` is the answer to the one that did it."""
+    await fleet.submit()
+    agent, other = await fleet.agent(), await fleet.agent()
+    (task,) = await agent.claim()
+    assert await agent.complete(task) == "ok"
+    assert await other.complete(task) == "fenced"
+    assert await other.complete_many(result(task)) == ["fenced"]
+
+
 async def test_many_completions_in_one_call_are_answered_one_by_one(fleet: Fleet) -> None:
     """Each as worker_complete would: ok, already, fenced; who depends on them may begin."""
     ids = await fleet.submit(count=4)

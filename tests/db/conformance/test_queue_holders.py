@@ -76,6 +76,17 @@ async def test_a_stuck_task_without_a_holder_is_queued_again(
     assert await state(fleet) == (0, 0)
 
 
+async def test_any_write_to_a_task_of_a_users_program_is_a_sign_of_life(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """The statement itself begins the time again."""
+    await taken(fleet, hand)
+    await hand.execute("update orchestrator.live set progress_at = '2000-01-01'")
+    await hand.execute("update tasks set progress = '{}'")
+    query = "select now() - progress_at < interval '1 hour' as is_new from orchestrator.live"
+    assert await (await hand.execute(query.encode())).fetchall() == [{"is_new": True}]
+
+
 async def test_programs_that_take_tasks_themselves_keep_them(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
     """In a pool with WORKER_START_COMMAND such a row runs, for as long as it takes, whoever runs it."""
     await declare(fleet, "default")

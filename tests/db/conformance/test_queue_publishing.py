@@ -199,6 +199,7 @@ async def test_a_failure_that_cannot_be_shown_queues_the_task_again(
     row = await fleet.task(bad)
     assert (row["status"], row["attempts"], row["worker_id"]) == ("In Progress", 2, agent.id)
     assert await completed(agent, again) == ["ok"] * batch
+    assert (await fleet.task(bad))["status"] == await shown(owner, bad) == "Complete"
     await owner.execute("drop function users_own() cascade")
     await recovered(fleet, owner, bad, "Complete")
 
@@ -349,6 +350,22 @@ async def test_a_status_that_a_user_writes_takes_the_place_of_a_pending_end(
     assert [task["attempt"] for task in await agent.claim()] == ([2] if status == "Queued" else [])
 
 
+async def test_a_retry_takes_the_place_of_a_pending_failure(
+    fleet: Fleet, owner: AsyncConnection[DictRow], other: AsyncConnection[Any]
+) -> None:
+    """Also if the row shows neither the attempt nor its failure, and the retry does not change its status."""
+    agent = await fleet.agent()
+    (bad,) = await fleet.submit(max_attempts=1)
+    await other.execute("select from tasks where id = %s for update", (bad,))
+    (task,) = await agent.claim()
+    assert await agent.fail(task, code="BROKEN") == "failed"
+    await other.rollback()
+    assert await shown(owner, bad) == "Queued"
+    assert (await fleet.call("task_retry", p_id=bad))["outcome"] == "requeued"
+    assert [task["attempt"] for task in await agent.claim()] == [2]
+    await recovered(fleet, owner, bad, "In Progress")
+
+
 async def test_an_edit_of_a_task_whose_end_is_pending_does_not_queue_it(
     fleet: Fleet, owner: AsyncConnection[DictRow], other: AsyncConnection[Any]
 ) -> None:
@@ -483,3 +500,5 @@ async def test_a_task_that_a_claim_puts_back_keeps_its_number_of_attempts(
     await owner.execute("update tasks set priority = -1 where id = %s", (second,))
     row = await fleet.task(second)
     assert (row["attempts"], row["uncounted"]) == (1, 0)
+    (task,) = await agent.claim()
+    assert (task["id"], task["attempt"]) == (second, 2)
