@@ -184,11 +184,11 @@ begin
                    then format('Dependency %s does not exist: it was deleted before it was complete', i.id)
                    else orchestrator.why_dependant_failed(orchestrator.current_task(i.id)) end as why
               from unnest(p_ids) with ordinality i (id, n) offset 0) w;
-    loop  -- one level of dependants after the other
+    loop  -- one level of dependants after the other; a nested loop would compare each task of a level with all others
+        perform set_config('enable_nestloop', 'off', true);
         with behind as (
             select distinct on (e.task_id) e.task_id, c.why, c.root
-              from unnest(v_ids, v_whys, v_roots) c (id, why, root)
-             -- by its key
+              from unnest(v_ids, v_whys, v_roots) c (id, why, root)  -- by its key, each
              cross join lateral (select f.task_id, f.needs from orchestrator.edges f where f.needs = c.id offset 0) e
              order by e.task_id, e.needs
         ), gone as (
@@ -215,6 +215,7 @@ begin
                v_ends || array_agg(orchestrator.end_without_run(e.task, 'Failed', p_code, e.why)),
                array_agg(e.task) filter (where (e.task).concurrency_key is not null or (e.task).type_limited)
           into v_ids, v_whys, v_roots, v_ends, v_held from ended e;
+        perform set_config('enable_nestloop', 'on', true);
         v_count := v_count + coalesce(cardinality(v_ids), 0);
         v_with_slots := v_with_slots || v_held;
         if v_ids is not null and p_code <> 'DEPENDENCY_FAILED' then
@@ -224,8 +225,7 @@ begin
         end if;
         if cardinality(v_ends) >= c_batch or v_ids is null and v_ends is not null then
             perform orchestrator.publish_later(v_ends, null);
-            perform public.internal_webhooks_write(array(select e.task_id from unnest(v_ends) e),
-                                                   public.internal_now());
+            perform public.internal_webhooks_write(array(select (unnest(v_ends)).task_id), public.internal_now());
             v_ends := null;
         end if;
         exit when v_ids is null;
