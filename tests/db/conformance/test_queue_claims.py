@@ -193,8 +193,11 @@ async def test_a_launch_ends_no_attempt_that_an_earlier_launch_of_its_worker_beg
     assert (answer["outcomes"], len(answer["tasks"])) == (["fenced"], 1)
     assert await new.claim(number=1) == answer["tasks"]
     assert [await new.complete(task), await new.fail(task), await new.release(task)] == ["fenced"] * 3
+    before = await fleet.task(task["id"])
+    fleet.wait(5)
     assert (await new.beat(task))["fenced"] == [task["id"]]
-    assert (await fleet.task(task["id"]))["status"] == "In Progress"
+    row = await fleet.task(task["id"])
+    assert (row["status"], row["lease_expires_at"]) == ("In Progress", before["lease_expires_at"])
 
 
 async def test_a_terminated_worker_is_unknown(fleet: Fleet) -> None:

@@ -350,6 +350,18 @@ async def test_a_status_that_a_user_writes_takes_the_place_of_a_pending_end(
     assert [task["attempt"] for task in await agent.claim()] == ([2] if status == "Queued" else [])
 
 
+async def test_the_pauses_between_tries_double_up_to_ten_minutes(fleet: Fleet, owner: AsyncConnection[DictRow]) -> None:
+    """The trigger of a row that is refused for good runs seldom."""
+    await pending(fleet, owner, await fleet.agent())
+    query, pauses = "select extract(epoch from retry_at - %s)::int as pause from orchestrator.publications", []
+    for _ in range(12):
+        (row,) = await (await owner.execute(query, (fleet.now,))).fetchall()
+        pauses.append(row["pause"])
+        fleet.wait(row["pause"])
+        await fleet.maintain(1)
+    assert pauses == [*(2**n for n in range(10)), 600, 600]
+
+
 async def test_a_retry_takes_the_place_of_a_pending_failure(
     fleet: Fleet, owner: AsyncConnection[DictRow], other: AsyncConnection[Any]
 ) -> None:
