@@ -50,6 +50,7 @@ class MachineLaws:
             self._held_s.pop(args["p_worker_id"], None)
         if function == "worker_fail" and answer["outcome"] in ("requeued", "failed"):
             self._failed(args["p_worker_id"], args["p_task_id"], args["p_failure"])
+            self._held(args["p_worker_id"])
         bad_s = self._world.bad_release_s
         if function == "fleet_strike" and bad_s is not None and args["p_code"] == "TASKS_FAIL_HERE":
             if min(self._failing[args["p_evidence"]["worker"]].values()) < bad_s:
@@ -67,7 +68,10 @@ class MachineLaws:
         now_failing = sum(at > held_s for at in failing.values())
         if now_failing > most:
             self._broken("sick", f"{now_failing} different tasks failed in a row on {worker_id}, more than {most}")
-        if row["held_back"] and datetime.fromisoformat(row["held_back"]["since"]) == self._world.db.now:
+
+    def _held(self, worker_id: str) -> None:
+        held = self._world.db.workers[worker_id]["held_back"]
+        if held and datetime.fromisoformat(held["since"]) == self._world.db.now:  # by any failure, also a permanent one
             self._held_s[worker_id] = self._world.kernel.now
 
     def asked(self, new: Mapping[str, Any]) -> None:
