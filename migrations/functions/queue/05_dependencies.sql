@@ -110,7 +110,8 @@ begin
      where (w.id in (select unnest(v_locked))) is not true;
     -- Under the locks: another transaction that had one has committed its edge.
     v_free := array(select l.id from unnest(v_locked) l (id)
-                     where not exists (select from orchestrator.edges e where e.task_id = l.id and not e.is_met));
+                     where (select true from orchestrator.edges e
+                             where e.task_id = l.id and not e.is_met limit 1) is null);
     if v_free <> '{}' then
         perform orchestrator.advance(v_free);
     end if;

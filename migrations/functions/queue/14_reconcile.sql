@@ -20,8 +20,8 @@ begin
     perform from orchestrator.live q where q.task_id = any (p_ids) order by q.task_id for update;
     v_new := array(select t.id from public.tasks t
                     where t.id = any (p_ids) and t.status in ('Queued', 'In Progress')
-                      and not exists (select from orchestrator.live q where q.task_id = t.id)
-                      and not exists (select from orchestrator.publications p where p.task_id = t.id));
+                      and (select true from orchestrator.live q where q.task_id = t.id) is null
+                      and (select true from orchestrator.publications p where p.task_id = t.id) is null);
     if v_new <> '{}' then
         perform orchestrator.enter(v_new);
     end if;
@@ -35,7 +35,7 @@ begin
          where t.status = 'Queued' and q.state <> 'running' and t.tenant is null and q.tenant is null
            and t.cancel_requested_at is not distinct from q.cancel_requested_at
            and (i.id in (select unnest(v_new))) is not true
-           and not exists (select from orchestrator.publications p where p.task_id = i.id));
+           and (select true from orchestrator.publications p where p.task_id = i.id) is null);
     if v_edited <> '{}' then
         perform orchestrator.edit(v_edited);
     end if;
@@ -96,7 +96,7 @@ begin
      where e.ctid = any (array(
                select f.ctid from orchestrator.edges f
                 where f.needs = p_task.id and f.is_met
-                  and not exists (select from orchestrator.live q where q.task_id = f.task_id)
+                  and (select true from orchestrator.live q where q.task_id = f.task_id) is null
                   for update skip locked));
 end
 $$;
@@ -149,7 +149,7 @@ begin
      where t.id = any (p_ids) and (t.id in (select unnest(v_free))) is not true;
     perform orchestrator.reconcile(array(
         select i.id from unnest(v_free) i (id)
-         where not exists (select from orchestrator.live q where q.task_id = i.id)));
+         where (select true from orchestrator.live q where q.task_id = i.id) is null));
 end
 $$;
 

@@ -21,21 +21,21 @@ begin
     select a.from_tid, a.to_tid into v_from, v_to from orchestrator.next_audit('orchestrator.live', p_blocks) a;
     v_gone := array(select q.task_id from orchestrator.live q
                      where q.ctid >= v_from and q.ctid < v_to
-                       and not exists (select from public.tasks t where t.id = q.task_id));
+                       and (select true from public.tasks t where t.id = q.task_id) is null);
     select a.from_tid, a.to_tid into v_from, v_to from orchestrator.next_audit('orchestrator.edges', p_blocks) a;
     v_gone := v_gone || array(select distinct e.task_id from orchestrator.edges e
                                where e.ctid >= v_from and e.ctid < v_to
-                                 and not exists (select from public.tasks t where t.id = e.task_id));
+                                 and (select true from public.tasks t where t.id = e.task_id) is null);
     v_ids := v_ids || v_gone;
     v_locked := array(select q.task_id from orchestrator.live q
                        where q.task_id = any (v_ids) order by q.task_id for update skip locked);
     -- What a transaction has locked is looked at in the next round: it may end a task that is not in the queue yet.
     v_ids := v_locked || array(select i.id from unnest(v_ids) i (id)
-                                where not exists (select from orchestrator.live q where q.task_id = i.id)
-                                  and not exists (select from public.tasks t where t.id = i.id))
+                                where (select true from orchestrator.live q where q.task_id = i.id) is null
+                                  and (select true from public.tasks t where t.id = i.id) is null)
                       || array(select t.id from public.tasks t
                                 where t.id = any (v_ids)
-                                  and not exists (select from orchestrator.live q where q.task_id = t.id)
+                                  and (select true from orchestrator.live q where q.task_id = t.id) is null
                                   for share of t skip locked);
     if v_ids <> '{}' then
         perform orchestrator.reconcile_each(v_ids);
@@ -58,7 +58,7 @@ create or replace view orchestrator.missing as
 select t.id, t.ctid as at from public.tasks t
  where t.status in ('Queued', 'In Progress')
    and (select q.has_needs  -- by its key, each
-               and not exists (select from orchestrator.edges e where e.task_id = q.task_id)
+               and (select true from orchestrator.edges e where e.task_id = q.task_id limit 1) is null
           from orchestrator.live q where q.task_id = t.id) is not false
    and (select true from orchestrator.publications p where p.task_id = t.id) is null;
 
@@ -95,7 +95,7 @@ begin
     unfit := 0;
     if v_free <> '{}' then
         v_new := array(select i.id from unnest(v_free) i (id)
-                        where not exists (select from orchestrator.live q where q.task_id = i.id));
+                        where (select true from orchestrator.live q where q.task_id = i.id) is null);
         perform orchestrator.reconcile_each(v_free);
         update orchestrator.live q
            set attempt = t.published / 2, shown = t.published, nonce = l.nonce, claim_no = 0,
@@ -104,10 +104,11 @@ begin
           from public.tasks t join orchestrator.launches l on l.worker_id = t.worker_id and l.nonce is not null
          where q.task_id = any (v_new) and t.id = q.task_id and q.state = 'running' and q.nonce is null
            and t.published > 0 and t.published % 2 = 0 and q.attempt = t.published / 2 + 1
-           and not exists (select from orchestrator.attempts a where a.task_id = t.id and a.attempt = t.published / 2);
+           and (select true from orchestrator.attempts a
+                 where a.task_id = t.id and a.attempt = t.published / 2) is null;
         unfit := (select count(*) from unnest(v_new) i (id)
-                   where not exists (select from orchestrator.live q where q.task_id = i.id)
-                     and not exists (select from orchestrator.publications p where p.task_id = i.id));
+                   where (select true from orchestrator.live q where q.task_id = i.id) is null
+                     and (select true from orchestrator.publications p where p.task_id = i.id) is null);
         entered := cardinality(v_free) - unfit;
     end if;
 end

@@ -11,10 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.fixes import with_fix
-from orchestrator.cli.output import Output, shown_as_typed, usd
+from orchestrator.cli.output import Output, shown_as_typed
 from orchestrator.cli.program import CALLED_AS, PROGRAM
 from orchestrator.cli.tables import facts, table
 from orchestrator.cli.task_follow import show_result
+from orchestrator.diagnostics.amounts import usd
 
 LONG = "words of a long reason, " * 100
 
