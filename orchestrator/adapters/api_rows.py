@@ -46,6 +46,28 @@ class ApiRows:
         """End a token: {outcome: revoked, already or not_found}."""
         return dict(await self._db.call("fleet_token_revoke", p_fleet=self._fleet, p_name=name, p_actor=actor))
 
+    async def open_session(self, session: Row) -> None:
+        """Store a session of the dashboard, or a one-time link: {hash, token_hash, is_link, expires_at}."""
+        await self._db.call("fleet_session_open", p_fleet=self._fleet, p_session=session)
+
+    async def session(self, session_hash: str) -> Row | None:
+        """The session with this SHA-256: {token_hash, expires_at}; None if there is none."""
+        found: Row | None = (await self._db.call("fleet_session", p_fleet=self._fleet, p_hash=session_hash))["session"]
+        return found
+
+    async def follow_link(self, link_hash: str, session_hash: str, expires_at: str) -> bool:
+        """Turn a one-time link into a session. False if the link is unknown, used or too old."""
+        args = {"p_link": link_hash, "p_hash": session_hash, "p_expires_at": expires_at}
+        return bool((await self._db.call("fleet_session_follow", p_fleet=self._fleet, **args))["opened"])
+
+    async def end_session(self, session_hash: str) -> None:
+        """Sign out."""
+        await self._db.call("fleet_session_end", p_fleet=self._fleet, p_hash=session_hash)
+
+    async def observe(self) -> Row:
+        """Workers, queue, offers, budgets and pauses, as a tick sees them."""
+        return dict(await self._db.call("fleet_observe", p_fleet=self._fleet))
+
     async def audit(self, *, before: int | None = None, limit: int = 100) -> Sequence[Row]:
         """The newest entries of the audit log, or those before an entry."""
         answer = await self._db.call("fleet_audit", p_fleet=self._fleet, p_before=before, p_limit=limit)

@@ -8,12 +8,13 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from orchestrator.cli.fixes import GAP, with_fix
-from orchestrator.cli.output import Output, clock, gpu_name, one_line, relative, span, usd
+from orchestrator.cli.output import Output, one_line
 from orchestrator.cli.tables import fit, stack, usd_column
 from orchestrator.core.cluster_states import ClusterStatus
 from orchestrator.core.clusters.rows import ClusterRow, Event, MemberOperation, MemberRow, NodeTask
 from orchestrator.core.meanings import NOBODY
 from orchestrator.core.plurals import counted
+from orchestrator.diagnostics.amounts import clock, gpu_name, relative, span, usd
 from orchestrator.diagnostics.clusters import (
     ENDED,
     ClusterProblem,

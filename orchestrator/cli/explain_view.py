@@ -8,25 +8,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from orchestrator.cli.fixes import GAP, whole, with_fix
-from orchestrator.cli.output import (
-    PIPE_COLUMNS,
-    aged,
-    ago,
-    clock,
-    gpu_name,
-    moment,
-    numbers,
-    one_line,
-    relative,
-    span,
-    usd,
-)
+from orchestrator.cli.output import PIPE_COLUMNS, numbers, one_line
 from orchestrator.cli.tables import STYLES, Stacked, table
 from orchestrator.core import decision_text
 from orchestrator.core.meanings import NOBODY
 from orchestrator.core.plurals import counted
 from orchestrator.core.provider import place_of
 from orchestrator.core.states import State
+from orchestrator.diagnostics.amounts import aged, ago, clock, gpu_name, moment, relative, span, usd
 from orchestrator.diagnostics.causes import named
 from orchestrator.diagnostics.early_warnings import silent_leader
 from orchestrator.diagnostics.knowledge import Gotcha

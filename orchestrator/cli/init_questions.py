@@ -12,11 +12,12 @@ from typing import Any
 import click
 
 from orchestrator.cli.options import Choice
-from orchestrator.cli.output import Output, usd
+from orchestrator.cli.output import Output
 from orchestrator.cli.program import PROGRAM, typed
 from orchestrator.cli.tables import MARKS, table
 from orchestrator.config.handler_check import RUNPODS_OWN
 from orchestrator.config.types import unquoted
+from orchestrator.diagnostics.amounts import usd
 from orchestrator.errors import BAD_ARGUMENT, MIGRATE, SETTING, Failure, Failures
 
 TRIES = 5  # for each answer

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.adapters.rows import worker_of
 from orchestrator.cli.log_lines import LogLine, stamp
-from orchestrator.cli.output import moment, one_line
+from orchestrator.cli.output import one_line
+from orchestrator.diagnostics.amounts import moment
 from orchestrator.diagnostics.log_delay import delay_of
 from orchestrator.pods.agent_control import TAIL_BYTES
 from orchestrator.ports import PortError

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.cli.output import Output, octets, one_line
+from orchestrator.cli.output import Output, one_line
+from orchestrator.diagnostics.amounts import octets
 from orchestrator.observability.redaction import plain
 
 # The time with which a line begins, as the agent and most loggers write it. Without an offset it is UTC, as on pods.

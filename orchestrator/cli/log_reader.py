@@ -10,9 +10,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.log_lines import LogLine, stamp
-from orchestrator.cli.output import ago, moment, octets, span
 from orchestrator.cli.session import utcnow
 from orchestrator.cli.worker_rows import is_live
+from orchestrator.diagnostics.amounts import ago, moment, octets, span
 from orchestrator.errors import LOG_OBJECT_BAD, LOG_OBJECT_GONE, NO_BUCKET, Failure
 from orchestrator.ports import NotFound, PortError
 from orchestrator.worker_logs.attempt_log import AFTER_BYTES, AttemptLines

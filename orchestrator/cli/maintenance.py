@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.cli.output import Output, span
+from orchestrator.cli.output import Output
 from orchestrator.core.maintenance import MaintenanceJob
+from orchestrator.diagnostics.amounts import span
 
 if TYPE_CHECKING:
     from orchestrator.adapters.runpod import RunPodCloud

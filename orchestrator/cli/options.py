@@ -11,8 +11,8 @@ from typing import Any, TextIO
 
 import click
 
-from orchestrator.cli.output import moment
 from orchestrator.cli.program import suggestion
+from orchestrator.diagnostics.amounts import moment
 from orchestrator.errors import BAD_ARGUMENT, Failure
 
 SPAN = re.compile(r"(\d{1,5})([smhdw])")

@@ -1,12 +1,11 @@
 """Output of the command line: tables and JSON on stdout, progress and errors on stderr, formats of times and money."""
 
 import json
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from decimal import Decimal
 from typing import IO, Any, TypeVar, cast
 
@@ -16,14 +15,11 @@ from rich.segment import Segment
 from rich.text import Text
 
 from orchestrator.cli.program import PROGRAM, as_typed, typed
-from orchestrator.core.plurals import dollars
 from orchestrator.errors import Failure
 from orchestrator.observability.redaction import plain, redact
 
 SCHEMA_VERSION = 1  # of every JSON answer; raised when the meaning of a key changes
 PIPE_COLUMNS = 20_000  # without a terminal: wider than any row, so that each row is one line, for grep
-MOMENT = re.compile(r"\b\d{4}-\d\d-\d\d(?:T[\d:.]+Z|[T ][\d:.]+[+-]\d\d:\d\d)")  # the format in rows and evidence
-FINE = 4  # digits of small amounts of money
 NARROW_COLUMNS = 130  # on a narrower terminal, a table stacks related columns
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -155,83 +151,6 @@ def json_option(command: F, text: str = "One JSON object on stdout.") -> F:
     return click.option("--json", is_flag=True, is_eager=True, expose_value=False, callback=remember, help=text)(
         command
     )
-
-
-def span(seconds: float | None) -> str:
-    """`6m02s`, `2h05m`, `3d04h`; a dash for unknown."""
-    if seconds is None:
-        return "–"
-    whole = max(0, int(seconds))
-    days, hours, minutes, rest = whole // 86_400, whole // 3_600 % 24, whole // 60 % 60, whole % 60
-    if days:
-        return f"{days}d{hours:02}h"
-    if hours:
-        return f"{hours}h{minutes:02}m"
-    return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
-
-
-def usd(amount: float | None, digits: int = 2) -> str:
-    """`$0.44`; a dash for unknown, and `$0.0004` or `<$0.0001`, never `$0.00`, for an amount above zero."""
-    if amount is None:
-        return "–"
-    return rounded(amount, digits) or rounded(amount, FINE) or f"<${10**-FINE:.{FINE}f}"
-
-
-def rounded(amount: float, digits: int) -> str | None:
-    """`$0.44`, `-$0.03`; None for an amount above zero that would be shown as zero."""
-    text = dollars(amount, digits)
-    return text if not amount > 0 or text.strip("$0.") else None
-
-
-def octets(count: int) -> str:
-    """`512 B`, `12.3 KiB`."""
-    size, unit = float(count), "B"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":  # noqa: PLR2004
-            break
-        size /= 1024
-    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
-
-
-def gpu_name(gpu_type: str | None, count: int | None = 1) -> str:
-    """`RTX 4090`, `2 x A100 80GB PCIe`."""
-    if not gpu_type:
-        return "–"
-    short = gpu_type.removeprefix("NVIDIA ").removeprefix("GeForce ")
-    return f"{count} x {short}" if count and count > 1 else short
-
-
-def moment(value: Any) -> datetime | None:
-    """Parse a timestamp from the database."""
-    if value is None or isinstance(value, datetime):
-        return value
-    parsed = datetime.fromisoformat(value)
-    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
-
-
-def ago(value: Any, now: datetime) -> float | None:
-    """Return the seconds since a timestamp."""
-    then = moment(value)
-    return None if then is None else (now - then).total_seconds()
-
-
-def relative(value: Any, now: datetime) -> str:
-    """`6m02s ago`, `in 33s`; a dash for unknown."""
-    seconds = ago(value, now)
-    if seconds is None:
-        return "–"
-    return f"{span(seconds)} ago" if seconds >= 0 else f"in {span(-seconds)}"
-
-
-def aged(text: str, now: datetime) -> str:
-    """Replace the timestamps in a text with ages."""
-    return MOMENT.sub(lambda found: relative(found[0], now), text)
-
-
-def clock(value: Any) -> str:
-    """`2026-11-20 22:31:04Z`."""
-    then = moment(value)
-    return "–" if then is None else then.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def one_line(value: Any, most: int = 200) -> str:

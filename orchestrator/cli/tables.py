@@ -12,9 +12,10 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli.output import FINE, Output, ago, gpu_name, one_line, rounded, shown_as_typed, span
+from orchestrator.cli.output import Output, one_line, shown_as_typed
 from orchestrator.cli.worker_rows import ended_after_s, flags, is_live, note, totals
 from orchestrator.core.plurals import counted
+from orchestrator.diagnostics.amounts import FINE, ago, gpu_name, rounded, span
 from orchestrator.observability.redaction import plain
 
 STYLES = {

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.fixes import whole
-from orchestrator.cli.output import Output, ago, one_line, span
+from orchestrator.cli.output import Output, one_line
 from orchestrator.cli.session import utcnow
 from orchestrator.cli.task_rows import attempts_made, note, waits_for_worker
 from orchestrator.diagnostics import first_cause
+from orchestrator.diagnostics.amounts import ago, span
 from orchestrator.diagnostics.first_cause import FirstCause
 from orchestrator.errors import ENDED_BADLY, NO_TASK, NOT_IN_TIME, Failure
 from orchestrator.ports import Unavailable

@@ -7,8 +7,9 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from orchestrator.cli.output import Output, ago, one_line, relative, span
+from orchestrator.cli.output import Output, one_line
 from orchestrator.cli.tables import GAP, cut, fit, stack, state
+from orchestrator.diagnostics.amounts import ago, relative, span
 from orchestrator.diagnostics.tasks import progress
 from orchestrator.observability.redaction import plain
 

@@ -9,8 +9,9 @@ from typing import Any, NoReturn
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from orchestrator.cli.output import Output, ago, clock, one_line, span
+from orchestrator.cli.output import Output, one_line
 from orchestrator.cli.session import utcnow
+from orchestrator.diagnostics.amounts import ago, clock, span
 from orchestrator.ports import Unavailable
 
 EVERY_S = 2.0

@@ -8,9 +8,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from orchestrator.cli import explain_view
-from orchestrator.cli.output import PIPE_COLUMNS, clock, octets, one_line
+from orchestrator.cli.output import PIPE_COLUMNS, one_line
 from orchestrator.cli.tables import facts
 from orchestrator.core.plurals import counted
+from orchestrator.diagnostics.amounts import clock, octets
 from orchestrator.diagnostics.conditions import Condition
 from orchestrator.diagnostics.workers import WorkerExplanation
 from orchestrator.observability.redaction import plain

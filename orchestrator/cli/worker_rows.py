@@ -5,12 +5,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.cli.output import ago, one_line, relative, span, usd
+from orchestrator.cli.output import one_line
 from orchestrator.core.findings import Severity
 from orchestrator.core.plurals import at_least, counted
 from orchestrator.core.states import LIVE, State, WaitingOn
 from orchestrator.diagnostics import first_cause
 from orchestrator.diagnostics.advice import without
+from orchestrator.diagnostics.amounts import ago, relative, span, usd
 from orchestrator.diagnostics.condition_kinds import ConditionKind
 from orchestrator.diagnostics.fact_sources import worker_of
 from orchestrator.diagnostics.failing_stage import failing_stage

@@ -16,6 +16,7 @@ from orchestrator.service.control_loop import Parts
 from orchestrator.service.tokens import sealed_token_for
 from orchestrator.web.api.operations import Api
 from orchestrator.web.app import build_app
+from orchestrator.web.dashboard.routes import Dashboard
 from orchestrator.web.role_routing import RoleRoutedCalls, RoleRoutedDb
 from orchestrator.web.wakeups import WakeupHub
 from orchestrator.wiring import as_direct, open_worker_db
@@ -40,6 +41,14 @@ async def open_application(
             here = asyncio.get_running_loop()
             parts.on_lead.append(lambda leads: None if leads else _close_idle(here, own.resize(GATEWAY_POOL)))
         calls = RoleRoutedCalls(own, shared or parts.db, loop, leads)
+        api = Api(
+            ApiRows(calls, settings.fleet_id),
+            parts.blobs,
+            wakeups,
+            admin_token=text_of(settings.admin_token),
+            viewer_token=text_of(settings.viewer_token),
+            policy=settings.policy(),
+        )
         yield build_app(
             db=MeteredWorkerDb(db, parts.metrics) if db else None,
             blobs=parts.blobs,
@@ -51,14 +60,8 @@ async def open_application(
             metrics_token=text_of(settings.metrics_token),
             proxy_hops=settings.proxy_hops,
             sealed=sealed_token_for(settings),
-            api=Api(
-                ApiRows(calls, settings.fleet_id),
-                parts.blobs,
-                wakeups,
-                admin_token=text_of(settings.admin_token),
-                viewer_token=text_of(settings.viewer_token),
-                policy=settings.policy(),
-            ),
+            api=api,
+            dashboard=Dashboard(api, settings.fleet_id, is_https=settings.proxy_hops > 0),
         )
 
 

@@ -1,6 +1,6 @@
 """The HTTP application of one orchestrator process.
 
-It has a short page, two health probes, the gateway, the API, and metrics behind a token. Everything else is refused.
+It has the dashboard, two health probes, the gateway, the API, and metrics behind a token. Everything else is refused.
 """
 
 import time
@@ -22,10 +22,12 @@ from orchestrator.web.api.problems import Problem
 from orchestrator.web.api.routes import BASE
 from orchestrator.web.api.routes import routes as api_routes
 from orchestrator.web.connections import Connections
+from orchestrator.web.dashboard.routes import Dashboard
+from orchestrator.web.dashboard.routes import routes as dashboard_routes
 from orchestrator.web.errors import CLOSES, NO_STORE, Refusal
 from orchestrator.web.gateway import FUNCTIONS, Gateway
 from orchestrator.web.metrics import exposition, holds_token
-from orchestrator.web.root_page import root_page
+from orchestrator.web.root_page import STATES, root_page
 from orchestrator.web.wakeups import WakeupHub
 from orchestrator.worker_tokens import Claims
 
@@ -43,6 +45,7 @@ def build_app(
     proxy_hops: int = 0,
     sealed: Callable[[str, str], Sequence[str]] = lambda *_: (),
     api: Api | None = None,
+    dashboard: Dashboard | None = None,
 ) -> Starlette:
     """Return the application. The daemon updates `health` (on `time.monotonic`) and `wakeups` from this event loop.
 
@@ -68,12 +71,16 @@ def build_app(
         keeps = request.app.state.connections.keeps_probe(request, now_s)
         return root_page(health.report(now_s)["status"], {} if keeps else CLOSES)
 
+    def status() -> Mapping[str, str]:
+        name = health.report(time.monotonic())["status"]
+        return {"status": name, "sentence": STATES[name]}
+
     async def readyz(request: Request) -> Response:
         return probed(request, health.ready)
 
     numbers = metrics or Metrics()
     routes: list[BaseRoute] = [
-        Route("/", root, methods=["GET"]),
+        *(dashboard_routes(dashboard) if dashboard else [Route("/", root, methods=["GET"])]),
         Route("/healthz", healthz, methods=["GET"]),
         Route("/readyz", readyz, methods=["GET"]),
         Route("/metrics", exposition(numbers, metrics_token), methods=["GET"]),
@@ -88,6 +95,7 @@ def build_app(
         exception_handlers={HTTPException: _refused, Exception: _broken},
     )
     app.state.connections = Connections(proxy_hops)
+    app.state.status = status
     app.router.redirect_slashes = False  # a path with an extra slash is not found
     return app
 

@@ -5,10 +5,11 @@ import uuid
 
 import click
 
-from orchestrator.cli.output import Output, ago, json_option, span
+from orchestrator.cli.output import Output, json_option
 from orchestrator.cli.session import opened_store, runs, settings_for, utcnow
 from orchestrator.cli.tables import table
 from orchestrator.core.plurals import counted
+from orchestrator.diagnostics.amounts import ago, span
 from orchestrator.errors import NOT_SENT, SETTING, Failure
 from orchestrator.ports import PortError
 

@@ -9,11 +9,12 @@ import click
 from rich.table import Table
 
 from orchestrator.cli import options
-from orchestrator.cli.output import PIPE_COLUMNS, Output, clock, json_option, moment, one_line, span, usd
+from orchestrator.cli.output import PIPE_COLUMNS, Output, json_option, one_line
 from orchestrator.cli.program import suggestion
 from orchestrator.cli.session import opened_store, runs, settings_for, utcnow
 from orchestrator.cli.tables import table, usd_column
 from orchestrator.core.plurals import counted
+from orchestrator.diagnostics.amounts import clock, moment, span, usd
 from orchestrator.diagnostics.cost import KINDS, CostLine, Reconciled, lines, named_lines, reconciled
 from orchestrator.ports import PortError
 

@@ -16,13 +16,14 @@ from rich.text import Text
 
 from orchestrator.cli import tables, worker_report
 from orchestrator.cli.fixes import whole
-from orchestrator.cli.output import SCHEMA_VERSION, Output, aged, clock, json_option, numbers, one_line, relative, usd
+from orchestrator.cli.output import SCHEMA_VERSION, Output, json_option, numbers, one_line
 from orchestrator.cli.program import as_typed
 from orchestrator.cli.progress import leave
 from orchestrator.cli.report_builder import gathered
 from orchestrator.cli.session import runs, utcnow
 from orchestrator.cli.tables import facts, table
 from orchestrator.core.plurals import at_least, counted
+from orchestrator.diagnostics.amounts import aged, clock, relative, usd
 from orchestrator.diagnostics.change import changes
 from orchestrator.diagnostics.environment import NEVER
 from orchestrator.errors import BAD_ARGUMENT, Failure

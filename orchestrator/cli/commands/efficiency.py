@@ -9,9 +9,10 @@ import click
 from rich.table import Table
 
 from orchestrator.cli.options import SPAN, UNITS
-from orchestrator.cli.output import Output, json_option, span, usd
+from orchestrator.cli.output import Output, json_option
 from orchestrator.cli.session import opened_store, runs, utcnow
 from orchestrator.cli.tables import table
+from orchestrator.diagnostics.amounts import span, usd
 from orchestrator.errors import BAD_ARGUMENT, Failure
 
 WINDOWS = ("1h", "6h", "24h", "7d")

@@ -9,9 +9,10 @@ import click
 from rich.console import RenderableType
 from rich.text import Text
 
-from orchestrator.cli.output import Output, gpu_name, json_option, one_line
+from orchestrator.cli.output import Output, json_option, one_line
 from orchestrator.cli.session import runs, settings_for
 from orchestrator.cli.tables import fit, stack, usd_column
+from orchestrator.diagnostics.amounts import gpu_name
 from orchestrator.errors import NO_PROVIDER, PROVIDER_AUTH, Failure
 from orchestrator.ports import ApiAuth, PortError
 

@@ -14,8 +14,9 @@ from rich.text import Text
 from orchestrator.cli import options
 from orchestrator.cli.fixes import whole
 from orchestrator.cli.handler_lines import HandlerLines, fix_of
-from orchestrator.cli.output import Output, json_option, octets
+from orchestrator.cli.output import Output, json_option
 from orchestrator.cli.program import PROGRAM
+from orchestrator.diagnostics.amounts import octets
 from orchestrator.errors import BAD_ARGUMENT, SETTING, Failure, Failures
 from orchestrator.observability.redaction import plain
 

@@ -6,11 +6,12 @@ from typing import Any
 import click
 
 from orchestrator.cli.commands.diagnose import advised, headline, hourly_cost
-from orchestrator.cli.output import Output, json_option, numbers, usd
+from orchestrator.cli.output import Output, json_option, numbers
 from orchestrator.cli.progress import leave
 from orchestrator.cli.report_builder import gathered
 from orchestrator.cli.session import runs
 from orchestrator.cli.tables import facts
+from orchestrator.diagnostics.amounts import usd
 
 COST = "Cost per hour"
 NAMES = ("timestamp", "healthy", "first_cause", "missing_critical", "recommendations")

@@ -13,10 +13,11 @@ from orchestrator.cli.log_fallbacks import DATABASE, each, in_the_database, on_t
 from orchestrator.cli.log_lines import LogLine, LogPrinter, merged
 from orchestrator.cli.log_reader import Reader
 from orchestrator.cli.options import Choice
-from orchestrator.cli.output import Output, json_option, moment
+from orchestrator.cli.output import Output, json_option
 from orchestrator.cli.session import find_task_id, find_worker, opened_store, runs, settings_for
 from orchestrator.cli.worker_rows import is_live
 from orchestrator.core.plurals import counted
+from orchestrator.diagnostics.amounts import moment
 from orchestrator.errors import NO_BUCKET, NO_TASK, Failure
 from worker.protocol import STREAMS
 

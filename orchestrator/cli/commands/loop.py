@@ -15,13 +15,14 @@ from rich.text import Text
 
 from orchestrator.cli.known_names import require_known
 from orchestrator.cli.options import verbose_option
-from orchestrator.cli.output import Output, clock, json_option, numbers, one_line
+from orchestrator.cli.output import Output, json_option, numbers, one_line
 from orchestrator.cli.session import actor, opened_store, runs, settings_for, settings_to_run
 from orchestrator.cli.tables import table
 from orchestrator.core import decision_text
 from orchestrator.core.actions import kind_of
 from orchestrator.core.blocked import line, text
 from orchestrator.core.provider import place_of
+from orchestrator.diagnostics.amounts import clock
 from orchestrator.errors import NO_PROVIDER, Failure
 
 if TYPE_CHECKING:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orchestrator.cli.options import force_option
-from orchestrator.cli.output import Output, clock, json_option, span
+from orchestrator.cli.output import Output, json_option
 from orchestrator.cli.program import suggestion
 from orchestrator.cli.session import actor, find_worker, opened_store, runs, settings_for, utcnow
 from orchestrator.cli.worker_rows import leaderless, waits_for
 from orchestrator.core.model import ID_PATTERN
 from orchestrator.core.states import READY, State
 from orchestrator.core.worker_metadata import metadata
+from orchestrator.diagnostics.amounts import clock, span
 from orchestrator.errors import BAD_ARGUMENT, ENDED_BADLY, NOT_IN_TIME, WRONG_STATE, Failure
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from zoneinfo import ZoneInfo
 import click
 
 from orchestrator.cli import options
-from orchestrator.cli.output import Output, json_option, relative
+from orchestrator.cli.output import Output, json_option
 from orchestrator.cli.session import actor, runs, settings_for, utcnow
 from orchestrator.cli.tables import table
+from orchestrator.diagnostics.amounts import relative
 from orchestrator.errors import BAD_ARGUMENT, NO_SCHEDULE, Failure
 
 if TYPE_CHECKING:

@@ -10,13 +10,14 @@ import click
 from orchestrator.cli import tables
 from orchestrator.cli.maintenance import PATIENCE_S, carried_out, leader, opened_cloud
 from orchestrator.cli.options import force_option
-from orchestrator.cli.output import Output, ago, clock, json_option, span, usd
+from orchestrator.cli.output import Output, json_option
 from orchestrator.cli.session import actor, opened_store, runs, settings_for, utcnow
 from orchestrator.cli.worker_rows import public
 from orchestrator.core.maintenance import MaintenanceJob
 from orchestrator.core.model import EVERY_POOL
 from orchestrator.core.plurals import counted
 from orchestrator.core.provider import Pod
+from orchestrator.diagnostics.amounts import ago, clock, span, usd
 from orchestrator.diagnostics.foreign_pods import ForeignPods, of_other_databases
 from orchestrator.errors import NOT_IN_TIME, Failure
 from orchestrator.ports import PortError

@@ -11,11 +11,12 @@ from rich.table import Table
 
 from orchestrator.cli.maintenance import LOOK_EVERY_S, PATIENCE_S, carried_out, opened_cloud
 from orchestrator.cli.options import Choice, force_option
-from orchestrator.cli.output import Output, json_option, span, usd
+from orchestrator.cli.output import Output, json_option
 from orchestrator.cli.session import actor, opened_store, runs, settings_for, utcnow
 from orchestrator.cli.tables import table
 from orchestrator.core.maintenance import MaintenanceJob
 from orchestrator.core.plurals import counted
+from orchestrator.diagnostics.amounts import span, usd
 from orchestrator.diagnostics.drift import Drift, drift
 from orchestrator.errors import BAD_ARGUMENT, NOT_IN_TIME, Failure
 from orchestrator.ports import PortError

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import click
 from rich.text import Text
 
-from orchestrator.cli.output import Output, json_option, octets, one_line
+from orchestrator.cli.output import Output, json_option, one_line
 from orchestrator.cli.progress import amount
 from orchestrator.cli.session import find_task_id, opened_store, runs, settings_for
 from orchestrator.cli.tables import table
 from orchestrator.cli.task_files import URL_S, StoredFile, download, files_of, target, url_of
+from orchestrator.diagnostics.amounts import octets
 from orchestrator.errors import NO_TASK, WRONG_STATE, Failure
 
 if TYPE_CHECKING:

@@ -13,9 +13,10 @@ from orchestrator.cli.commands.task_import import import_tasks
 from orchestrator.cli.commands.task_lists import list_tasks, watch_tasks
 from orchestrator.cli.commands.task_outputs import show_outputs
 from orchestrator.cli.commands.task_submit import submit
-from orchestrator.cli.output import Output, ago, clock, json_option, one_line, relative, span
+from orchestrator.cli.output import Output, json_option, one_line
 from orchestrator.cli.session import find_task_id, opened_store, runs, utcnow
 from orchestrator.cli.tables import facts, fit, stack, table
+from orchestrator.diagnostics.amounts import ago, clock, relative, span
 from orchestrator.diagnostics.tasks import progress
 from orchestrator.errors import NO_TASK, Failure
 from orchestrator.observability.redaction import plain

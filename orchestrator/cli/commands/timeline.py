@@ -9,9 +9,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli.output import Output, ago, clock, json_option, one_line, span, usd
+from orchestrator.cli.output import Output, json_option, one_line
 from orchestrator.cli.session import find_worker, opened_store, runs
 from orchestrator.cli.tables import STYLES, table
+from orchestrator.diagnostics.amounts import ago, clock, span, usd
 from orchestrator.diagnostics.timeline import Entry, by_state, entries
 
 INDENT = {"state": "", "asked": "", "hole": ""}  # every other kind lies within a state

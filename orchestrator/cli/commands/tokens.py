@@ -7,11 +7,12 @@ from datetime import timedelta
 import click
 
 from orchestrator.cli.options import Choice, force_option
-from orchestrator.cli.output import SCHEMA_VERSION, Output, ago, clock, json_option, one_line, relative, span
+from orchestrator.cli.output import SCHEMA_VERSION, Output, json_option, one_line
 from orchestrator.cli.session import actor, opened_store, runs, utcnow
 from orchestrator.cli.tables import table
 from orchestrator.core.api_tokens import MAX_TENANT_CHARS, NAME_PATTERN, PREFIX, RANDOM_BYTES, TokenScope, hash_of
 from orchestrator.core.model import ID_PATTERN
+from orchestrator.diagnostics.amounts import ago, clock, relative, span
 from orchestrator.errors import BAD_ARGUMENT, NO_TOKEN, Failure
 
 MAX_DAYS = 3_650

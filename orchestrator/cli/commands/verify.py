@@ -10,7 +10,7 @@ import click
 from rich.text import Text
 
 from orchestrator.cli.fixes import with_fix
-from orchestrator.cli.output import Output, ago, clock, json_option, one_line, span
+from orchestrator.cli.output import Output, json_option, one_line
 from orchestrator.cli.progress import leave
 from orchestrator.cli.session import find_worker, opened_store, runs, settings_for
 from orchestrator.cli.tables import STYLES, table
@@ -18,6 +18,7 @@ from orchestrator.core.failures import FailureCode
 from orchestrator.core.findings import findings_of
 from orchestrator.core.stages import STAGE_SPECS
 from orchestrator.core.states import Stage, State
+from orchestrator.diagnostics.amounts import ago, clock, span
 from orchestrator.observability.redaction import plain
 
 MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("–", "dim")}

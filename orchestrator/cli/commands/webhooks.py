@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orchestrator.cli.options import Choice, force_option
-from orchestrator.cli.output import Output, json_option, relative
+from orchestrator.cli.output import Output, json_option
 from orchestrator.cli.session import actor, runs, settings_for
 from orchestrator.cli.tables import table
 from orchestrator.core.plurals import counted
+from orchestrator.diagnostics.amounts import relative
 from orchestrator.errors import BAD_ARGUMENT, NO_WEBHOOK, NOT_TAKEN, SETTING, Failure
 from orchestrator.ports import PortError, Unavailable
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from orchestrator.cli import options, tables
 from orchestrator.cli.known_names import require_known
-from orchestrator.cli.output import Output, ago, clock, gpu_name, json_option, one_line, relative, span, usd
+from orchestrator.cli.output import Output, json_option, one_line
 from orchestrator.cli.session import find_worker, opened_store, runs, settings_for, utcnow
 from orchestrator.cli.watching import EVERY_S, View, watch
 from orchestrator.cli.worker_rows import (
@@ -30,6 +30,7 @@ from orchestrator.cli.worker_rows import (
 )
 from orchestrator.core.states import READY, Stage, State
 from orchestrator.diagnostics import causes, first_cause
+from orchestrator.diagnostics.amounts import ago, clock, gpu_name, relative, span, usd
 from orchestrator.ports import PortError
 
 if TYPE_CHECKING:

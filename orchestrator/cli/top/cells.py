@@ -7,9 +7,10 @@ from typing import Any
 from rich.text import Text
 
 from orchestrator.cli import tables, task_rows
-from orchestrator.cli.output import NARROW_COLUMNS, ago, gpu_name, one_line, relative, span, usd
+from orchestrator.cli.output import NARROW_COLUMNS, one_line
 from orchestrator.cli.worker_rows import ended_after_s, flags, is_live, note
 from orchestrator.core import decision_text
+from orchestrator.diagnostics.amounts import ago, gpu_name, relative, span, usd
 from orchestrator.observability.redaction import plain, redact
 
 Row = Mapping[str, Any]

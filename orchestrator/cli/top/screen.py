@@ -18,13 +18,14 @@ from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Sparkline, Static
 
 from orchestrator.cli import explain_view
-from orchestrator.cli.output import NARROW_COLUMNS, one_line, span, usd
+from orchestrator.cli.output import NARROW_COLUMNS, one_line
 from orchestrator.cli.session import utcnow
 from orchestrator.cli.top import actions, cells
 from orchestrator.cli.top.detail import WAITING, ConfirmScreen, DetailScreen, output_of
 from orchestrator.cli.top.questions import TopState
 from orchestrator.cli.top.rows import Rows
 from orchestrator.diagnostics import tasks, workers
+from orchestrator.diagnostics.amounts import span, usd
 from orchestrator.observability.redaction import plain, redact
 from orchestrator.ports import PortError
 

@@ -63,17 +63,25 @@ class Authentication:
         if scheme.lower() != "bearer" or not token:
             await self.require_on()
             raise Problem(401, NOT_SIGNED_IN, "the request has no token")
-        if len(token) <= MAX_TOKEN_CHARS:
-            token_hash, found = hash_of(token), None
-            for known, holder in self._fixed:
-                if hmac.compare_digest(token_hash, known):
-                    found = holder
-            if found is None and TOKEN_PATTERN.fullmatch(token):
-                found = await self._of_row(token_hash, request.app.state.connections.address(request))
-            if found is not None:
-                return found
+        found = await self.of_token(token, request.app.state.connections.address(request))
+        if found is not None:
+            return found
         await self.require_on()
         raise Problem(401, NOT_SIGNED_IN, "the token is not known, has expired, or was revoked")
+
+    async def of_token(self, token: str, address: str) -> TokenHolder | None:
+        """The holder of a token that came from this address. Raises Problem or PortError."""
+        if len(token) > MAX_TOKEN_CHARS:
+            return None
+        return await self.of_hash(hash_of(token), address, may_be_a_row=bool(TOKEN_PATTERN.fullmatch(token)))
+
+    async def of_hash(self, token_hash: str, address: str, *, may_be_a_row: bool = True) -> TokenHolder | None:
+        """The holder of the token with this SHA-256; None if there is none. Raises Problem or PortError."""
+        found = None
+        for known, holder in self._fixed:
+            if hmac.compare_digest(token_hash, known):
+                found = holder
+        return await self._of_row(token_hash, address) if found is None and may_be_a_row else found
 
     async def _of_row(self, token_hash: str, address: str) -> TokenHolder | None:
         now_s = time.monotonic()

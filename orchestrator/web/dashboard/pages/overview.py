@@ -1,0 +1,114 @@
+"""`/`: is it all right, why not, and what does it cost."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orchestrator.core.actions import PoolDecision
+from orchestrator.core.blocked import from_json
+from orchestrator.core.decision_text import row_sentence
+from orchestrator.core.model import EVERY_POOL
+from orchestrator.core.plurals import counted
+from orchestrator.diagnostics import first_cause, scaling
+from orchestrator.diagnostics.condition_kinds import HIGH
+from orchestrator.web.dashboard.views import Facts, Page, Reads, View
+
+LAST_DECISIONS = 8
+Row = Mapping[str, Any]
+
+
+async def facts(reads: Reads, view: View) -> Facts:
+    """The state of the fleet."""
+    standing, seen, found, decisions = await asyncio.gather(
+        reads.get("standing"), reads.get("observe"), reads.get("scaling"),
+        reads.seen("decisions", before=None, limit=LAST_DECISIONS),
+    )  # fmt: skip
+    sees = view.holder.sees
+    needs = [one for one in first_cause.known(standing) if one["pools"] is None or any(map(sees, one["pools"]))]
+    workers = [one for one in seen["workers"] if sees(one["pool"])]
+    demand = [one for one in seen["demand"] if sees(one["pool"])]
+    pools = pool_rows(found, demand, workers, reads.api.policy, view)
+    states = Counter(one["status"] for one in workers)
+    figures = {
+        "ready": sum(one["claimable"] for one in demand),
+        "waiting": sum(sum(one["blocked"].values()) for one in demand),
+        "running": sum(one["running"] for one in demand),
+        "oldest": min((one["oldest_claimable_at"] for one in demand if one["oldest_claimable_at"]), default=None),
+        "blocked": _sums(one["blocked"] for one in demand),
+        "workers": len(workers),
+        "states": {name: states[name] for name in ("active", "idle", "spawning", "terminating") if states[name]},
+        "wanted": sum(one["target"] for one in pools),
+        "usd_per_hour": sum(float(one["price_usd_per_hour"] or 0) for one in workers),
+        "unpriced": sum(one["price_usd_per_hour"] is None for one in workers),
+        "spent": seen["spent"] if view.holder.pools is None else None,
+    }
+    return {
+        "title": verdict(needs, figures, standing),
+        "healthy": not any(one["priority"] == HIGH for one in needs),
+        "sentence": sentence(figures),
+        "needs": needs,
+        "figures": figures,
+        "pools": pools,
+        "decisions": [{**one, "text": row_sentence(one), "held": held_back(one)} for one in decisions],
+        "found_at": standing["now"],
+        "known": standing["conditions"] is not None,
+    }
+
+
+def verdict(needs: Sequence[Row], figures: Row, standing: Row) -> str:
+    """The title of the page, in a few words."""
+    if needs:
+        urgent = sum(one["priority"] == HIGH for one in needs)
+        return f"{counted(urgent or len(needs), 'thing')} {'needs' if (urgent or len(needs)) == 1 else 'need'} you"
+    if standing["conditions"] is None:
+        return "Nothing is known yet"
+    return "All right" if figures["workers"] or figures["ready"] else "All right, nothing to do"
+
+
+def sentence(figures: Row) -> str:
+    """The queue and the fleet in a sentence."""
+    busy = figures["states"].get("active", 0)
+    text = f"{counted(figures['ready'], 'task')} ready, {figures['running']} running"
+    if figures["workers"]:
+        return f"{text}; {busy} of {counted(figures['workers'], 'worker')} active."
+    return f"{text}; no worker."
+
+
+def pool_rows(found: Row, demand: Sequence[Row], workers: Sequence[Row], policy: Any, view: View) -> list[Row]:
+    """Each pool with its queue, its workers, and what its last decision says."""
+    made = [
+        PoolDecision(pool, row["rule"], row["target"], row["inputs"], tuple(map(from_json, row["blocked"])))
+        for pool, row in sorted(found["decisions"].items())
+        if row and view.holder.sees(pool)
+    ]
+    explained = {one.pool: one for one in scaling.explained(found, made, policy)}
+    queue = {one["pool"]: one for one in demand}
+    paused = found["paused"] or {}
+    names = sorted({*explained, *queue, *(one["pool"] for one in workers if one["pool"])})
+    return [
+        {
+            "pool": name,
+            "target": explained[name].target if name in explained else 0,
+            "why": explained.get(name),
+            "queue": queue.get(name),
+            "workers": [one for one in workers if one["pool"] == name],
+            "paused": paused.get(name) or paused.get(EVERY_POOL),
+        }
+        for name in names
+    ]
+
+
+def held_back(decision: Row) -> list[str]:
+    """What a decision wanted and did not get."""
+    return [scaling.explained_reason(from_json(one)).text for one in decision.get("blocked") or ()]
+
+
+def _sums(parts: Any) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for one in parts:
+        total.update(one)
+    return {name: number for name, number in total.items() if number}
+
+
+PAGE = Page("/", "Overview", "overview.html", facts, lambda _: "orchestrator health")

@@ -1,0 +1,146 @@
+"""Templates to HTML. Every text is escaped, and has no control characters; a page has parts that a stream can send.
+
+A part is one element between `<!--#its-id-->` and `<!--/-->`, with this id. What stands between the parts is the
+frame: if the frame is the same, a stream sends only the parts that have changed.
+"""
+
+import hashlib
+import html
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
+from markupsafe import Markup
+
+from orchestrator.diagnostics import amounts
+from orchestrator.observability.redaction import plain, redact
+
+HERE = Path(__file__).parent
+STATIC = HERE / "static"
+PART = re.compile(r"<!--#([A-Za-z0-9_.:-]{1,200})-->(.*?)<!--/-->", re.DOTALL)
+CSRF = "__CSRF__"  # stands in shared HTML for what each session has of its own
+MAX_TEXT_CHARS = 20_000  # of one text on a page
+MAX_LINE_CHARS = 300  # … in a row
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """The content of a page at one moment, the same for all who may see the same."""
+
+    title: str
+    html: str
+    frame: str
+    parts: Mapping[str, str]
+    digest: str
+    at: datetime
+    nav: Mapping[str, Any]
+
+
+def rendered(template: str, facts: Mapping[str, Any], nav: Mapping[str, Any], at: datetime) -> Rendered:
+    """Render the content of a page: its template's macro-free body, and `title`, which the facts name."""
+    content = environment().get_template(template).render(facts, now=at)
+    parts: dict[str, str] = {}
+
+    def part(found: re.Match[str]) -> str:
+        parts[found[1]] = found[2].strip()
+        return f"<!--#{found[1]}-->"
+
+    frame = PART.sub(part, content)
+    digest = hashlib.sha256("\0".join((frame, *parts.values())).encode()).hexdigest()[:24]
+    return Rendered(str(facts["title"]), content, frame, parts, digest, at, nav)
+
+
+def page(content: Rendered, **around: Any) -> str:
+    """The whole document."""
+    text = environment().get_template("base.html").render(
+        title=content.title, content=Markup(content.html), nav=content.nav, now=content.at, **around  # noqa: S704 - made by a template
+    )  # fmt: skip
+    return text.replace(CSRF, str(around.get("csrf") or ""))
+
+
+def changes(before: Rendered, after: Rendered) -> Mapping[str, str] | None:
+    """The parts that differ; None if the frame does."""
+    if before.frame != after.frame or before.title != after.title:
+        return None
+    return {name: text for name, text in after.parts.items() if before.parts.get(name) != text}
+
+
+@cache
+def environment() -> Environment:
+    """The templates, with the formats of amounts and times that the command line uses."""
+    made = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_final,
+    )
+    made.filters |= {
+        "usd": amounts.usd, "span": amounts.span, "gpu": amounts.gpu_name, "octets": amounts.octets,
+        "clock": amounts.clock, "since": _since, "at": _at, "line": _line, "many": "{:,}".format, "part": _part_id,
+    }  # fmt: skip
+    made.globals |= {"static": static_url, "csrf": Markup(CSRF)}  # noqa: S704 - a constant
+    return made
+
+
+def _final(value: Any) -> Any:
+    """A text of a page, redacted like all that is shown; a dash for nothing."""
+    if value is None:
+        return "–"
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return clean(value)
+
+
+def clean(text: str, most: int = MAX_TEXT_CHARS) -> str:
+    """A text without secrets and control characters, shortened."""
+    text = text[: most * 4]
+    text = "\n".join(plain(line) for line in redact(text).split("\n"))
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _line(value: Any, most: int = MAX_LINE_CHARS) -> str:
+    """A text as one line of a row."""
+    return "–" if value is None else " ".join(clean(str(value), most).split())
+
+
+def _part_id(text: str) -> str:
+    """A name as the id of a part."""
+    return re.sub(r"[^A-Za-z0-9_.:-]", "_", text)[:150]
+
+
+@pass_context
+def _since(context: Context, value: Any, after: str = " ago") -> Any:
+    """`6m02s ago`, which an open page counts on; the moment stands in its title."""
+    then = amounts.moment(value)
+    if then is None:
+        return "–"
+    seconds = (context["now"] - then).total_seconds()
+    text = amounts.span(seconds) + after if seconds >= 0 else f"in {amounts.span(-seconds)}"
+    return _time(then, text, f' data-ago="{html.escape(after)}"')
+
+
+def _at(value: Any, form: str = "%H:%M:%S") -> Any:
+    """The time of day in UTC, which an open page shows in the viewer's zone."""
+    then = amounts.moment(value)
+    return "–" if then is None else _time(then, then.astimezone(UTC).strftime(form), "")
+
+
+def _time(then: datetime, text: str, more: str) -> Markup:
+    stamp = then.astimezone(UTC)
+    iso, title = stamp.isoformat(timespec="seconds"), stamp.strftime("%Y-%m-%d %H:%M:%S UTC")
+    return Markup(f'<time datetime="{iso}" title="{title}"{more}>{html.escape(text)}</time>')  # noqa: S704 - escaped
+
+
+@cache
+def static_url(name: str) -> str:
+    """The address of a file, which changes with its content: browsers keep it."""
+    digest = hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]
+    return f"/static/{digest}/{name}"

@@ -1,0 +1,111 @@
+"""Who looks at the pages: a cookie with a random number of 256 bits, whose SHA-256 is a row.
+
+The session ends with the token with which somebody signed in, on signing out, and after SESSION_S. A one-time link is a
+row too: its first use makes a session that may read. A request that changes something carries `csrf`, which is made
+from the cookie: another site can send the cookie, and cannot read it.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+
+from orchestrator.core.api_tokens import TokenHolder, TokenScope, hash_of
+from orchestrator.web.api.authentication import CACHE_S, Authentication
+from orchestrator.web.api.operations import ApiTasks
+
+COOKIE = "gpo_session"
+SESSION_S = 12 * 3_600.0
+ID_BYTES = 32
+ID_PATTERN = re.compile(r"[A-Za-z0-9_-]{43}")
+MAX_REMEMBERED = 2_000  # sessions
+LINK_HOLDER = TokenHolder("link", frozenset({TokenScope.READ}))  # who came by a one-time link
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Somebody who is signed in."""
+
+    holder: TokenHolder
+    csrf: str
+    expires_at: datetime
+
+
+class Sessions:
+    """The sessions of one process. All methods run on one event loop, and raise Problem or PortError."""
+
+    def __init__(self, rows: ApiTasks, authentication: Authentication) -> None:
+        self._rows, self._authentication = rows, authentication
+        self._seen: OrderedDict[str, tuple[float, Any]] = OrderedDict()  # hash -> when it was read, the row
+
+    async def of(self, connection: HTTPConnection) -> Session | None:
+        """The session of a request; None if it has none that is valid."""
+        cookie = connection.cookies.get(COOKIE, "")
+        if not ID_PATTERN.fullmatch(cookie):
+            return None
+        row = await self._row(hash_of(cookie))
+        if row is None or (ends := datetime.fromisoformat(row["expires_at"])) <= datetime.now(UTC):
+            return None
+        holder: TokenHolder | None = LINK_HOLDER
+        if row["token_hash"] is not None:
+            address = connection.app.state.connections.address(connection)
+            holder = await self._authentication.of_hash(row["token_hash"], address)
+        return None if holder is None else Session(holder, _csrf(cookie), ends)
+
+    async def sign_in(self, token: str, address: str) -> str | None:
+        """The cookie of a new session for this token; None if the token is not valid."""
+        if await self._authentication.of_token(token, address) is None:
+            return None
+        cookie = secrets.token_urlsafe(ID_BYTES)
+        row = {"hash": hash_of(cookie), "token_hash": hash_of(token), "is_link": False, "expires_at": _end()}
+        await self._rows.open_session(row)
+        return cookie
+
+    async def follow(self, link: str) -> str | None:
+        """The cookie of a new session that a one-time link opens; None if the link is not valid."""
+        if not ID_PATTERN.fullmatch(link):
+            return None
+        cookie = secrets.token_urlsafe(ID_BYTES)
+        return cookie if await self._rows.follow_link(hash_of(link), hash_of(cookie), _end()) else None
+
+    async def end(self, request: Request) -> None:
+        """Sign out."""
+        cookie = request.cookies.get(COOKIE, "")
+        if ID_PATTERN.fullmatch(cookie):
+            self._seen.pop(hash_of(cookie), None)
+            await self._rows.end_session(hash_of(cookie))
+
+    async def _row(self, session_hash: str) -> Any:
+        now_s = time.monotonic()
+        at_s, row = self._seen.get(session_hash, (-CACHE_S, None))
+        if now_s - at_s >= CACHE_S:
+            row = await self._rows.session(session_hash)
+            self._seen[session_hash] = now_s, row
+            self._seen.move_to_end(session_hash)
+            if len(self._seen) > MAX_REMEMBERED:
+                self._seen.popitem(last=False)
+        return row
+
+
+def with_cookie(response: Response, cookie: str, *, is_secure: bool) -> Response:
+    """The response that stores a session's cookie."""
+    response.set_cookie(
+        COOKIE, cookie, max_age=int(SESSION_S), path="/", secure=is_secure, httponly=True, samesite="strict"
+    )
+    return response
+
+
+def _end() -> str:
+    return (datetime.now(UTC) + timedelta(seconds=SESSION_S)).isoformat()
+
+
+def _csrf(cookie: str) -> str:
+    return hmac.new(cookie.encode(), b"csrf", hashlib.sha256).hexdigest()

@@ -1,0 +1,74 @@
+"""The stream of an open page: server-sent events with what has changed, once a second at most.
+
+`main` has the whole content, `parts` those parts that differ; the id of an event is the digest of the page, so a stream
+that is opened again begins with what was missed, or with nothing. A comment each KEEP_ALIVE_S says that the page is
+as it was; `trouble` says why there are no new figures.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+from orchestrator.ports import PortError
+from orchestrator.web.api.problems import Problem
+from orchestrator.web.dashboard.render import CSRF, Rendered, changes
+
+KEEP_ALIVE_S = 2.0  # a page that hears nothing for longer says that it is old
+STREAM_S = 3_600.0  # then the browser connects again
+RETRY_MS = 2_000
+
+
+async def events(
+    look: Callable[[], Awaitable[Rendered]],
+    still: Callable[[], Awaitable[bool]],
+    *,
+    last: str | None,
+    csrf: str,
+    look_s: float,
+    closed: Callable[[], bool],
+) -> AsyncGenerator[str]:
+    """`look` renders the page as it is now; `still` says whether the session is valid."""
+    now = asyncio.get_running_loop().time
+    until, said_at, before = now() + STREAM_S, now(), None
+    yield f"retry: {RETRY_MS}\n\n"
+    while now() < until and not closed():
+        began = now()
+        try:
+            if not await still():
+                yield _event("signed_out", "", {})
+                return
+            after = await look()
+        except (PortError, Problem) as error:
+            yield _event("trouble", "", {"why": str(error)[:300]})
+            said_at = now()
+        else:
+            told = _told(before, after, last)
+            before, last = after, None
+            if told is not None:
+                yield told.replace(CSRF, csrf)
+                said_at = now()
+            elif now() - said_at >= KEEP_ALIVE_S:
+                yield f"event: same\ndata: {after.at.isoformat()}\n\n"
+                said_at = now()
+        await asyncio.sleep(max(0.1, look_s - (now() - began)))
+
+
+def _told(before: Rendered | None, after: Rendered, last: str | None) -> str | None:
+    if before is None:
+        return None if after.digest == last else _event("main", after.digest, _whole(after))
+    if before.digest == after.digest:
+        return None
+    parts = changes(before, after)
+    if parts is None:
+        return _event("main", after.digest, _whole(after))
+    return _event("parts", after.digest, {"at": after.at.isoformat(), "parts": dict(parts)})
+
+
+def _whole(content: Rendered) -> dict[str, Any]:
+    return {"at": content.at.isoformat(), "title": content.title, "html": content.html}
+
+
+def _event(name: str, event_id: str, content: dict[str, Any]) -> str:
+    line = f"id: {event_id}\n" if event_id else ""
+    return f"event: {name}\n{line}data: {json.dumps(content)}\n\n"
