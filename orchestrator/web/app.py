@@ -22,7 +22,7 @@ from orchestrator.web.api.problems import Problem
 from orchestrator.web.api.routes import BASE
 from orchestrator.web.api.routes import routes as api_routes
 from orchestrator.web.connections import Connections
-from orchestrator.web.dashboard.routes import Dashboard
+from orchestrator.web.dashboard.dashboard import Dashboard
 from orchestrator.web.dashboard.routes import routes as dashboard_routes
 from orchestrator.web.errors import CLOSES, NO_STORE, Refusal
 from orchestrator.web.gateway import FUNCTIONS, Gateway
