@@ -117,6 +117,10 @@ class ApiRows:
         named = {"p_actor": actor, "p_action": action, "p_subject": subject, "p_args": args}
         return dict(await self._db.call("fleet_act", p_fleet=self._fleet, **named))
 
+    async def spawn(self, actor: str, worker: Row) -> bool:
+        """Ask for a worker, as `Policy.asked_intent` describes it. False if its id is used."""
+        return bool((await self._act(actor, "worker.spawn", worker["id"], worker))["created"])
+
     async def terminate(self, actor: str, worker_id: str, reason: str, *, at_once: bool) -> Row:
         """Ask for a worker's end: {outcome: requested, already or not_found}."""
         return await self._act(actor, "worker.terminate", worker_id, {"reason": reason, "at_once": at_once})

@@ -3,6 +3,7 @@
 import asyncio
 import mimetypes
 import re
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -30,6 +31,7 @@ from orchestrator.web.request_bodies import read_body
 
 MAX_QUERY_CHARS = 2_000
 FORM = "application/x-www-form-urlencoded"
+MAX_NOTICES = 1_000
 MAX_FORM_BYTES = 8 << 10
 PAGE_S = 5.0  # for the facts of a page
 SAFE_NEXT = re.compile(r"/(?:[A-Za-z0-9_.~%?&=:,+-][A-Za-z0-9_./~%?&=:,+-]{0,1000})?")  # an address of this site
@@ -37,6 +39,23 @@ FOREVER = {"Cache-Control": "public, max-age=31536000, immutable", "X-Content-Ty
 Answer = Callable[[Request], Awaitable[Response]]
 
 log = structlog.get_logger()
+
+
+class Notices:
+    """What was done, by session: its next page says it once."""
+
+    def __init__(self) -> None:
+        self._said: OrderedDict[str, str] = OrderedDict()
+
+    def add(self, csrf: str, said: str) -> None:
+        """Remember it for the session with this `csrf`."""
+        self._said[csrf] = said
+        if len(self._said) > MAX_NOTICES:
+            self._said.popitem(last=False)
+
+    def pop(self, csrf: str) -> str | None:
+        """What was done since the last page."""
+        return self._said.pop(csrf, None)
 
 
 class Dashboard:
@@ -47,6 +66,7 @@ class Dashboard:
         self.api, self.fleet, self.shared = api, fleet, Shared()
         self.sessions = Sessions(api.rows, api.authentication)
         self._is_https = is_https
+        self.notices = Notices()
         self.headers = _headers(bucket_origin)
 
     def is_secure(self, request: Request) -> bool:
@@ -91,12 +111,12 @@ def _page(dashboard: Dashboard, page: Page) -> Answer:
         try:
             session = await dashboard.sessions.of(request)
             if session is None:
-                return await _sign_in_page(dashboard, request, 200 if page.path == "/" else 401)
+                return await sign_in_page(dashboard, request, 200 if page.path == "/" else 401)
             CALLER.set(f"page:{session.holder.name}")
             view = _view(session, page, request)
             content = await dashboard.content(page, view)
         except (Problem, PortError) as error:
-            return _trouble(dashboard, error)
+            return trouble(dashboard, error)
         request.app.state.connections.known(request.client, f"page:{session.holder.name}")
         query = f"?{urlencode(view.query)}" if view.query else ""
         text = render.page(
@@ -105,6 +125,7 @@ def _page(dashboard: Dashboard, page: Page) -> Answer:
             session=session,
             events="/live" + request.url.path.rstrip("/") + query,
             digest=content.digest,
+            notice=dashboard.notices.pop(session.csrf),
         )
         return HTMLResponse(text, headers=dashboard.headers)
 
@@ -119,7 +140,7 @@ def _live(dashboard: Dashboard, page: Page) -> Answer:
                 return Response(status_code=204, headers=NO_STORE)  # the browser does not try again
             view = _view(session, page, request)
         except (Problem, PortError) as error:
-            return _trouble(dashboard, error)
+            return trouble(dashboard, error)
         CALLER.set(f"page:{session.holder.name}")
         request.app.state.connections.known(request.client, f"page:{session.holder.name}")
 
@@ -180,18 +201,18 @@ async def _nav(fleet: str, page: Page, reads: Reads, view: View) -> Mapping[str,
 def _login(dashboard: Dashboard) -> Answer:
     async def answer(request: Request) -> Response:
         if request.method == "GET":
-            return await _sign_in_page(dashboard, request, 200)
+            return await sign_in_page(dashboard, request, 200)
         try:
             given = await _form(request)
             address = request.app.state.connections.address(request)
             cookie = await dashboard.sessions.sign_in(given.get("token", "").strip(), address)
             if cookie is None:
                 refused = too_many_refusals(request)
-                return refused or await _sign_in_page(
+                return refused or await sign_in_page(
                     dashboard, request, 401, "This token is not known, has expired, or was revoked."
                 )
         except (Problem, PortError) as error:
-            return _trouble(dashboard, error)
+            return trouble(dashboard, error)
         return _signed_in(dashboard, request, cookie, given.get("next", ""))
 
     return answer
@@ -203,17 +224,17 @@ def _link(dashboard: Dashboard) -> Answer:
     async def answer(request: Request) -> Response:
         link = request.path_params["link"]
         if not ID_PATTERN.fullmatch(link):
-            return await _sign_in_page(dashboard, request, 404, "This is no sign-in link.")
+            return await sign_in_page(dashboard, request, 404, "This is no sign-in link.")
         if request.method == "GET":
             text = render.environment().get_template("link.html").render(link=link, fleet=dashboard.fleet)
             return HTMLResponse(text, headers=dashboard.headers)
         try:
             cookie = await dashboard.sessions.follow(link)
         except (Problem, PortError) as error:
-            return _trouble(dashboard, error)
+            return trouble(dashboard, error)
         if cookie is None:
             refused = too_many_refusals(request)
-            return refused or await _sign_in_page(dashboard, request, 401, "This link was used, or is too old.")
+            return refused or await sign_in_page(dashboard, request, 401, "This link was used, or is too old.")
         return _signed_in(dashboard, request, cookie, "/")
 
     return answer
@@ -227,7 +248,7 @@ def _logout(dashboard: Dashboard) -> Answer:
                 await checked_form(request, session)
                 await dashboard.sessions.end(request)
         except (Problem, PortError) as error:
-            return _trouble(dashboard, error)
+            return trouble(dashboard, error)
         response = RedirectResponse("/", status_code=303, headers=NO_STORE)
         response.delete_cookie(COOKIE, path="/")
         return response
@@ -263,7 +284,7 @@ def _signed_in(dashboard: Dashboard, request: Request, cookie: str, following: s
     return with_cookie(response, cookie, is_secure=dashboard.is_secure(request))
 
 
-async def _sign_in_page(dashboard: Dashboard, request: Request, status: int, why: str = "") -> Response:
+async def sign_in_page(dashboard: Dashboard, request: Request, status: int, why: str = "") -> Response:
     """The name, the state, and sign-in; without any token, how to make one."""
     try:
         await dashboard.api.authentication.require_on()
@@ -280,7 +301,7 @@ async def _sign_in_page(dashboard: Dashboard, request: Request, status: int, why
     return HTMLResponse(text, status_code=status, headers=dashboard.headers)
 
 
-def _trouble(dashboard: Dashboard, error: Problem | PortError) -> Response:
+def trouble(dashboard: Dashboard, error: Problem | PortError) -> Response:
     """A page that says what is wrong, since when, and what to do."""
     problem = error if isinstance(error, Problem) else of_port_error(error)
     if isinstance(error, PortError):
