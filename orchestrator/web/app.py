@@ -80,11 +80,7 @@ def build_app(
 
     numbers = metrics or Metrics()
     routes: list[BaseRoute] = [
-        *(
-            [*dashboard_routes(dashboard), *action_routes(dashboard)]
-            if dashboard
-            else [Route("/", root, methods=["GET"])]
-        ),
+        *(_pages(dashboard) if dashboard else [Route("/", root, methods=["GET"])]),
         Route("/healthz", healthz, methods=["GET"]),
         Route("/readyz", readyz, methods=["GET"]),
         Route("/metrics", exposition(numbers, metrics_token), methods=["GET"]),
@@ -102,6 +98,10 @@ def build_app(
     app.state.status = status
     app.router.redirect_slashes = False  # a path with an extra slash is not found
     return app
+
+
+def _pages(dashboard: Dashboard) -> list[BaseRoute]:
+    return [*page_routes(dashboard), *action_routes(dashboard)]
 
 
 def _counted(
