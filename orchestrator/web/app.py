@@ -24,6 +24,7 @@ from orchestrator.web.api.routes import routes as api_routes
 from orchestrator.web.connections import Connections
 from orchestrator.web.dashboard.confirm import action_routes
 from orchestrator.web.dashboard.routes import Dashboard
+from orchestrator.web.dashboard.routes import routes as page_routes
 from orchestrator.web.errors import CLOSES, NO_STORE, Refusal
 from orchestrator.web.gateway import FUNCTIONS, Gateway
 from orchestrator.web.metrics import exposition, holds_token
