@@ -46,9 +46,9 @@ class ApiRows:
         """End a token: {outcome: revoked, already or not_found}."""
         return dict(await self._db.call("fleet_token_revoke", p_fleet=self._fleet, p_name=name, p_actor=actor))
 
-    async def open_session(self, session: Row) -> None:
+    async def open_session(self, session: Row, actor: str) -> None:
         """Store a session of the dashboard, or a one-time link: {hash, token_hash, is_link, expires_at}."""
-        await self._db.call("fleet_session_open", p_fleet=self._fleet, p_session=session)
+        await self._db.call("fleet_session_open", p_fleet=self._fleet, p_session=session, p_actor=actor)
 
     async def session(self, session_hash: str) -> Row | None:
         """The session with this SHA-256: {token_hash, expires_at}; None if there is none."""

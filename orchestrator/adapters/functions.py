@@ -159,7 +159,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_token_use": ("p_fleet", "p_hash"),
         "fleet_token_revoke": ("p_fleet", "p_name", "p_actor"),
         "fleet_tokens": ("p_fleet",),
-        "fleet_session_open": ("p_fleet", "p_session"),
+        "fleet_session_open": ("p_fleet", "p_session", "p_actor"),
         "fleet_session": ("p_fleet", "p_hash"),
         "fleet_session_follow": ("p_fleet", "p_link", "p_hash", "p_expires_at"),
         "fleet_session_end": ("p_fleet", "p_hash"),

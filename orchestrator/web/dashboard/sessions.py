@@ -62,11 +62,12 @@ class Sessions:
 
     async def sign_in(self, token: str, address: str) -> str | None:
         """The cookie of a new session for this token; None if the token is not valid."""
-        if await self._authentication.of_token(token, address) is None:
+        holder = await self._authentication.of_token(token, address)
+        if holder is None:
             return None
         cookie = secrets.token_urlsafe(ID_BYTES)
         row = {"hash": hash_of(cookie), "token_hash": hash_of(token), "is_link": False, "expires_at": _end()}
-        await self._rows.open_session(row)
+        await self._rows.open_session(row, holder.name)
         return cookie
 
     async def follow(self, link: str) -> str | None:
