@@ -105,18 +105,19 @@ as $$
 declare
     v_is_work boolean := p_dimension not in ('kind', 'pool', 'gpu');
     v_hours timestamptz := date_trunc('hour', p_since, 'UTC');
-    v_until timestamptz := least(date_trunc('hour', p_until, 'UTC'), orchestrator.usage_until(p_fleet));
+    v_until timestamptz := least(date_trunc('hour', p_until, 'UTC'),
+                                    coalesce(orchestrator.usage_until(p_fleet), '-infinity'));
     v_days timestamptz;  -- full days
     v_rest timestamptz := date_trunc('day', v_until, 'UTC');
 begin
     v_hours := v_hours + case when v_hours < p_since then interval '1 hour' else '0' end;
     v_days := date_trunc('day', v_hours, 'UTC');
     v_days := v_days + case when v_days < v_hours then interval '1 day' else '0' end;
-    if (v_hours < v_until) is not true then
+    if v_hours >= v_until then
         v_hours := p_since;
         v_until := p_since;
     end if;
-    if (v_days < v_rest) is not true then
+    if v_days >= v_rest then
         v_days := v_until;
         v_rest := v_until;
     end if;

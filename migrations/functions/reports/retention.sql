@@ -147,7 +147,8 @@ declare
 begin
     delete from orchestrator.attempts a where a.ctid = any (array(
         select o.ctid from orchestrator.attempts o
-         where o.ended_at < least(v_attempts, orchestrator.usage_until(p_fleet), orchestrator.totals_until(p_fleet))
+         where o.ended_at < v_attempts and o.ended_at <= orchestrator.usage_until(p_fleet)
+           and o.ended_at <= orchestrator.totals_until(p_fleet)
            and not exists (select from orchestrator.live q where q.task_id = o.task_id)
            and not public.internal_is_of_other_fleet(p_fleet, o.worker_id, p_now)
          order by o.ended_at limit p_most));
