@@ -148,10 +148,10 @@ async def _past(stack: AsyncExitStack, postgres: EmbeddedPostgres, name: str, en
 
 
 async def _recorded(sql: Connection, term: int, until: datetime) -> None:
-    """Store the roll-ups, an hour with each call, as the leader has done meanwhile."""
+    """Store the roll-ups, a second with each call, as the leader has done meanwhile."""
     is_due = True
     while is_due:
-        answer = await sql.execute("select fleet_record('default', %s, %s)->'hour'", (term, until))
+        answer = await sql.execute("select fleet_record('default', %s, %s)->'more'", (term, until))
         ((is_due,),) = await answer.fetchall()
 
 

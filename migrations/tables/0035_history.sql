@@ -1,11 +1,12 @@
 -- pre-deploy
 -- What outlives the rows of attempts, workers and costs: roll-ups, and the history for charts.
 
--- What was done and spent in an hour or in a day (UTC), by one dimension in each row; see functions/fleet/usage.sql.
+-- What was done and spent in ten minutes or in a day (UTC), by one dimension in each row; see functions/fleet/usage.sql.
+-- Dimensions of tasks: fleet, queue (a pool's tasks), type, tenant, task, label:KEY. Of workers: kind, pool, gpu.
 create table if not exists orchestrator.usage (
     fleet text not null,
-    dimension text not null,  -- fleet, queue (a pool's tasks), type, tenant, task, label:KEY; of workers: kind, pool, gpu
-    span text not null,  -- hour or day
+    dimension text not null,
+    span text not null,  -- part (ten minutes) or day
     at timestamptz not null,  -- when it began
     name text not null,
     tasks bigint not null default 0,  -- whose first attempt ended

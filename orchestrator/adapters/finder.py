@@ -17,9 +17,9 @@ class Finder:
         self._fleet = fleet_id
 
     async def tasks(self, wanted: Mapping[str, Any], limit: int, *, full: bool = False) -> Mapping[str, Any]:
-        """Return {now, tasks, next, counts, counts_beyond}, the newest first. SQL's task_find() has the keys of `wanted`.
+        """Return {now, tasks, next, counts, counts_beyond}, newest first. SQL's task_find() has the keys of `wanted`.
 
-        There are more tasks of the statuses in counts_beyond than counted. `next` is `before` for the rest of the search.
+        There are more tasks of the statuses in counts_beyond than were counted. `next` is `before` for the next call.
         Each row has `waits`, what a queued task waits for. Without `full`, rows lack params, results and dependencies.
         """
         return dict(await self._db.call("task_find", p_filter=dict(wanted), p_limit=limit, p_full=full))

@@ -217,7 +217,7 @@ class SqlStore(OperatorRows):
         return None if answer["deleted"] is None else dict(answer["deleted"])
 
     async def record(self, term: int) -> None:
-        """Write the history of a minute that has begun, once, and an hour of roll-ups that is due."""
+        """Write the history of a minute that has begun, once, and some of the roll-ups that are due."""
         await self._call("fleet_record", p_term=term)
 
     async def metrics(self, since: datetime | None) -> Row:

@@ -218,9 +218,7 @@ class Retention(BaseModel):
         400, "Ended workers with their costs. Attempts and events are not kept longer than these.", unit="days"
     )
     decisions_retention_days: Days = setting(30, "Scaling decisions, except the last one of each pool.", unit="days")
-    audit_retention_days: Days = setting(
-        90, "The audit log. Submissions of tasks stay a week at most.", unit="days"
-    )
+    audit_retention_days: Days = setting(90, "The audit log. Submissions of tasks stay a week at most.", unit="days")
     history_retention_days: Days = setting(8, "The minutes of pools and workers that charts show.", unit="days")
     tasks_retention_days: Days | None = setting(
         None,

@@ -103,8 +103,8 @@ end
 $$;
 
 -- The tasks that a filter selects by status, whatever status it names: {counts, beyond}. It counts among the newest
--- 10,000 tasks of the filter's times; if there are more, `beyond` names every status: there may be more of each. Without
--- a filter, Queued and In Progress are exact up to 10,000 of each pool and kind.
+-- 10,000 tasks of the filter's times; if there are more, `beyond` names every status: there may be more of each.
+-- Without a filter, Queued and In Progress are exact up to 10,000 of each pool and kind.
 create or replace function public.internal_count_tasks(p_filter jsonb, p_now timestamptz) returns jsonb
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
@@ -130,8 +130,8 @@ begin
     v_counts := v_counts - array['Queued', 'In Progress']
         || case when v_queued > 0 then jsonb_build_object('Queued', v_queued) else '{}' end
         || case when v_running > 0 then jsonb_build_object('In Progress', v_running) else '{}' end;
-    return jsonb_build_object('counts', v_counts, 'beyond', '["Complete", "Failed", "Cancelled"]'::jsonb
-                                                            || case when v_is_beyond then '["Queued"]' else '[]' end::jsonb);
+    return jsonb_build_object('counts', v_counts, 'beyond',
+        '["Complete", "Failed", "Cancelled"]'::jsonb || case when v_is_beyond then '["Queued"]' else '[]' end::jsonb);
 end
 $$;
 

@@ -210,8 +210,8 @@ language sql stable security definer set search_path = pg_catalog, pg_temp set j
                                 from public.task_attempts a where a.task_id = task_get.p_id), '[]'))
 $$;
 
--- The newest tasks of a status and a type, as far as they are among the newest 20,000, and the number of all by status, as
--- internal_count_tasks has it.
+-- The newest tasks of a status and a type, as far as they are among the newest 20,000, and the number of all by status,
+-- as internal_count_tasks has it.
 create or replace function public.task_list(
     p_status text, p_task_type text, p_limit int, p_now timestamptz default null
 ) returns jsonb

@@ -1,7 +1,7 @@
 -- What workers cost: booked intervals, budgets, and the share of each attempt.
 
--- Returns dollars between two moments: of workers for the time within them, of tasks for the attempts that ended then or
--- are open. The answer says where the window begins (see orchestrator.usage_since). Long ago, tasks are the most
+-- Returns dollars between two moments: of workers for the time within them, of tasks for the attempts that ended then
+-- or are open. The answer says where the window begins (see orchestrator.usage_since). Long ago, tasks are the most
 -- expensive ones of each hour.
 create or replace function public.fleet_cost(
     p_fleet text, p_since timestamptz, p_until timestamptz, p_now timestamptz default null
@@ -12,7 +12,7 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
     v_until timestamptz := least(coalesce(p_until, v_now), v_now);
     v_since timestamptz := orchestrator.usage_since(p_since, v_now);
-    c_rows constant int := 1000;  -- the most expensive tasks are listed, and ten times as many workers; sums count all
+    c_rows constant int := 1000;  -- tasks that are listed, and ten times as many workers; the sums count all
 begin
     perform public.internal_check_window(p_since, v_until);
     return (
@@ -153,7 +153,8 @@ end
 $$;
 
 -- The cost of each attempt of the claims of a task: its share of its claim, until the billing of its worker ended.
-create or replace function public.internal_shares(p_task_id uuid, p_now timestamptz) returns table (fleet text, task_id uuid, attempt int, outcome text, seconds numeric, usd numeric)
+create or replace function public.internal_shares(p_task_id uuid, p_now timestamptz)
+returns table (fleet text, task_id uuid, attempt int, outcome text, seconds numeric, usd numeric)
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select w.fleet, a.task_id, a.attempt, a.outcome, x.seconds,
            coalesce(w.price_usd_per_hour, w.reserved_usd_per_hour, 0) * x.seconds / 3600

@@ -1,7 +1,7 @@
 -- The history for charts: the leader writes what it sees of each pool and worker once a minute.
 
--- Records the minute that has begun, once, and stores what is due of totals and roll-ups, an hour of attempts at most.
--- Returns the recorded minute, or null; and whether an hour was stored.
+-- Records the minute that has begun, once, and stores what is due of totals and roll-ups, for about a second.
+-- Returns the recorded minute, or null; and whether more is due.
 create or replace function public.fleet_record(p_fleet text, p_term bigint, p_now timestamptz default null)
 returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '900ms' as $$
@@ -10,6 +10,7 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
     v_minute timestamptz := date_trunc('minute', v_now, 'UTC');
     v_before timestamptz;
+    v_is_more boolean;
     c_longest constant interval := '1 hour';  -- for which attempts are counted after a time without a leader
     c_newest constant int := 10000;  -- tasks; the audit reads the others
 begin
@@ -26,8 +27,12 @@ begin
     else
         v_minute := null;
     end if;
-    perform orchestrator.add_totals(p_fleet, v_now);
-    return jsonb_build_object('minute', v_minute, 'hour', orchestrator.roll_up(p_fleet, v_now));
+    loop
+        v_is_more := orchestrator.roll_up(p_fleet, v_now);
+        v_is_more := orchestrator.add_totals(p_fleet, v_now) or v_is_more;
+        exit when not v_is_more or clock_timestamp() > statement_timestamp() + interval '1 second';
+    end loop;
+    return jsonb_build_object('minute', v_minute, 'more', v_is_more);
 end
 $$;
 
@@ -99,19 +104,20 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select c.done_at from public.fleet_chores c where c.fleet = totals_until.p_fleet and c.name = 'totals'
 $$;
 
--- Counts the next attempts of each worker, some minutes after they ended, when their transactions have committed.
-create or replace function orchestrator.add_totals(p_fleet text, p_now timestamptz) returns void
+-- Counts the next attempts of each worker, some minutes after they ended, when their transactions have committed. Returns
+-- whether more is due.
+create or replace function orchestrator.add_totals(p_fleet text, p_now timestamptz) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
 set plan_cache_mode = force_custom_plan as $$
 #variable_conflict use_variable
 declare
-    c_lag constant interval := '2 minutes';
+    c_lag constant interval := '10 minutes';
     v_since timestamptz := coalesce(orchestrator.totals_until(p_fleet), (
         select min(a.ended_at) - interval '1 microsecond' from orchestrator.attempts a), p_now - c_lag);
     v_until timestamptz := least(v_since + interval '1 hour', p_now - c_lag);
 begin
     if v_since >= v_until then
-        return;
+        return false;
     end if;
     insert into orchestrator.worker_totals as k (worker_id, completed, failed)
     select a.worker_id, count(*) filter (where a.outcome = 'complete'),
@@ -124,6 +130,7 @@ begin
        set completed = k.completed + excluded.completed, failed = k.failed + excluded.failed;
     insert into public.fleet_chores (fleet, name, done_at) values (p_fleet, 'totals', v_until)
     on conflict on constraint fleet_chores_pkey do update set done_at = excluded.done_at;
+    return v_until < p_now - c_lag;
 end
 $$;
 
@@ -132,7 +139,7 @@ create or replace function orchestrator.worker_attempts(
     p_worker public.workers, out completed bigint, out failed bigint
 )
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
-set plan_cache_mode = force_custom_plan as $$
+as $$
 #variable_conflict use_variable
 declare
     v_until timestamptz := orchestrator.totals_until(p_worker.fleet);
@@ -147,7 +154,7 @@ begin
         union all
         select count(*) filter (where a.outcome = 'complete'), count(*) filter (where a.outcome in ('failed', 'lost'))
           from orchestrator.attempts a
-         where a.worker_id = p_worker.id and a.ended_at > v_until
+         where a.worker_id || '' = p_worker.id and a.ended_at > v_until  -- by this index, however many it has had
            and coalesce(p_worker.terminated_at > v_until - interval '1 day', true)) n;
 end
 $$;

@@ -1,26 +1,29 @@
--- What was done and spent, by hour and by day. An attempt counts in the hour in which it ended, with all that it cost;
--- the time of workers counts in the hour in which it was. The leader rolls up an hour some minutes after its end, so a
--- claim or a completion costs nothing more. A window is read as its stored days and hours, and the rest from the rows.
+-- What was done and spent, by parts of ten minutes and by days. An attempt counts in the part in which it ended, with all
+-- that it cost; the time of workers counts where it was. The leader rolls up a part some minutes after its end, so a claim
+-- or a completion costs nothing more. A window is read as its stored days and parts, and the rest from the rows.
 
--- Up to when all hours of a fleet are stored; null: none.
+-- Up to when all parts of a fleet are stored; null: none.
 create or replace function orchestrator.usage_until(p_fleet text) returns timestamptz
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select c.done_at from public.fleet_chores c where c.fleet = usage_until.p_fleet and c.name = 'usage'
 $$;
 
--- The begin of a window, as far as it can be known: hours are kept for 40 days, rows of attempts as long as is set. So a
--- window of more than two days begins with a full hour, and one of more than 40 days with a full day.
-create or replace function orchestrator.usage_since(p_since timestamptz, p_now timestamptz) returns timestamptz
-language sql stable security definer set search_path = pg_catalog, pg_temp as $$
-    select case when usage_since.p_since = '-infinity' then usage_since.p_since
-                when usage_since.p_since < usage_since.p_now - interval '40 days'
-                then date_trunc('day', usage_since.p_since, 'UTC')
-                when usage_since.p_since < usage_since.p_now - interval '2 days'
-                then date_trunc('hour', usage_since.p_since, 'UTC') else usage_since.p_since end
+-- When the part began in which a moment is.
+create or replace function orchestrator.part_of(p_at timestamptz) returns timestamptz
+language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
+    select date_bin('10 minutes', part_of.p_at, '2000-01-01 00:00:00+00')
 $$;
 
--- The attempts of a fleet that ended in a window (its begin excluded), and the open ones unless its end is past. `full_s`:
--- the whole time of the attempt; seconds and usd: its billed part after p_clip.
+-- The begin of a window, as far as it can be known: parts are kept for nine days, so a window of more than eight days
+-- begins with a full day (UTC).
+create or replace function orchestrator.usage_since(p_since timestamptz, p_now timestamptz) returns timestamptz
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
+    select case when usage_since.p_since > '-infinity' and usage_since.p_since < usage_since.p_now - interval '8 days'
+                then date_trunc('day', usage_since.p_since, 'UTC') else usage_since.p_since end
+$$;
+
+-- The attempts of a fleet that ended in a window (its begin excluded), and the open ones unless its end is past.
+-- `full_s`: the whole time of the attempt; seconds and usd: its billed part after p_clip.
 create or replace function orchestrator.used(
     p_fleet text, p_since timestamptz, p_until timestamptz, p_clip timestamptz, p_now timestamptz
 ) returns table (task_id uuid, attempt int, outcome text, pool text, full_s numeric, seconds numeric, usd numeric)
@@ -50,7 +53,7 @@ as $$
 #variable_conflict use_column
 begin
     return query
-    select p_fleet, d.dimension, 'hour'::text, p_since, d.name,
+    select p_fleet, d.dimension, 'part'::text, p_since, d.name,
            count(*) filter (where u.attempt = 1 and u.seconds > 0), count(*) filter (where u.seconds > 0),
            count(*) filter (where u.outcome = 'complete'),
            count(*) filter (where u.outcome in ('failed', 'lost')),
@@ -84,7 +87,7 @@ language plpgsql stable security definer set search_path = pg_catalog, pg_temp a
 #variable_conflict use_column
 begin
     return query
-    select p_fleet, d.dimension, 'hour'::text, p_since, d.name, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint,
+    select p_fleet, d.dimension, 'part'::text, p_since, d.name, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint,
            0::numeric, sum(b.seconds), sum(b.usd), 0::numeric
       from public.internal_booked(p_fleet, p_since, p_until, p_now) b
       left join public.workers w on w.id = b.worker_id
@@ -95,7 +98,7 @@ begin
 end
 $$;
 
--- Sums of one dimension in a window: its full days and hours as they are stored, the rest from the rows.
+-- Sums of one dimension in a window: its full days and parts as they are stored, the rest from the rows.
 create or replace function orchestrator.usage_between(
     p_fleet text, p_since timestamptz, p_until timestamptz, p_now timestamptz, p_dimension text
 ) returns setof orchestrator.usage
@@ -104,17 +107,16 @@ as $$
 #variable_conflict use_column
 declare
     v_is_work boolean := p_dimension not in ('kind', 'pool', 'gpu');
-    v_hours timestamptz := date_trunc('hour', p_since, 'UTC');
-    v_until timestamptz := least(date_trunc('hour', p_until, 'UTC'),
-                                    coalesce(orchestrator.usage_until(p_fleet), '-infinity'));
+    v_parts timestamptz := orchestrator.part_of(p_since);
+    v_until timestamptz := least(orchestrator.part_of(p_until), coalesce(orchestrator.usage_until(p_fleet), '-infinity'));
     v_days timestamptz;  -- full days
     v_rest timestamptz := date_trunc('day', v_until, 'UTC');
 begin
-    v_hours := v_hours + case when v_hours < p_since then interval '1 hour' else '0' end;
-    v_days := date_trunc('day', v_hours, 'UTC');
-    v_days := v_days + case when v_days < v_hours then interval '1 day' else '0' end;
-    if v_hours >= v_until then
-        v_hours := p_since;
+    v_parts := v_parts + case when v_parts < p_since then interval '10 minutes' else '0' end;
+    v_days := date_trunc('day', v_parts, 'UTC');
+    v_days := v_days + case when v_days < v_parts then interval '1 day' else '0' end;
+    if v_parts >= v_until then
+        v_parts := p_since;
         v_until := p_since;
     end if;
     if v_days >= v_rest then
@@ -127,61 +129,63 @@ begin
            sum(s.seconds), sum(s.usd), sum(s.wasted_usd)
       from (
         select * from orchestrator.usage h
-         where h.fleet = p_fleet and h.dimension = p_dimension and h.span = 'hour'
-           and h.at >= v_hours and h.at < v_days
+         where h.fleet = p_fleet and h.dimension = p_dimension and h.span = 'part'
+           and h.at >= v_parts and h.at < v_days
         union all
         select * from orchestrator.usage d
          where d.fleet = p_fleet and d.dimension = p_dimension and d.span = 'day' and d.at >= v_days and d.at < v_rest
         union all
         select * from orchestrator.usage h
-         where h.fleet = p_fleet and h.dimension = p_dimension and h.span = 'hour'
+         where h.fleet = p_fleet and h.dimension = p_dimension and h.span = 'part'
            and h.at >= v_rest and h.at < v_until
         union all
-        select r.* from (values (p_since, v_hours), (v_until, p_until)) w (since, until)
+        select r.* from (values (p_since, v_parts), (v_until, p_until)) w (since, until)
          cross join lateral orchestrator.usage_of_tasks(p_fleet, w.since, w.until, p_since, p_now, p_dimension) r
          where v_is_work and w.since < w.until
         union all
-        select r.* from (values (p_since, v_hours), (v_until, p_until)) w (since, until)
+        select r.* from (values (p_since, v_parts), (v_until, p_until)) w (since, until)
          cross join lateral orchestrator.usage_of_workers(p_fleet, w.since, w.until, p_now, p_dimension) r
          where not v_is_work and w.since < w.until) s
      group by s.name;
 end
 $$;
 
--- Stores the next hour that is over, and the day that it ends. Returns false if no hour is due. Of a dimension, the 1000
--- most expensive names of an hour and of a day have a row, and the others have one together; of tasks the first 20.
+-- Stores the next part that is over, and the day that it ends. Returns false if none is due. Of a dimension, the 1000 most
+-- expensive names of a part and of a day have a row, and the others have one together; of tasks the first 20.
 create or replace function orchestrator.roll_up(p_fleet text, p_now timestamptz) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 set enable_nestloop = on set jit = off as $$
 #variable_conflict use_variable
 declare
     c_lag constant interval := '10 minutes';  -- until then every transaction has committed
-    c_hour constant interval := '1 hour';
-    v_hour timestamptz := orchestrator.usage_until(p_fleet);
+    c_day constant interval := '1 day';
+    v_at timestamptz := orchestrator.usage_until(p_fleet);
+    v_end timestamptz;
 begin
-    if v_hour is null then
-        v_hour := date_trunc('hour', least(
-            (select min(a.ended_at) from orchestrator.attempts a), p_now,
-            (select min(c.from_at) from public.costs c where c.fleet = p_fleet)), 'UTC');
-        insert into public.fleet_chores (fleet, name, done_at) values (p_fleet, 'usage', v_hour);
+    if v_at is null then
+        v_at := orchestrator.part_of(least(
+            (select min(a.ended_at) - interval '1 microsecond' from orchestrator.attempts a), p_now,
+            (select min(c.from_at) from public.costs c where c.fleet = p_fleet)));
+        insert into public.fleet_chores (fleet, name, done_at) values (p_fleet, 'usage', v_at);
     end if;
-    if v_hour + c_hour > p_now - c_lag then
+    v_end := v_at + interval '10 minutes';
+    if v_end > p_now - c_lag then
         return false;
     end if;
-    perform orchestrator.store_usage(p_fleet, 'hour', v_hour, array(
-        select u from orchestrator.usage_of_tasks(p_fleet, v_hour, v_hour + c_hour, '-infinity', p_now, null) u
+    perform orchestrator.store_usage(p_fleet, 'part', v_at, array(
+        select u from orchestrator.usage_of_tasks(p_fleet, v_at, v_end, '-infinity', p_now, null) u
         union all
-        select u from orchestrator.usage_of_workers(p_fleet, v_hour, v_hour + c_hour, p_now, null) u));
-    if date_trunc('day', v_hour + c_hour, 'UTC') = v_hour + c_hour then
-        perform orchestrator.store_usage(p_fleet, 'day', v_hour + c_hour - interval '1 day', array(
-            select row(u.fleet, u.dimension, u.span, min(u.at), u.name, sum(u.tasks), sum(u.attempts), sum(u.completed),
-                       sum(u.failed), sum(u.given_up), sum(u.completed_s), sum(u.seconds), sum(u.usd),
-                       sum(u.wasted_usd))::orchestrator.usage
+        select u from orchestrator.usage_of_workers(p_fleet, v_at, v_end, p_now, null) u));
+    if date_trunc('day', v_end, 'UTC') = v_end then
+        perform orchestrator.store_usage(p_fleet, 'day', v_end - c_day, array(
+            select row(p_fleet, u.dimension, 'day', v_end - c_day, u.name, sum(u.tasks), sum(u.attempts),
+                       sum(u.completed), sum(u.failed), sum(u.given_up), sum(u.completed_s), sum(u.seconds),
+                       sum(u.usd), sum(u.wasted_usd))::orchestrator.usage
               from orchestrator.usage u
-             where u.fleet = p_fleet and u.span = 'hour' and u.at > v_hour - interval '1 day' and u.at <= v_hour
-             group by u.fleet, u.dimension, u.span, u.name));
+             where u.fleet = p_fleet and u.span = 'part' and u.at >= v_end - c_day and u.at < v_end
+             group by u.dimension, u.name));
     end if;
-    update public.fleet_chores c set done_at = v_hour + c_hour where c.fleet = p_fleet and c.name = 'usage';
+    update public.fleet_chores c set done_at = v_end where c.fleet = p_fleet and c.name = 'usage';
     return true;
 end
 $$;

@@ -1,8 +1,8 @@
 -- The history of pools and workers for charts, and roll-ups by hour or day.
 
 -- What the leader recorded since p_since in steps of p_step_s seconds (null: a 360th of the time, in full minutes; at
--- least that) of one pool, or of each (p_pool null): {now, since, step_s, pools: {pool: [{at, …}]}}, the oldest first. A
--- step has the means of ready, waiting, running, spawning, active, idle, ending and usd_per_hour, the most of ready
+-- least that) of one pool, or of each (p_pool null): {now, since, step_s, pools: {pool: [{at, …}]}}, the oldest first.
+-- A step has the means of ready, waiting, running, spawning, active, idle, ending and usd_per_hour, the most of ready
 -- (ready_most), and the sums of completed and failed attempts. Steps without a record, when no leader was there, are
 -- absent.
 create or replace function public.fleet_history(
@@ -72,10 +72,10 @@ begin
 end
 $$;
 
--- What was done and spent in each hour or day (p_span) of a window, by one dimension: fleet, queue (the tasks of a pool),
--- type, tenant or label:KEY of tasks; kind, pool or gpu of workers. {until, points: [{at, name, tasks, attempts,
--- completed, failed, seconds, usd, wasted_usd}]}, the oldest first, of each step the 50 most expensive names; at most
--- 400 steps. `until`: hours and days that end later are not stored yet.
+-- What was done and spent in each hour or day (p_span, UTC) of a window, by one dimension: fleet, queue (the tasks of a
+-- pool), type, tenant or label:KEY of tasks; kind, pool or gpu of workers. {until, points: [{at, name, tasks, attempts,
+-- completed, failed, seconds, usd, wasted_usd}]}, the oldest first, of each step the 50 most expensive names; at most 168
+-- hours or 400 days. `until`: what ended later is not stored yet.
 create or replace function public.fleet_usage(
     p_fleet text, p_dimension text, p_span text, p_since timestamptz, p_until timestamptz,
     p_now timestamptz default null
@@ -85,25 +85,28 @@ set plan_cache_mode = force_custom_plan as $$
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
-    c_steps constant int := 400;
     c_names constant int := 50;
     v_until timestamptz := least(coalesce(p_until, v_now), v_now);
-    v_since timestamptz := greatest(p_since, v_until - c_steps * case p_span when 'day' then interval '1 day'
-                                                                             else interval '1 hour' end);
+    v_since timestamptz := greatest(p_since, v_until - case p_span when 'day' then interval '400 days'
+                                                                   else interval '168 hours' end);
 begin
     perform public.internal_check_window(v_since, v_until);
     if (p_span in ('hour', 'day')) is not true then
-        perform public.internal_refuse('OR007', 'p_span is not valid', format('got %L', left(p_span, 100)), 'hour or day');
+        perform public.internal_refuse('OR007', 'p_span is not valid', format('got %L', left(p_span, 100)),
+                                       'hour or day');
     end if;
     return jsonb_build_object('until', orchestrator.usage_until(p_fleet), 'points', coalesce((
-        select jsonb_agg(jsonb_build_object(
-                   'at', u.at, 'name', u.name, 'tasks', u.tasks, 'attempts', u.attempts, 'completed', u.completed,
-                   'failed', u.failed, 'seconds', round(u.seconds, 3), 'usd', round(u.usd, 6),
-                   'wasted_usd', round(u.wasted_usd, 6)) order by u.at, u.usd desc, u.name)
-          from (select k.*, row_number() over (partition by k.at order by k.usd desc, k.name) as place
-                  from orchestrator.usage k
-                 where k.fleet = p_fleet and k.dimension = p_dimension and k.span = p_span
-                   and k.at >= v_since and k.at < v_until) u
-         where u.place <= c_names), '[]'));
+        select jsonb_agg(to_jsonb(n.*) - 'place' order by n.at, n.usd desc, n.name)
+          from (select date_trunc(p_span, u.at, 'UTC') as at, u.name, sum(u.tasks) as tasks, sum(u.attempts) as attempts,
+                       sum(u.completed) as completed, sum(u.failed) as failed, round(sum(u.seconds), 3) as seconds,
+                       round(sum(u.usd), 6) as usd, round(sum(u.wasted_usd), 6) as wasted_usd,
+                       row_number() over (partition by date_trunc(p_span, u.at, 'UTC')
+                                          order by sum(u.usd) desc, u.name) as place
+                  from orchestrator.usage u
+                 where u.fleet = p_fleet and u.dimension = p_dimension
+                   and u.span = case p_span when 'day' then 'day' else 'part' end
+                   and u.at >= date_trunc(p_span, v_since, 'UTC') and u.at < v_until
+                 group by 1, 2) n
+         where n.place <= c_names), '[]'));
 end
 $$;

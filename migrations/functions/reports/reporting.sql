@@ -49,8 +49,9 @@ begin
 end
 $$;
 
--- {total_workers, workers_by_status, task_counts, counts_beyond}. Queued tasks are counted to 10,000 of a pool and kind,
--- ended tasks among the newest 10,000 tasks, ended workers to 10,000. counts_beyond names the counts that are more.
+-- {total_workers, workers_by_status, task_counts, counts_beyond}. Queued tasks are counted to 10,000 of a pool and
+-- kind, ended tasks among the newest 10,000 tasks, ended workers to 10,000. counts_beyond names the counts that are
+-- more.
 create or replace function public.internal_counts(p_fleet text, p_now timestamptz) returns jsonb
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_custom_plan
 set enable_seqscan = off set jit = off as $$

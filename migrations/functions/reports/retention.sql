@@ -25,9 +25,9 @@ begin
 end
 $$;
 
--- Deletes old rows in bounded batches. p_days says how long each is kept, in days: {decisions, events, attempts, workers,
--- audit, history, tasks}; without tasks, those of users stay. Rows of workers keep their costs, and all that names them
--- goes before them. Roll-ups of days stay.
+-- Deletes old rows in bounded batches. p_days says how long each is kept, in days: {decisions, events, attempts,
+-- workers, audit, history, tasks}; without tasks, those of users stay. Rows of workers keep their costs, and all that
+-- names them goes before them. Roll-ups of days stay.
 create or replace function public.fleet_retention(
     p_fleet text, p_term bigint, p_days jsonb default null, p_now timestamptz default null
 ) returns jsonb
@@ -161,8 +161,8 @@ begin
         select o.ctid from orchestrator.worker_minutes o where o.at < v_history limit p_most));
     delete from orchestrator.usage u where u.ctid = any (array(
         select o.ctid from orchestrator.usage o
-         where o.fleet = p_fleet and o.at < p_now - interval '41 days'
-           and (o.span = 'hour' or (o.dimension = 'task' or starts_with(o.dimension, 'label:'))
+         where o.fleet = p_fleet and o.at < p_now - interval '9 days'
+           and (o.span = 'part' or (o.dimension = 'task' or starts_with(o.dimension, 'label:'))
                                    and o.at < public.internal_before(p_days, 'workers', p_now)) limit p_most));
     return jsonb_build_object('attempts', v_deleted, 'pool_minutes', v_minutes,
                               'tasks', public.internal_task_retention(p_days, p_now));
@@ -197,8 +197,8 @@ end
 $$;
 
 -- Decisions, submissions, tokens, and the audit log. Of submissions the log keeps a week, because there are as many as
--- tasks. What is done to tasks is also cut by number, for each actor apart: a token that may only submit must not remove
--- what others did, and above all nothing about tokens, pools, workers and the other subjects of operators.
+-- tasks. What is done to tasks is also cut by number, for each actor apart: a token that may only submit must not
+-- remove what others did, and above all nothing about tokens, pools, workers and the other subjects of operators.
 create or replace function public.internal_audit_retention(
     p_fleet text, p_days jsonb, p_now timestamptz, p_most int
 ) returns jsonb

@@ -172,7 +172,10 @@ async def _one(output: Output, change: _TaskChange, task_id: str) -> int:
 
 
 async def _many(output: Output, change: _TaskChange, pages: AsyncIterator[Sequence[str]], total: int | None) -> int:
-    """Change many tasks, a few at a time; `total`: None for more than is known. Raises Failure if the database refused some of them."""
+    """Change many tasks, a few at a time. Raises Failure if the database refused some of them.
+
+    `total` is None if there are more than were counted.
+    """
     changed, slots = _ChangeOutcomes(), asyncio.Semaphore(AT_ONCE)
 
     async def one(task_id: str) -> None:

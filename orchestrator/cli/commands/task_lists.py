@@ -109,7 +109,7 @@ async def watch_tasks(output: Output, task: str | None, limit: int, **selected: 
 
 async def _ask(store: "SqlStore", output: Output, selected: Mapping[str, Any], limit: int) -> View:
     found, leads = await asyncio.gather(store.find.tasks(selected, limit, full=output.json), store.leadership())
-    rows, counts, beyond = found["tasks"], found["counts"], found["counts_beyond"]
+    rows, counts, beyond = found["tasks"], found["counts"], found.get("counts_beyond", ())
     chosen = sum(n for status, n in counts.items() if status in selected.get("status", STATUSES))
     is_more = "more than " if set(beyond) & set(selected.get("status", STATUSES)) else ""
     none = "No tasks found" + (f" among the newest since {found['next']['created_at']}." if found["next"] else ".")
@@ -122,5 +122,10 @@ async def _ask(store: "SqlStore", output: Output, selected: Mapping[str, Any], l
     cause = first_cause.of_standing(leads, pools) if pools else None
     if cause:
         summary += f"\n{warning(leads, pools)}"
-    document = {"tasks": rows, "counts": counts, "counts_beyond": beyond, "first_cause": cause and dataclasses.asdict(cause)}
+    document = {
+        "tasks": rows,
+        "counts": counts,
+        "counts_beyond": beyond,
+        "first_cause": cause and dataclasses.asdict(cause),
+    }
     return View(Group(body), document, summary)

@@ -55,7 +55,7 @@ class TopState:
             running = await store.find.tasks({"status": [RUNNING]}, TASKS)
             others = [row for row in newest["tasks"] if row["status"] != RUNNING]
             self.tasks, self.counts = [*running["tasks"], *others][:TASKS], newest["counts"]
-            self.beyond = newest["counts_beyond"]
+            self.beyond = newest.get("counts_beyond", ())
 
         async def decisions() -> None:
             self.decisions = await store.decisions(DECISIONS)
