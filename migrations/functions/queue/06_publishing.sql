@@ -293,6 +293,11 @@ begin
            times = case when p.no = excluded.no then p.times + 1 else 1 end,
            retry_at = public.internal_now() + least(c_longest, c_first * 2 ^ least(p.times, 10))
      where p.no <= excluded.no;
+    if p_reason is null then  -- they have no attempt
+        insert into orchestrator.unrun_failures (task_id, no, at)
+        select e.task_id, e.no, e.at from unnest(p_ends) e where e.status = 'Failed' and e.worker_id is null
+        on conflict do nothing;
+    end if;
 end
 $$;
 

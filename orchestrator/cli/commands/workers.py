@@ -96,6 +96,7 @@ async def _ask(store: "SqlStore", output: Output, wanted: Mapping[str, Any]) -> 
         "at": now,
         "workers": shown,
         "counts": found["counts"],
+        "counts_beyond": found.get("beyond", False),
         "totals": sums,
         "leader": leads["leader"],
         "first_cause": (cause := first_cause.of_standing(leads, pools)) and dataclasses.asdict(cause),
@@ -104,8 +105,11 @@ async def _ask(store: "SqlStore", output: Output, wanted: Mapping[str, Any]) -> 
     if rows:
         body = Group(tables.workers(rows, output, now), *map(Text, [*unpriced(sums), *by_pool(found["counts"])]))
     ended = sum(one["workers"] for one in found["counts"] if one["status"] == State.TERMINATED)
+    more = "more than " if found.get("beyond") else ""
     if ended > ROWS:
-        body = Group(body, Text(f"only the newest {ROWS} of {ended:,} ended workers are shown; --since shows fewer"))
+        body = Group(
+            body, Text(f"only the newest {ROWS} of {more}{ended:,} ended workers are shown; --since shows fewer")
+        )
     return View(body, document, warning(leads, pools))
 
 
