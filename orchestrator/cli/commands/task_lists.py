@@ -16,7 +16,7 @@ from orchestrator.cli.output import Output, json_option
 from orchestrator.cli.session import find_task_id, opened_store, runs, utcnow
 from orchestrator.cli.task_follow import follow
 from orchestrator.cli.task_rows import counted_by_status, listing, waits_for_worker
-from orchestrator.cli.watching import View, watch
+from orchestrator.cli.watching import WatchedView, watch
 from orchestrator.cli.worker_rows import warning
 from orchestrator.diagnostics import first_cause
 
@@ -107,7 +107,7 @@ async def watch_tasks(output: Output, task: str | None, limit: int, **selected: 
             await watch(output, functools.partial(_ask, store, output, wanted(**selected), limit))
 
 
-async def _ask(store: "SqlStore", output: Output, selected: Mapping[str, Any], limit: int) -> View:
+async def _ask(store: "SqlStore", output: Output, selected: Mapping[str, Any], limit: int) -> WatchedView:
     found, leads = await asyncio.gather(store.find.tasks(selected, limit, full=output.json), store.leadership())
     rows, counts, beyond = found["tasks"], found["counts"], found.get("counts_beyond", ())
     chosen = sum(n for status, n in counts.items() if status in selected.get("status", STATUSES))
@@ -128,4 +128,4 @@ async def _ask(store: "SqlStore", output: Output, selected: Mapping[str, Any], l
         "counts_beyond": beyond,
         "first_cause": cause and dataclasses.asdict(cause),
     }
-    return View(Group(body), document, summary)
+    return WatchedView(Group(body), document, summary)

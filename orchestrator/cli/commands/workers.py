@@ -16,7 +16,7 @@ from orchestrator.cli import options, tables
 from orchestrator.cli.known_names import require_known
 from orchestrator.cli.output import Output, json_option, one_line
 from orchestrator.cli.session import find_worker, opened_store, runs, settings_for, utcnow
-from orchestrator.cli.watching import EVERY_S, View, watch
+from orchestrator.cli.watching import EVERY_S, WatchedView, watch
 from orchestrator.cli.worker_rows import (
     busy_share,
     by_pool,
@@ -88,7 +88,7 @@ def _filter(
     return wanted | {name: value for name, value in (("pool", pool), ("gpu", gpu)) if value}
 
 
-async def _ask(store: "SqlStore", output: Output, wanted: Mapping[str, Any]) -> View:
+async def _ask(store: "SqlStore", output: Output, wanted: Mapping[str, Any]) -> WatchedView:
     found, leads = await asyncio.gather(store.find.workers(wanted, ROWS), store.leadership())
     rows, now, pools = found["workers"], utcnow(), [wanted["pool"]] if "pool" in wanted else None
     shown, sums = [public(row, now) for row in rows], totals(rows)
@@ -110,7 +110,7 @@ async def _ask(store: "SqlStore", output: Output, wanted: Mapping[str, Any]) -> 
         body = Group(
             body, Text(f"only the newest {ROWS} of {more}{ended:,} ended workers are shown; --since shows fewer")
         )
-    return View(body, document, warning(leads, pools))
+    return WatchedView(body, document, warning(leads, pools))
 
 
 @click.command()

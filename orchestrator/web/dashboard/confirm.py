@@ -10,9 +10,9 @@ from orchestrator.errors import NO_ROUTE, NOT_ALLOWED
 from orchestrator.ports import PortError
 from orchestrator.web.api.problems import Problem
 from orchestrator.web.dashboard import render
-from orchestrator.web.dashboard.actions import ACTIONS, Action
+from orchestrator.web.dashboard.actions import ACTIONS, PageAction
 from orchestrator.web.dashboard.routes import Dashboard, checked_form, sign_in_page, trouble
-from orchestrator.web.dashboard.sessions import Session
+from orchestrator.web.dashboard.sessions import SignedIn
 from orchestrator.web.errors import NO_STORE
 from orchestrator.web.fair_turns import CALLER
 
@@ -43,7 +43,7 @@ def action_routes(dashboard: Dashboard) -> list[BaseRoute]:
     return [Route("/do/{action}", answer, methods=["GET", "POST"])]
 
 
-async def _asked(dashboard: Dashboard, request: Request, session: Session, action: Action) -> Response:
+async def _asked(dashboard: Dashboard, request: Request, session: SignedIn, action: PageAction) -> Response:
     fields = {name: request.query_params.get(name, "")[:MAX_FIELD_CHARS] for name in action.fields}
     effect = await action.effect(dashboard.api, session.holder, fields)
     text = render.environment().get_template("confirm.html").render(
@@ -52,7 +52,7 @@ async def _asked(dashboard: Dashboard, request: Request, session: Session, actio
     return HTMLResponse(text, headers=dashboard.headers)
 
 
-def _allowed(session: Session, name: str) -> Action:
+def _allowed(session: SignedIn, name: str) -> PageAction:
     """The action. Raises Problem."""
     action, holder = ACTIONS.get(name), session.holder
     if action is None:

@@ -21,7 +21,7 @@ from orchestrator.web.api.problems import Problem, of_port_error
 from orchestrator.web.api.task_events import EventStream
 from orchestrator.web.dashboard import render
 from orchestrator.web.dashboard.pages import PAGES
-from orchestrator.web.dashboard.sessions import COOKIE, ID_PATTERN, Session, Sessions, with_cookie
+from orchestrator.web.dashboard.sessions import COOKIE, ID_PATTERN, Sessions, SignedIn, with_cookie
 from orchestrator.web.dashboard.shared import Shared
 from orchestrator.web.dashboard.stream import events
 from orchestrator.web.dashboard.views import Page, Reads, View
@@ -161,7 +161,7 @@ def _live(dashboard: Dashboard, page: Page) -> Answer:
     return answer
 
 
-def _view(session: Session, page: Page, request: Request) -> View:
+def _view(session: SignedIn, page: Page, request: Request) -> View:
     """What is looked at. Raises Problem."""
     holder = session.holder
     if holder.tenant is not None:
@@ -256,7 +256,7 @@ def _logout(dashboard: Dashboard) -> Answer:
     return answer
 
 
-async def checked_form(request: Request, session: Session) -> Mapping[str, str]:
+async def checked_form(request: Request, session: SignedIn) -> Mapping[str, str]:
     """The fields of a form that a page of this session made. Raises Problem."""
     given = await _form(request)
     if given.get("csrf") != session.csrf:

@@ -14,7 +14,7 @@ GAP = 2.5  # steps without a record, after which a line is interrupted
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Series:
     """One series: a value for each moment."""
 
     name: str  # as the key says it
@@ -23,7 +23,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ChartSpan:
     """The time that a chart shows."""
 
     since: datetime
@@ -35,7 +35,7 @@ class Span:
         return round(ACROSS * (at - self.since) / (self.now - self.since), 1)
 
 
-def chart(label: str, span: Span, lines: Sequence[Line], shown: Callable[[float], str]) -> Markup:
+def chart(label: str, span: ChartSpan, lines: Sequence[Series], shown: Callable[[float], str]) -> Markup:
     """The chart, with its key and, for those who do not see it, its range in words. `shown` formats a value."""
     most = max((value for line in lines for _, value in line.values), default=0.0)
     top = scale(most)
@@ -76,12 +76,12 @@ def summed(points: Sequence[Sequence[Mapping[str, object]]], name: str) -> list[
     return sorted(total.items())
 
 
-def _drawn(line: Line, span: Span, top: float) -> str:
+def _drawn(line: Series, span: ChartSpan, top: float) -> str:
     """The line, in as many pieces as there are gaps in the record."""
     return "".join(_piece(piece, line.kind) for piece in _pieces(line, span, top))
 
 
-def _pieces(line: Line, span: Span, top: float) -> list[list[tuple[float, float]]]:
+def _pieces(line: Series, span: ChartSpan, top: float) -> list[list[tuple[float, float]]]:
     pieces: list[list[tuple[float, float]]] = []
     before: datetime | None = None
     for at, value in line.values:
@@ -110,7 +110,7 @@ def _grid(value: float, top: float, shown: Callable[[float], str]) -> str:
     return f'{line}<text x="0" y="{y - 2:g}">{escape(shown(value))}</text>'
 
 
-def _times(span: Span) -> str:
+def _times(span: ChartSpan) -> str:
     """Moments below the axis: the begin, the middle and now."""
     form = "%H:%M" if span.now - span.since <= timedelta(days=1) else "%d %b"
     y = HEIGHT_PX + FOOT_PX - 4

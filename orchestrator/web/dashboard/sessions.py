@@ -31,7 +31,7 @@ LINK_HOLDER = TokenHolder("link", frozenset({TokenScope.READ}))  # who came by a
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class SignedIn:
     """Somebody who is signed in."""
 
     holder: TokenHolder
@@ -46,7 +46,7 @@ class Sessions:
         self._rows, self._authentication = rows, authentication
         self._seen: OrderedDict[str, tuple[float, Any]] = OrderedDict()  # hash -> when it was read, the row
 
-    async def of(self, connection: HTTPConnection) -> Session | None:
+    async def of(self, connection: HTTPConnection) -> SignedIn | None:
         """The session of a request; None if it has none that is valid."""
         cookie = connection.cookies.get(COOKIE, "")
         if not ID_PATTERN.fullmatch(cookie):
@@ -58,7 +58,7 @@ class Sessions:
         if row["token_hash"] is not None:
             address = connection.app.state.connections.address(connection)
             holder = await self._authentication.of_hash(row["token_hash"], address)
-        return None if holder is None else Session(holder, _csrf(cookie), ends)
+        return None if holder is None else SignedIn(holder, _csrf(cookie), ends)
 
     async def sign_in(self, token: str, address: str) -> str | None:
         """The cookie of a new session for this token; None if the token is not valid."""

@@ -44,7 +44,7 @@ async def facts(reads: Reads, view: View) -> Facts:
         "spent": seen["spent"] if view.holder.pools is None else None,
     }
     return {
-        "title": verdict(needs, figures, standing),
+        "title": headline(needs, figures, standing),
         "healthy": not any(one["priority"] == HIGH for one in needs),
         "sentence": sentence(figures),
         "needs": needs,
@@ -56,7 +56,7 @@ async def facts(reads: Reads, view: View) -> Facts:
     }
 
 
-def verdict(needs: Sequence[Row], figures: Row, standing: Row) -> str:
+def headline(needs: Sequence[Row], figures: Row, standing: Row) -> str:
     """The title of the page, in a few words."""
     if needs:
         urgent = sum(one["priority"] == HIGH for one in needs)
