@@ -295,7 +295,8 @@ select t.id as task_id, t.status, t.worker_id, coalesce(t.attempts, 0) as attemp
        t.dedupe_key, t.tenant, t.concurrency_key, t.task_type,
        public.internal_readable_time(t.created_at) as created_at,
        public.internal_readable_time(t.run_after) as run_after,
-       ~coalesce(t.priority, 0) as place,
+       -- of a column of the user's, which may be a bigint or a numeric
+       ~(least(greatest(coalesce(t.priority, 0), -2147483648), 2147483647)::int) as place,
        coalesce(t.pool, d.pool, 'default') as pool,
        coalesce(t.max_attempts, d.max_attempts, 3) as max_attempts,
        case when coalesce(t.timeout_s, d.timeout_s) between 0.001 and 2592000
