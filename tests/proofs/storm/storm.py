@@ -40,6 +40,7 @@ QUEUE = """
     select to_jsonb(q.*) - 'progress_at' as row from orchestrator.live q
     union all select to_jsonb(e.*) from orchestrator.edges e
     union all select to_jsonb(p.*) from orchestrator.publications p"""
+ALL_BLOCKS = 1_000_000
 LAST_AGENT = "select * from orchestrator.launches where worker_id = %s"
 LAST_CLAIMS = 2_000  # each takes up to BATCH; if more are needed, the queue never ends
 BATCH = 20
@@ -119,7 +120,8 @@ class Outcome:
                     self.repeated[name] += 1
                     continue
                 self.refused[f"{name}: {state}"] += 1
-                self.said.setdefault(f"{name}: {state}", str(error))
+                place = getattr(getattr(error.__cause__, "diag", None), "context", "")
+                self.said.setdefault(f"{name}: {state}", f"{error}: {place}")
                 break
         return None
 
@@ -223,8 +225,10 @@ async def _aftermath(outcome: Outcome, fleet: Now, agent: Agent, hand: AsyncConn
 
 
 async def _broken(hand: AsyncConnection[DictRow]) -> Mapping[str, list[Any]]:
-    """The laws that do not hold. Nor does anything change if the queue is made again from `tasks`."""
+    """The laws that do not hold. Nor does anything change if the queue is made again from `tasks`, after an audit."""
     found = dict(await broken(hand))
+    for _ in range(2):  # to the end of each table, and then all of it
+        await hand.execute("select orchestrator.audit(%s)", (ALL_BLOCKS,))
     async with hand.transaction(force_rollback=True):
         before = [row["row"] for row in await (await hand.execute(QUEUE)).fetchall()]
         await hand.execute("select orchestrator.reconcile(array(select id from tasks))")
