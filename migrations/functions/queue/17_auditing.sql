@@ -8,6 +8,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp set enab
 set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
 #variable_conflict use_variable
 declare
+    c_needs constant int := 10000;  -- in one call
     v_from tid;
     v_to tid;
     v_ids uuid[];
@@ -39,7 +40,7 @@ begin
                                   and (select true from orchestrator.live q where q.task_id = t.id) is null
                                   for share of t skip locked);
     if v_ids <> '{}' then
-        perform orchestrator.reconcile_each(v_ids);
+        perform orchestrator.reconcile_each(orchestrator.with_few_needs(v_ids, c_needs));
     end if;
     v_needs := array(select distinct e.needs from orchestrator.edges e
                       where e.ctid >= v_from and e.ctid < v_to and e.is_met
