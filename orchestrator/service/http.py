@@ -16,7 +16,7 @@ from orchestrator.service.control_loop import Parts
 from orchestrator.service.tokens import sealed_token_for
 from orchestrator.web.api.operations import Api
 from orchestrator.web.app import build_app
-from orchestrator.web.dashboard.routes import Dashboard
+from orchestrator.web.dashboard.dashboard import Dashboard
 from orchestrator.web.role_routing import RoleRoutedCalls, RoleRoutedDb
 from orchestrator.web.wakeups import WakeupHub
 from orchestrator.wiring import as_direct, open_worker_db
@@ -61,7 +61,7 @@ async def open_application(
             proxy_hops=settings.proxy_hops,
             sealed=sealed_token_for(settings),
             api=api,
-            dashboard=Dashboard(api, settings.fleet_id, is_https=settings.proxy_hops > 0),
+            dashboard=Dashboard(api, settings.fleet_id, has_proxy=settings.proxy_hops > 0),
         )
 
 

@@ -7,6 +7,7 @@ frame: if the frame is the same, a stream sends only the parts that have changed
 import hashlib
 import html
 import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,7 +25,8 @@ from orchestrator.observability.redaction import plain, redact
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
 PART = re.compile(r"<!--#([A-Za-z0-9_.:-]{1,200})-->(.*?)<!--/-->", re.DOTALL)
-CSRF = "__CSRF__"  # stands in shared HTML for what each session has of its own
+AGE = re.compile(r'(<time [^<>]{1,200} data-ago="[^"<>]{0,40}">)[^<>]{0,60}')  # an open page counts on by itself
+CSRF = f"csrf-{secrets.token_hex(16)}"  # stands in shared HTML for what each session has of its own; no text has it
 MAX_TEXT_CHARS = 20_000  # of one text on a page
 MAX_LINE_CHARS = 300  # … in a row
 
@@ -35,8 +37,9 @@ class Rendered:
 
     title: str
     html: str
-    frame: str
+    frame: str  # without ages
     parts: Mapping[str, str]
+    marks: Mapping[str, str]  # the parts without ages: whether they differ
     digest: str
     at: datetime
     nav: Mapping[str, Any]
@@ -51,9 +54,10 @@ def rendered(template: str, facts: Mapping[str, Any], nav: Mapping[str, Any], at
         parts[found[1]] = found[2].strip()
         return f"<!--#{found[1]}-->"
 
-    frame = PART.sub(part, content)
-    digest = hashlib.sha256("\0".join((frame, *parts.values())).encode()).hexdigest()[:24]
-    return Rendered(str(facts["title"]), content, frame, parts, digest, at, nav)
+    frame = AGE.sub(r"\1", PART.sub(part, content))
+    marks = {name: AGE.sub(r"\1", text) for name, text in parts.items()}
+    digest = hashlib.sha256("\0".join((frame, *marks.values())).encode()).hexdigest()[:24]
+    return Rendered(str(facts["title"]), content, frame, parts, marks, digest, at, nav)
 
 
 def page(content: Rendered, **around: Any) -> str:
@@ -68,7 +72,7 @@ def changes(before: Rendered, after: Rendered) -> Mapping[str, str] | None:
     """The parts that differ; None if the frame does."""
     if before.frame != after.frame or before.title != after.title:
         return None
-    return {name: text for name, text in after.parts.items() if before.parts.get(name) != text}
+    return {name: text for name, text in after.parts.items() if before.marks.get(name) != after.marks[name]}
 
 
 @cache
@@ -101,7 +105,8 @@ def _final(value: Any) -> Any:
 
 def clean(text: str, most: int = MAX_TEXT_CHARS) -> str:
     """A text without secrets and control characters, shortened."""
-    text = text[: most * 4]
+    if len(text) > most * 4:
+        text = (text[: most * 4].rsplit(None, 1) or [""])[0]  # half a secret would not be recognized
     text = "\n".join(plain(line) for line in redact(text).split("\n"))
     return text if len(text) <= most else text[: most - 1] + "…"
 
