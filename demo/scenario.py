@@ -75,6 +75,8 @@ async def _run(options: Options, narrator: Narrator, status: "asyncio.Task[None]
             narrator.expect("the orchestrator starts")
             orchestrator = await stack.start_orchestrator()
             narrator.tell("event", f"the orchestrator runs as process {orchestrator.pid}")
+            narrator.tell("event", "the dashboard opens once, within a minute, at")
+            click.echo(f"         {await link(stack)}", err=True)
             ids = await submit(stack, job.tasks)
             narrator.tell("event", what_was_submitted(job.segments))
             kill = asyncio.create_task(kill_a_busy_pod(stack, other, job.segments // 2, narrator))
@@ -110,6 +112,14 @@ async def submit(stack: Stack, tasks: list[dict[str, Any]]) -> list[str]:
     return [str(row["id"]) for row in answer]
 
 
+async def link(stack: Stack) -> str:
+    """Return a one-time link to the dashboard."""
+    status, out, err = await stack.run("tokens", "link", "--url", stack.url)
+    if status != 0:
+        raise ChildFailed(f"orchestrator tokens link ended with {status}: {err or out}")
+    return out.strip()
+
+
 async def _prepare(stack: Stack, options: Options) -> Job:
     if options.images is not None:
         images = found(options.images)
@@ -127,6 +137,7 @@ def explain(stack: Stack, orchestrator: Child, *more: str) -> None:
         f"  source {env}",
         "  ./run list --watch              ./run tasks list",
         "  ./run explain scaling           ./run top",
+        "  ./run tokens link               opens the dashboard",
         *more,
         f"  kill {orchestrator.pid}; ./run run           # it goes on where it was",
         "docs/handlers.md shows work of your own.",

@@ -46,9 +46,9 @@ class ApiRows:
         """End a token: {outcome: revoked, already or not_found}."""
         return dict(await self._db.call("fleet_token_revoke", p_fleet=self._fleet, p_name=name, p_actor=actor))
 
-    async def open_session(self, session: Row) -> None:
+    async def open_session(self, session: Row, actor: str) -> None:
         """Store a session of the dashboard, or a one-time link: {hash, token_hash, is_link, expires_at}."""
-        await self._db.call("fleet_session_open", p_fleet=self._fleet, p_session=session)
+        await self._db.call("fleet_session_open", p_fleet=self._fleet, p_session=session, p_actor=actor)
 
     async def session(self, session_hash: str) -> Row | None:
         """The session with this SHA-256: {token_hash, expires_at}; None if there is none."""
@@ -67,6 +67,15 @@ class ApiRows:
     async def observe(self) -> Row:
         """Workers, queue, offers, budgets and pauses, as a tick sees them."""
         return dict(await self._db.call("fleet_observe", p_fleet=self._fleet))
+
+    async def history(self, since: str, step_s: int | None = None, pool: str | None = None) -> Row:
+        """Minutes of pools, in steps: {now, since, step_s, pools: {pool: [{at, ready, …}]}}."""
+        args = {"p_since": since, "p_step_s": step_s, "p_pool": pool}
+        return dict(await self._db.call("fleet_history", p_fleet=self._fleet, **args))
+
+    async def worker_history(self, worker_id: str) -> Row:
+        """Minutes of one worker: {now, points: [{at, status, running, gpu_percent, …}]}."""
+        return dict(await self._db.call("fleet_worker_history", p_fleet=self._fleet, p_worker_id=worker_id))
 
     async def audit(self, *, before: int | None = None, limit: int = 100) -> Sequence[Row]:
         """The newest entries of the audit log, or those before an entry."""
@@ -116,6 +125,10 @@ class ApiRows:
         """Do an action and note it in the audit log, in one transaction."""
         named = {"p_actor": actor, "p_action": action, "p_subject": subject, "p_args": args}
         return dict(await self._db.call("fleet_act", p_fleet=self._fleet, **named))
+
+    async def spawn(self, actor: str, worker: Row) -> bool:
+        """Ask for a worker, as `Policy.asked_intent` describes it. False if its id is used."""
+        return bool((await self._act(actor, "worker.spawn", worker["id"], worker))["created"])
 
     async def terminate(self, actor: str, worker_id: str, reason: str, *, at_once: bool) -> Row:
         """Ask for a worker's end: {outcome: requested, already or not_found}."""

@@ -3,11 +3,16 @@
 Suffixes are units: `_s` seconds, `_usd` US dollars, `_gb` gigabytes.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from orchestrator.core.model import Worker
 from orchestrator.core.provider import Offer
+from orchestrator.core.worker_metadata import metadata
+
+ASKED_DEADLINE_S = 600.0  # for a worker that a person asks for: an orchestrator may have to start first
 
 
 class PoolKind(StrEnum):
@@ -85,6 +90,7 @@ class Policy:
     max_failures: int = 5
     hourly_budget_usd: float | None = None  # MAX_HOURLY_COST_USD: of all live workers together
     daily_budget_usd: float | None = None  # of a UTC day
+    retention_days: Mapping[str, float] = field(default_factory=dict)  # by kind of row; absent: the default of the SQL
 
     @property
     def heartbeat_s(self) -> float:
@@ -94,6 +100,24 @@ class Policy:
     def release(self, pool: Pool) -> str:
         """Return the release that a new worker of the pool would run: image@code."""
         return f"{pool.image}@{self.code_sha}"
+
+    def asked_intent(self, worker_id: str, pool: Pool) -> dict[str, Any]:
+        """Return the row of a worker that a person asks for. Its bring-up is not cancelled if there is no work."""
+        return {
+            "id": worker_id,
+            "pool": pool.name,
+            "gpu_type": None,  # the leader takes the first offer that has capacity
+            "gpu_count": pool.gpu_count,
+            "data_center": None,
+            "reserved_usd": 0,
+            "heartbeat_s": self.heartbeat_s,
+            "lease_s": self.heartbeat_timeout_s,
+            "own_program": self.own_program,
+            "deadline_s": ASKED_DEADLINE_S,
+            "actor": "operator",
+            "reason": "asked for by the operator",
+            "metadata": metadata(asked_for="operator"),
+        }
 
     def succeeds(self, pool: Pool, worker: Worker) -> bool:
         """Whether this worker of an earlier release returned a task for which a new worker has a handler."""

@@ -1,9 +1,10 @@
 -- Sessions of the dashboard. A session is a random number of 256 bits in a cookie; the database knows its SHA-256.
 
 -- Opens a session: {hash, token_hash, is_link, expires_at}. A one-time link is a session that fleet_session_follow()
--- turns into another one. Sessions that have ended are deleted.
-create or replace function public.fleet_session_open(p_fleet text, p_session jsonb, p_now timestamptz default null)
-returns jsonb
+-- turns into another one. Sessions that have ended are deleted. The audit log says who opened it.
+create or replace function public.fleet_session_open(
+    p_fleet text, p_session jsonb, p_actor text, p_now timestamptz default null
+) returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
@@ -19,6 +20,9 @@ begin
     insert into orchestrator.sessions (hash, fleet, token_hash, is_link, expires_at)
     values (p_session->>'hash', p_fleet, p_session->>'token_hash', (p_session->>'is_link')::boolean,
             (p_session->>'expires_at')::timestamptz);
+    perform public.internal_audit(
+        p_fleet, p_actor, case when (p_session->>'is_link')::boolean then 'dashboard.link' else 'dashboard.sign_in' end,
+        'dashboard', jsonb_build_object('expires_at', p_session->'expires_at'), v_now);
     return jsonb_build_object('opened', true);
 end
 $$;

@@ -14,14 +14,12 @@ from orchestrator.cli.session import actor, find_worker, opened_store, runs, set
 from orchestrator.cli.worker_rows import leaderless, waits_for
 from orchestrator.core.model import ID_PATTERN
 from orchestrator.core.states import READY, State
-from orchestrator.core.worker_metadata import metadata
 from orchestrator.diagnostics.amounts import clock, span
 from orchestrator.errors import BAD_ARGUMENT, ENDED_BADLY, NOT_IN_TIME, WRONG_STATE, Failure
 
 if TYPE_CHECKING:
     from orchestrator.adapters.store import SqlStore
 
-INTENT_DEADLINE_S = 600.0  # an operator may have to start an orchestrator first
 FOLLOW_EVERY_S = 1.0
 FOLLOW_FOR_S = 1_800.0
 
@@ -45,21 +43,7 @@ async def spawn(output: Output, worker_id: str | None, pool: str | None, wait: b
     if worker_id is not None and not ID_PATTERN.fullmatch(worker_id):
         raise Failure(BAD_ARGUMENT, why=f"{worker_id!r} is not a worker id: letters, digits, '-' and '_', at most 63")
     name = worker_id or f"gpu-{utcnow():%Y%m%d_%H%M%S}-{secrets.token_hex(4)}"
-    intent: dict[str, Any] = {
-        "id": name,
-        "pool": chosen.name,
-        "gpu_type": None,  # the leader takes the first offer that has capacity
-        "gpu_count": chosen.gpu_count,
-        "data_center": None,
-        "reserved_usd": 0,
-        "heartbeat_s": policy.heartbeat_s,
-        "lease_s": policy.heartbeat_timeout_s,
-        "own_program": policy.own_program,
-        "deadline_s": INTENT_DEADLINE_S,
-        "actor": "operator",
-        "reason": "asked for by the operator",
-        "metadata": metadata(asked_for="operator"),  # its bring-up is not cancelled if there is no work
-    }
+    intent = policy.asked_intent(name, chosen)
     async with opened_store() as store:
         if not await store.request_spawn(intent, actor=actor()):
             fix = f"python -m orchestrator status {name}"

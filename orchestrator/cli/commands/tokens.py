@@ -1,4 +1,4 @@
-"""`tokens create|list|revoke`: the tokens of the API (docs/api.md)."""
+"""`tokens create|list|link|revoke`: the tokens of the API and the dashboard (docs/api.md, docs/dashboard.md)."""
 
 import json
 import secrets
@@ -8,7 +8,7 @@ import click
 
 from orchestrator.cli.options import Choice, force_option
 from orchestrator.cli.output import SCHEMA_VERSION, Output, json_option, one_line
-from orchestrator.cli.session import actor, opened_store, runs, utcnow
+from orchestrator.cli.session import actor, opened_store, runs, settings_for, utcnow
 from orchestrator.cli.tables import table
 from orchestrator.core.api_tokens import MAX_TENANT_CHARS, NAME_PATTERN, PREFIX, RANDOM_BYTES, TokenScope, hash_of
 from orchestrator.core.model import ID_PATTERN
@@ -16,6 +16,7 @@ from orchestrator.diagnostics.amounts import ago, clock, relative, span
 from orchestrator.errors import BAD_ARGUMENT, NO_TOKEN, Failure
 
 MAX_DAYS = 3_650
+LINK_S = 60.0  # for which a sign-in link is valid
 DEFAULT_SCOPES = (TokenScope.SUBMIT, TokenScope.READ)
 
 
@@ -94,6 +95,29 @@ async def listed(output: Output) -> None:
         pools = ", ".join(row["pools"] or ()) or "all"
         shown.add_row(row["name"], ", ".join(row["scopes"]), pools, one_line(row["tenant"] or "all"), used, valid)
     output.show(shown if rows else "No tokens found.")
+
+
+@tokens.command()
+@click.option("--url", help="The address of the orchestrator; by default WORKER_API_URL, or this machine's.")
+@json_option
+@click.pass_obj
+@runs
+async def link(output: Output, url: str | None) -> None:
+    """Print a link that opens the dashboard once, to read, within a minute."""
+    settings = settings_for("database")
+    base = (url or settings.worker_api_url or f"http://127.0.0.1:{settings.port}").rstrip("/")
+    secret = secrets.token_urlsafe(RANDOM_BYTES)
+    ends = (utcnow() + timedelta(seconds=LINK_S)).isoformat()
+    row = {"hash": hash_of(secret), "token_hash": None, "is_link": True, "expires_at": ends}
+    async with opened_store() as store:
+        await store.api.open_session(row, actor())
+    made = f"{base}/login/{secret}"
+    # Written as it is, like a token.
+    if output.json:
+        click.echo(json.dumps({"schema_version": SCHEMA_VERSION, "url": made, "expires_at": ends}))
+        return
+    click.echo(made)
+    output.say(f"It opens the dashboard once, to read, within {LINK_S:g} s.")
 
 
 @tokens.command()

@@ -1,6 +1,7 @@
 """What the pages of one process share, and the content of a page at one moment."""
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -19,9 +20,27 @@ from orchestrator.web.dashboard.sessions import Sessions
 from orchestrator.web.dashboard.shared import Shared
 from orchestrator.web.dashboard.views import Page, Reads, View
 
+MAX_NOTICES = 1_000
 PAGE_S = 5.0  # for the facts of a page
 
 log = structlog.get_logger()
+
+
+class Notices:
+    """What was done, by session: its next page says it once."""
+
+    def __init__(self) -> None:
+        self._said: OrderedDict[str, str] = OrderedDict()
+
+    def add(self, csrf: str, said: str) -> None:
+        """Remember it for the session with this `csrf`."""
+        self._said[csrf] = said
+        if len(self._said) > MAX_NOTICES:
+            self._said.popitem(last=False)
+
+    def pop(self, csrf: str) -> str | None:
+        """What was done since the last page."""
+        return self._said.pop(csrf, None)
 
 
 class Dashboard:
@@ -32,6 +51,7 @@ class Dashboard:
         self.api, self.fleet, self.shared = api, fleet, Shared()
         self.sessions = Sessions(api.rows, api.authentication)
         self.down_since: datetime | None = None  # the first failure after the last success
+        self.notices = Notices()
         self._has_proxy = has_proxy
         self.headers = _headers(bucket_origin)
 

@@ -11,11 +11,11 @@ from starlette.routing import BaseRoute
 from orchestrator.errors import BAD_REQUEST, NOT_ALLOWED
 from orchestrator.web.api.problems import Problem
 from orchestrator.web.api.task_events import EventStream
-from orchestrator.web.dashboard import render, sign_in
+from orchestrator.web.dashboard import confirm, render, sign_in
 from orchestrator.web.dashboard.answers import Answer, route
 from orchestrator.web.dashboard.dashboard import Dashboard
 from orchestrator.web.dashboard.pages import PAGES
-from orchestrator.web.dashboard.sessions import Session
+from orchestrator.web.dashboard.sessions import SignedIn
 from orchestrator.web.dashboard.stream import events, signed_out
 from orchestrator.web.dashboard.views import Page, View
 from orchestrator.web.fair_turns import CALLER
@@ -26,7 +26,11 @@ FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 
 def routes(dashboard: Dashboard) -> list[BaseRoute]:
     """Every address of the dashboard."""
-    made = [*sign_in.routes(dashboard), route(dashboard, "/static/{digest}/{name}", _static, "GET")]
+    made = [
+        *sign_in.routes(dashboard),
+        *confirm.routes(dashboard),
+        route(dashboard, "/static/{digest}/{name}", _static, "GET"),
+    ]
     for page in PAGES:
         made.append(route(dashboard, page.path, _page(dashboard, page), "GET"))
         path = "/live" + page.path.rstrip("/")
@@ -49,6 +53,7 @@ def _page(dashboard: Dashboard, page: Page) -> Answer:
             session=session,
             events="/live" + request.url.path.rstrip("/") + query,
             digest=content.digest,
+            notice=dashboard.notices.pop(session.csrf),
         )
         return HTMLResponse(text)
 
@@ -82,13 +87,13 @@ def _live(dashboard: Dashboard, page: Page) -> Answer:
     return answer
 
 
-def _known(request: Request, session: Session) -> None:
+def _known(request: Request, session: SignedIn) -> None:
     caller = f"page:{session.holder.name}"
     CALLER.set(caller)
     request.app.state.connections.known(request.client, caller)
 
 
-def _view(session: Session, page: Page, request: Request) -> View:
+def _view(session: SignedIn, page: Page, request: Request) -> View:
     """What is looked at. Raises Problem."""
     holder = session.holder
     if holder.tenant is not None:

@@ -33,7 +33,7 @@ LINK_HOLDER = TokenHolder("link", frozenset({TokenScope.READ}))  # who came by a
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class SignedIn:
     """Somebody who is signed in."""
 
     holder: TokenHolder
@@ -50,7 +50,7 @@ class Sessions:
         self._known: dict[str, None] = {}  # hashes that were valid the last time, the oldest look-up first
         self._unknown = Buckets(ANONYMOUS_REQUESTS)  # questions for cookies and links that may be none, by address
 
-    async def of(self, connection: HTTPConnection) -> Session | None:
+    async def of(self, connection: HTTPConnection) -> SignedIn | None:
         """The session of a request; None if it has none that is valid."""
         cookie = connection.cookies.get(COOKIE, "")
         if not ID_PATTERN.fullmatch(cookie):
@@ -62,15 +62,16 @@ class Sessions:
         holder: TokenHolder | None = LINK_HOLDER
         if row["token_hash"] is not None:
             holder = await self._authentication.of_hash(row["token_hash"], address)
-        return None if holder is None else Session(holder, _csrf(cookie), ends)
+        return None if holder is None else SignedIn(holder, _csrf(cookie), ends)
 
     async def sign_in(self, token: str, address: str) -> str | None:
         """The cookie of a new session for this token; None if the token is not valid."""
-        if await self._authentication.of_token(token, address) is None:
+        holder = await self._authentication.of_token(token, address)
+        if holder is None:
             return None
         cookie = secrets.token_urlsafe(ID_BYTES)
         row = {"hash": hash_of(cookie), "token_hash": hash_of(token), "is_link": False, "expires_at": _end()}
-        await self._rows.open_session(row)
+        await self._rows.open_session(row, holder.name)
         return cookie
 
     async def follow(self, link: str, address: str) -> str | None:

@@ -16,7 +16,7 @@ from orchestrator.web.api.problems import Problem, of_refusal
 from orchestrator.web.dashboard import render
 from orchestrator.web.dashboard.answers import route, too_many
 from orchestrator.web.dashboard.dashboard import Dashboard
-from orchestrator.web.dashboard.sessions import COOKIE, ID_PATTERN, Session, with_cookie
+from orchestrator.web.dashboard.sessions import COOKIE, ID_PATTERN, SignedIn, with_cookie
 from orchestrator.web.errors import Refusal
 from orchestrator.web.request_bodies import read_body
 
@@ -78,7 +78,7 @@ async def _logout(dashboard: Dashboard, request: Request) -> Response:
     return response
 
 
-async def checked_form(request: Request, session: Session) -> Mapping[str, str]:
+async def checked_form(request: Request, session: SignedIn) -> Mapping[str, str]:
     """The fields of a form that a page of this session made. Raises Problem."""
     given = await _form(request)
     if not hmac.compare_digest(given.get("csrf", "").encode(), session.csrf.encode()):

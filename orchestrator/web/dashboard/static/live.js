@@ -4,8 +4,8 @@
   const waiting = new Map(); // id -> its newest HTML; "" is the whole content: a burst costs one repaint a second
   let heard = Date.now(), trouble = "", paused = false, ahead = 0, source, again, title;
 
-  const span = (s) => {
-    s = Math.max(0, Math.floor(s));
+  const span = (seconds) => {
+    const s = Math.max(0, Math.floor(seconds));
     const two = (n) => String(n).padStart(2, "0");
     if (s >= 86400) return `${Math.floor(s / 86400)}d${two(Math.floor(s / 3600) % 24)}h`;
     if (s >= 3600) return `${Math.floor(s / 3600)}h${two(Math.floor(s / 60) % 60)}m`;
