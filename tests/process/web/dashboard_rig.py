@@ -67,7 +67,7 @@ class DashboardRig:
         """A one-time link's secret."""
         link, ends = secrets.token_urlsafe(32), datetime.now(UTC) + timedelta(seconds=lives_s)
         row = {"hash": hash_of(link), "token_hash": None, "is_link": True, "expires_at": ends.isoformat()}
-        await self.rows.open_session(row)
+        await self.rows.open_session(row, "test")
         return link
 
     async def worker(self, pool: str | None = None, **options: Any) -> Caller:
