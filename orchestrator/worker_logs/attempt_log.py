@@ -148,10 +148,10 @@ class AttemptLog:
 
     async def _read(self, piece: Row) -> bytes:
         packed = await self._blobs.get(piece["key"])
-        return await asyncio.to_thread(_unpacked, packed, piece["sha256"], piece["key"])
+        return await asyncio.to_thread(unpacked, packed, piece["sha256"], piece["key"])
 
 
-def _unpacked(packed: bytes, sha256: str, key: str) -> bytes:
+def unpacked(packed: bytes, sha256: str, key: str) -> bytes:
     """The bytes of a piece. Raises Unavailable if they are not those that were shipped."""
     try:
         content = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(packed, PIECE_BYTES)

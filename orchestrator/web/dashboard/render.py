@@ -25,7 +25,9 @@ HERE = Path(__file__).parent
 STATIC = HERE / "static"
 PART = re.compile(r"<!--#([A-Za-z0-9_.:-]{1,200})-->(.*?)<!--/-->", re.DOTALL)
 CSRF = "__CSRF__"  # stands in shared HTML for what each session has of its own
+MOVES = re.compile(r"(<time [^>]*data-ago[^>]*>)[^<]*")  # ages, which an open page counts on by itself
 MAX_TEXT_CHARS = 20_000  # of one text on a page
+BRIEF_S = 10.0  # seconds that are shown with tenths
 MAX_LINE_CHARS = 300  # … in a row
 
 
@@ -52,7 +54,7 @@ def rendered(template: str, facts: Mapping[str, Any], nav: Mapping[str, Any], at
         return f"<!--#{found[1]}-->"
 
     frame = PART.sub(part, content)
-    digest = hashlib.sha256("\0".join((frame, *parts.values())).encode()).hexdigest()[:24]
+    digest = hashlib.sha256(MOVES.sub(r"\1", "\0".join((frame, *parts.values()))).encode()).hexdigest()[:24]
     return Rendered(str(facts["title"]), content, frame, parts, digest, at, nav)
 
 
@@ -66,9 +68,13 @@ def page(content: Rendered, **around: Any) -> str:
 
 def changes(before: Rendered, after: Rendered) -> Mapping[str, str] | None:
     """The parts that differ; None if the frame does."""
-    if before.frame != after.frame or before.title != after.title:
+    if MOVES.sub(r"\1", before.frame) != MOVES.sub(r"\1", after.frame) or before.title != after.title:
         return None
-    return {name: text for name, text in after.parts.items() if before.parts.get(name) != text}
+    return {
+        name: text
+        for name, text in after.parts.items()
+        if MOVES.sub(r"\1", before.parts.get(name, "")) != MOVES.sub(r"\1", text)
+    }
 
 
 @cache
@@ -84,7 +90,7 @@ def environment() -> Environment:
     )
     made.filters |= {
         "usd": amounts.usd, "span": amounts.span, "gpu": amounts.gpu_name, "octets": amounts.octets,
-        "clock": amounts.clock, "since": _since, "at": _at, "line": _line, "many": "{:,}".format, "part": _part_id,
+        "clock": amounts.clock, "since": _since, "at": _at, "line": _line, "many": "{:,}".format, "brief": _brief, "part": _part_id,
     }  # fmt: skip
     made.globals |= {"static": static_url, "csrf": Markup(CSRF)}  # noqa: S704 - a constant
     return made
@@ -109,6 +115,11 @@ def clean(text: str, most: int = MAX_TEXT_CHARS) -> str:
 def _line(value: Any, most: int = MAX_LINE_CHARS) -> str:
     """A text as one line of a row."""
     return "–" if value is None else " ".join(clean(str(value), most).split())
+
+
+def _brief(seconds: float) -> str:
+    """`0.4 s`, `6m02s`: of what is usually short."""
+    return f"{seconds:.1f} s" if seconds < BRIEF_S else amounts.span(seconds)
 
 
 def _part_id(text: str) -> str:
