@@ -23,6 +23,7 @@ from orchestrator.web.api.routes import BASE
 from orchestrator.web.api.routes import routes as api_routes
 from orchestrator.web.connections import Connections
 from orchestrator.web.dashboard.confirm import action_routes
+from orchestrator.web.dashboard.downloads import download_routes
 from orchestrator.web.dashboard.routes import Dashboard
 from orchestrator.web.dashboard.routes import routes as page_routes
 from orchestrator.web.errors import CLOSES, NO_STORE, Refusal
@@ -102,7 +103,7 @@ def build_app(
 
 
 def _pages(dashboard: Dashboard) -> list[BaseRoute]:
-    return [*page_routes(dashboard), *action_routes(dashboard)]
+    return [*page_routes(dashboard), *action_routes(dashboard), *download_routes(dashboard)]
 
 
 def _counted(

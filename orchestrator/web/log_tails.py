@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from orchestrator.worker_logs.attempt_log import AttemptLog, LogObjects, unpacked
+from orchestrator.worker_logs.attempt_log import AttemptLog, LogObjects, piece_content
 from orchestrator.worker_logs.generations import MARK
 
 MAX_LINES = 200  # of one tail
@@ -135,8 +135,8 @@ class LogTails:
             order = sorted(known.tails, key=lambda name: (name != FIRST_STREAM, name))
             return [_tail(name, known.tails[name], stored[name]) for name in order]
 
-    async def of_attempt(self, attempt: Row) -> tuple[Tail, bool]:
-        """The tail of an attempt's log, and whether nothing more can follow."""
+    async def of_attempt(self, attempt: Row) -> Sequence[Tail]:
+        """The tail of an attempt's log, as far as it is stored."""
         key = (attempt["task_id"], attempt["attempt"])
         known = _remembered(
             self._attempts, key, lambda: _Attempt(AttemptLog(self._rows, self._objects, attempt))
@@ -148,7 +148,7 @@ class LogTails:
                     async for part in parts:
                         known.tail.add("attempt", known.bytes, part)
                         known.bytes += len(part)
-            return _tail(FIRST_STREAM, known.tail, known.bytes), known.log.ended
+            return [_tail(FIRST_STREAM, known.tail, known.bytes)]
 
     async def _read(self, known: _Worker, pieces: Sequence[Row]) -> None:
         """Read the pieces of one stream that are new; of many, the last ones."""
@@ -162,8 +162,7 @@ class LogTails:
             launch, _, generation = piece["boot_id"].partition(MARK)
             name = f"{launch[:LAUNCH_CHARS]}{generation}"
             if piece["shipped_at"]:
-                packed = await self._objects.get(piece["key"])
-                content = await asyncio.to_thread(unpacked, packed, piece["sha256"], piece["key"])
+                content = await piece_content(self._objects, piece)
                 cut = len(content) - MAX_TAIL_CHARS if len(content) > MAX_TAIL_CHARS else 0
                 tail.dropped = tail.dropped or cut > 0
                 tail.add(name, piece["first"] + cut, content[cut:])
