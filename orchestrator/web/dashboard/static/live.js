@@ -40,12 +40,14 @@
   };
   const paint = () => {
     if (paused || !waiting.size) return;
+    const ends = [...main.querySelectorAll("[data-end]")].filter((box) => box.scrollHeight - box.scrollTop - box.clientHeight < 30);
     for (const [id, html] of waiting) {
       if (id === "") { morph(main, element(html, "main")); main.id = "main"; main.tabIndex = -1; continue; }
       const old = document.getElementById(id), fresh = element(html);
       if (old && fresh) { morph(old, fresh); old.classList.add("fresh"); setTimeout(() => old.classList.remove("fresh"), 1200); }
     }
     waiting.clear();
+    for (const box of ends) box.scrollTop = box.scrollHeight; // who looks at the end of a log follows it
     if (title) document.title = title;
     local(main);
   };
@@ -98,6 +100,7 @@
     button.hidden = false;
     button.addEventListener("click", pause);
     local(document);
+    for (const box of main.querySelectorAll("[data-end]")) box.scrollTop = box.scrollHeight;
     tell();
   }
 
