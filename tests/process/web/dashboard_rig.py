@@ -91,6 +91,14 @@ class DashboardRig:
         ended = await self.worker()
         await self.gateway.move(ended, (State.ACTIVE,), State.TERMINATING, exit_cause="manual")
         await self.gateway.move(ended, (State.TERMINATING,), State.TERMINATED)
+        await self.condition("2 workers of a pool are stuck", [self.pool])
+
+    async def condition(self, issue: str, pools: list[str], detail: str = "see the log") -> None:
+        """Something that the leader finds wrong."""
+        row = {"kind": "NO_HANDLER", "subject": self.pool, "issue": issue, "detail": detail, "pools": pools}
+        more = {"priority": "high", "who": "you", "then": None, "action": "orchestrator list", "until": None}
+        since = datetime.now(UTC).isoformat()
+        await self.store.note_conditions(self.term, [{**row, **more, "since": since}], for_s=3_600)
 
 
 @asynccontextmanager
