@@ -112,7 +112,7 @@ def _grid(value: float, top: float, shown: Callable[[float], str]) -> str:
 
 def _times(span: ChartSpan) -> str:
     """Moments below the axis: the begin, the middle and now."""
-    form = "%H:%M" if span.now - span.since <= timedelta(days=1) else "%d %b"
+    form = "%H:%M" if span.now - span.since < timedelta(days=2) else "%d %b"
     y = HEIGHT_PX + FOOT_PX - 4
     middle = span.since + (span.now - span.since) / 2
     marks = (("0%", "start", _utc(span.since, form)), ("50%", "middle", _utc(middle, form)), ("100%", "end", "now"))

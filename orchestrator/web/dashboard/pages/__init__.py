@@ -1,9 +1,12 @@
 """The table of pages, in the order of the navigation."""
 
-from orchestrator.web.dashboard.pages import overview, workers
+from orchestrator.web.dashboard.pages import overview, task, tasks, worker, workers
 from orchestrator.web.dashboard.views import Page
 
 PAGES: tuple[Page, ...] = (
     overview.PAGE,
     workers.PAGE,
+    worker.PAGE,
+    tasks.PAGE,
+    task.PAGE,
 )

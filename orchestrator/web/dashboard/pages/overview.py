@@ -19,17 +19,16 @@ from orchestrator.web.dashboard.series import ChartSpan, Series, chart, summed
 from orchestrator.web.dashboard.views import Facts, Page, Reads, View
 
 LAST_DECISIONS = 8
-DAY = "24h"
-RANGES = {"1h": timedelta(hours=1), DAY: timedelta(days=1), "7d": timedelta(days=7)}
+HOUR, DAY = "1h", "24h"
+RANGES = {HOUR: timedelta(hours=1), DAY: timedelta(days=1), "7d": timedelta(days=7)}
 Row = Mapping[str, Any]
 
 
 async def facts(reads: Reads, view: View) -> Facts:
     """The state of the fleet."""
-    range_ = view.query.get("range", DAY)
-    standing, seen, found, decisions, history = await asyncio.gather(
+    standing, seen, found, decisions, (chosen, history) = await asyncio.gather(
         reads.get("standing"), reads.get("observe"), reads.get("scaling"),
-        reads.seen("decisions", before=None, limit=LAST_DECISIONS), past(reads, RANGES.get(range_, RANGES[DAY])),
+        reads.seen("decisions", before=None, limit=LAST_DECISIONS), past(reads, view.query.get("range")),
     )  # fmt: skip
     sees = view.holder.sees
     needs = [one for one in first_cause.known(standing) if one["pools"] is None or any(map(sees, one["pools"]))]
@@ -58,18 +57,25 @@ async def facts(reads: Reads, view: View) -> Facts:
         "figures": figures,
         "pools": pools,
         "decisions": [{**one, "text": row_sentence(one), "held": held_back(one)} for one in decisions],
-        "range": range_ if range_ in RANGES else DAY,
+        "range": chosen,
         "ranges": RANGES,
         "charts": charts(history, view),
         "known": standing["conditions"] is not None,
     }
 
 
-async def past(reads: Reads, length: timedelta) -> Row:
-    """The minutes of every pool, up to this full minute: it changes once a minute."""
+async def past(reads: Reads, wanted: str | None) -> tuple[str, Row]:
+    """The minutes of every pool in a range; of a fleet that is younger than an hour, those of an hour.
+
+    It begins with a full minute, so that it changes once a minute.
+    """
     now = datetime.now(UTC).replace(second=0, microsecond=0)
-    found: Row = await reads.get("history", (now - length).isoformat())
-    return found
+    chosen = wanted if wanted in RANGES else DAY
+    found: Row = await reads.get("history", (now - RANGES[chosen]).isoformat())
+    first = min((points[0]["at"] for points in found["pools"].values()), default=None)
+    if wanted is None and (first is None or datetime.fromisoformat(first) > now - RANGES[HOUR]):
+        return HOUR, await reads.get("history", (now - RANGES[HOUR]).isoformat())
+    return chosen, found
 
 
 def charts(history: Row, view: View) -> dict[str, Markup]:

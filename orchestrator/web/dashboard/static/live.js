@@ -51,6 +51,7 @@
   };
   const paint = () => {
     if (paused || !waiting.size) return;
+    const ends = [...main.querySelectorAll("[data-end]")].filter((box) => box.scrollHeight - box.scrollTop - box.clientHeight < 30);
     const focused = document.activeElement;
     for (const [id, html] of waiting) {
       if (id === "") { morph(main, inert(html, main)); continue; }
@@ -58,6 +59,7 @@
       if (old && fresh) { morph(old, fresh); old.classList.add("fresh"); setTimeout(() => old.classList.remove("fresh"), 1200); }
     }
     waiting.clear();
+    for (const box of ends) box.scrollTop = box.scrollHeight; // who looks at the end of a log follows it
     if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true }); // it moved
     if (title) document.title = title;
     local(main);
@@ -125,6 +127,7 @@
     button.addEventListener("click", pause);
     delete sessionStorage.asked;
     local(document);
+    for (const box of main.querySelectorAll("[data-end]")) box.scrollTop = box.scrollHeight;
     tell();
   }
 
