@@ -1,9 +1,10 @@
 """The table of pages, in the order of the navigation."""
 
-from orchestrator.web.dashboard.pages import overview, workers
+from orchestrator.web.dashboard.pages import decisions, overview, workers
 from orchestrator.web.dashboard.views import Page
 
 PAGES: tuple[Page, ...] = (
     overview.PAGE,
     workers.PAGE,
+    decisions.PAGE,
 )
