@@ -67,7 +67,7 @@ async def test_an_open_change_of_a_programs_task_does_not_hold_up_the_leader(
     (own,) = await (await hand.execute(insert)).fetchall()
     await hand.execute(INSERT, (own["id"],))
     await hand.execute("insert into orchestrator.rechecks (kind, name) values ('unmet', %s)", (str(own["id"]),))
-    await other.execute(f"update tasks set {change} where id = %s".encode(), (own["id"],))
+    await other.execute(f"update tasks set {change} where id = %s".encode(), (own["id"],))  # noqa: S608 - a constant
     await fleet.submit(run_after=(fleet.now + timedelta(seconds=1)).isoformat())
     fleet.wait(5)
     await fleet.maintain()

@@ -20,8 +20,12 @@ ON_A_PAGE = 50
 LOOK_S = 2.0  # a filter that few tasks fit reads some thousands of them
 FILTERS = ("status", "task_type", "tenant", "label")
 DIGITS = re.compile(r"[0-9a-fA-F-]{1,36}")
-WAITING = {"dependencies": "wait for other tasks", "concurrency": "wait for a limit", "scheduled": "wait for their time",
-           "paused": "of paused pools"}  # fmt: skip
+WAITING = {
+    "dependencies": "wait for other tasks",
+    "concurrency": "wait for a limit",
+    "scheduled": "wait for their time",
+    "paused": "of paused pools",
+}
 
 
 async def facts(reads: Reads, view: View) -> Facts:
@@ -63,7 +67,7 @@ async def _page(reads: Reads, view: View, wanted: Mapping[str, str]) -> Row:
     labels = [dict([pair.split("=", 1)]) for pair in given.label or ()]
     sought = given.model_dump(include={"status", "task_type", "tenant"}) | {"labels": labels}
     place = place_of(view.query.get("cursor"), lambda task_id: str(uuid.UUID(task_id)))
-    name = f"tasks {sorted(sought.items())} {place} {sorted(view.holder.pools or ()) if view.holder.pools is not None else '*'}"
+    name = f"tasks {sorted(sought.items())} {place} {view.holder.restriction()}"
     found: Row = await reads.once_a_second(name, lambda: reads.api.rows.tasks(view.holder, sought, place, ON_A_PAGE))
     return found
 
