@@ -32,7 +32,7 @@ async def facts(reads: Reads, view: View) -> Facts:
         "paused": paused,
         "cooling": cooling,
         "pools": pools,
-        "every": seen["paused"].get(EVERY_POOL),
+        "every": (seen["paused"] or {}).get(EVERY_POOL),
         "offers": seen["offers"],
         "places": {key: place_of(key) for key in keys},
         "avoided": sorted(seen["avoid"].items()),
@@ -55,7 +55,7 @@ def _pools(seen: Row, found: Row, policy: Policy | None, view: View) -> Sequence
     live: defaultdict[str, list[Row]] = defaultdict(list)
     for one in seen["workers"]:
         live[one["pool"] or ""].append(one)
-    paused = seen["paused"]
+    paused = seen["paused"] or {}
     return [
         {
             "name": name,
@@ -66,6 +66,7 @@ def _pools(seen: Row, found: Row, policy: Policy | None, view: View) -> Sequence
             "workers": Counter(one["status"] for one in live[name]),
             "usd_per_hour": sum(float(one["price_usd_per_hour"] or 0) for one in live[name]),
             "paused": paused.get(name) or paused.get(EVERY_POOL),
+            "resumable": name in paused,  # a pause of every pool ends for all of them
             "policy": configured.get(name),
         }
         for name in sorted({*explained, *configured, *queue, *filter(None, live)})
