@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from orchestrator.core.api_tokens import TokenScope
 from orchestrator.core.findings import GuardFinding, Severity, findings_of
 from orchestrator.core.model import ID_PATTERN
 from orchestrator.core.states import State
@@ -61,7 +62,7 @@ async def facts(reads: Reads, view: View) -> Facts:
         "log_trouble": log_trouble,
         "not_shipped": not_shipped(row, logs),
         "find": view.query.get("find", ""),
-        "may_operate": view.holder.may(frozenset({"operate"})),
+        "may_operate": view.holder.may({TokenScope.OPERATE}),
     }
 
 
@@ -100,8 +101,9 @@ def not_shipped(row: Row, logs: Sequence[Row]) -> int:
     """The bytes of log that the pod had at its last heartbeat and the bucket has not, as far as it is known."""
     if row["status"] == State.TERMINATED:
         return 0
-    told = sum(size for sizes in (row.get("log_bytes") or {}).values() for size in sizes.values())
-    return max(0, told - sum(one["stored_bytes"] for one in logs))
+    told: int = sum(size for sizes in (row.get("log_bytes") or {}).values() for size in sizes.values())
+    stored: int = sum(one["stored_bytes"] for one in logs)
+    return max(0, told - stored)
 
 
 def _entry(one: timeline.Entry, now: datetime) -> Row:
