@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-from orchestrator.core.api_tokens import TokenHolder, TokenScope
+from orchestrator.core.api_tokens import TokenHolder
 from orchestrator.errors import NO_LOG, NOT_ALLOWED
 from orchestrator.ports import PortError
 from orchestrator.web.api.operations import Api, ApiCall
@@ -21,7 +21,7 @@ from orchestrator.web.api.problems import Problem
 from orchestrator.web.dashboard.pages.task import chosen, task_id_of
 from orchestrator.web.dashboard.pages.worker import seen_worker
 from orchestrator.web.dashboard.routes import Dashboard, sign_in_page, trouble
-from orchestrator.web.dashboard.views import Reads, View
+from orchestrator.web.dashboard.views import READ, Reads, View
 from orchestrator.web.errors import NO_STORE
 from orchestrator.web.fair_turns import CALLER
 from orchestrator.web.log_tails import readable
@@ -53,13 +53,17 @@ def _checked(dashboard: Dashboard, answer: Answer) -> Callable[[Request], Awaita
             if session is None:
                 return await sign_in_page(dashboard, request, 401)
             CALLER.set(f"page:{session.holder.name}")
-            if session.holder.tenant is not None or not session.holder.may(frozenset({TokenScope.READ})):
-                raise Problem(403, NOT_ALLOWED, f"the token {session.holder.name} needs the scope read")
+            _check(session.holder)
             return await answer(request, session.holder)
         except (Problem, PortError) as error:
             return trouble(dashboard, error)
 
     return checked
+
+
+def _check(holder: TokenHolder) -> None:
+    if holder.tenant is not None or not holder.may(READ):
+        raise Problem(403, NOT_ALLOWED, f"the token {holder.name} may not look at the fleet: it needs the scope read")
 
 
 async def _output(api: Api, request: Request, holder: TokenHolder) -> Response:

@@ -90,7 +90,8 @@ def environment() -> Environment:
     )
     made.filters |= {
         "usd": amounts.usd, "span": amounts.span, "gpu": amounts.gpu_name, "octets": amounts.octets,
-        "clock": amounts.clock, "since": _since, "at": _at, "line": _line, "many": "{:,}".format, "brief": _brief, "part": _part_id,
+        "clock": amounts.clock, "since": _since, "at": _at, "line": _line, "many": "{:,}".format, "part": _part_id,
+        "brief": _brief,
     }  # fmt: skip
     made.globals |= {"static": static_url, "csrf": Markup(CSRF)}  # noqa: S704 - a constant
     return made

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from orchestrator.core.api_tokens import TokenScope
 from orchestrator.diagnostics import tasks
 from orchestrator.errors import NO_TASK
 from orchestrator.outputs import owner_of
 from orchestrator.web.api.explanations import without_others
 from orchestrator.web.api.problems import Problem
+from orchestrator.web.dashboard.actions import CHANGE_TASKS
 from orchestrator.web.dashboard.log_parts import streams
 from orchestrator.web.dashboard.views import Facts, Page, Reads, View
 
@@ -48,12 +48,12 @@ async def facts(reads: Reads, view: View) -> Facts:
         "result": shown_json(seen["result_data"]),
         "needs": [one for one in found["dependencies"] if one["id"]],
         "need_counts": found["dependency_counts"],
-        "waiting": found.get("waiting") or (),
+        "waiting": found["waiting"],
         "attempt": attempt,
         "logs": logs,
         "log_trouble": log_trouble,
         "find": view.query.get("find", ""),
-        "may_change": view.holder.may(frozenset({TokenScope.SUBMIT, TokenScope.OPERATE})),
+        "may_change": view.holder.may(CHANGE_TASKS),
     }
 
 
@@ -72,13 +72,16 @@ def task_id_of(text: str) -> str:
 
 def absent() -> Problem:
     """No such task."""
-    return Problem(404, NO_TASK, "there is no task with this id, or not for this token", fix="look at the list of tasks")
+    return Problem(
+        404, NO_TASK, "there is no task with this id, or not for this token", fix="look at the list of tasks"
+    )
 
 
 def chosen(attempts: Sequence[Row], number: str | None) -> Row | None:
     """The attempt whose log is shown: the one that the address names, or the last one."""
     named = [one for one in attempts if str(one["attempt"]) == number]
-    return (named or list(attempts) or [None])[-1]
+    found = named or attempts
+    return found[-1] if found else None
 
 
 def output(reads: Reads, task: Row) -> Row | None:

@@ -1,6 +1,7 @@
 """`/tasks`: tasks by status, type, tenant and label, newest first, and those whose id begins with some digits."""
 
 import asyncio
+import json
 import re
 import uuid
 from collections.abc import Mapping, Sequence
@@ -8,6 +9,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from orchestrator.core.plurals import counted
 from orchestrator.diagnostics.tasks import progress
 from orchestrator.errors import BAD_ARGUMENT
 from orchestrator.web.api.cursors import cursor_of, place_of
@@ -20,8 +22,12 @@ ON_A_PAGE = 50
 LOOK_S = 2.0  # a filter that few tasks fit reads some thousands of them
 FILTERS = ("status", "task_type", "tenant", "label")
 DIGITS = re.compile(r"[0-9a-fA-F-]{1,36}")
-WAITING = {"dependencies": "wait for other tasks", "concurrency": "wait for a limit", "scheduled": "wait for their time",
-           "paused": "of paused pools"}  # fmt: skip
+WAITING = {
+    "dependencies": "wait for other tasks",
+    "concurrency": "wait for a limit",
+    "scheduled": "wait for their time",
+    "paused": "of paused pools",
+}
 
 
 async def facts(reads: Reads, view: View) -> Facts:
@@ -34,7 +40,7 @@ async def facts(reads: Reads, view: View) -> Facts:
     demand = [one for one in seen["demand"] if view.holder.sees(one["pool"])]
     open_ = figures(demand)
     return {
-        "title": f"{open_['Queued'] + open_['In Progress']:,} open tasks",
+        "title": counted(sum(open_.values()), "open task") if any(open_.values()) else "No open tasks",
         "sentence": sentence(demand),
         "oldest": min((one["oldest_claimable_at"] for one in demand if one["oldest_claimable_at"]), default=None),
         "tasks": [{**one, "note": note(one)} for one in found["tasks"]],
@@ -57,18 +63,23 @@ async def _page(reads: Reads, view: View, wanted: Mapping[str, str]) -> Row:
         given = TaskQuery.model_validate({**wanted, **({"label": [wanted["label"]]} if "label" in wanted else {})})
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        raise Problem(400, BAD_ARGUMENT, f"{first['loc'][0]}: {first['msg']}"[:300], fix="a label is key=value") from None
+        raise Problem(
+            400, BAD_ARGUMENT, f"{first['loc'][0]}: {first['msg']}"[:300], fix="a label is key=value"
+        ) from None
     labels = [dict([pair.split("=", 1)]) for pair in given.label or ()]
     sought = given.model_dump(include={"status", "task_type", "tenant"}) | {"labels": labels}
     place = place_of(view.query.get("cursor"), lambda task_id: str(uuid.UUID(task_id)))
-    name = f"tasks {sorted(sought.items())} {place} {sorted(view.holder.pools or ()) if view.holder.pools is not None else '*'}"
+    name = json.dumps(["tasks", sought, place, view.holder.restriction()], sort_keys=True)
     found: Row = await reads.once_a_second(name, lambda: reads.api.rows.tasks(view.holder, sought, place, ON_A_PAGE))
     return found
 
 
 async def _matching(reads: Reads, digits: str) -> Row:
     tasks = await reads.seen("match_tasks", digits) if DIGITS.fullmatch(digits) else []
-    return {"tasks": [{"worker_id": None, "max_attempts": None, **one, "attempts": one["attempt"]} for one in tasks], "next": None}
+    return {
+        "tasks": [{"worker_id": None, "max_attempts": None, **one, "attempts": one["attempt"]} for one in tasks],
+        "next": None,
+    }
 
 
 def figures(demand: Sequence[Row]) -> dict[str, int]:

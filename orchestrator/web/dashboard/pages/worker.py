@@ -13,6 +13,7 @@ from orchestrator.diagnostics import timeline, workers
 from orchestrator.errors import NO_WORKER
 from orchestrator.web.api.problems import Problem
 from orchestrator.web.dashboard import charts
+from orchestrator.web.dashboard.actions import OPERATE
 from orchestrator.web.dashboard.bringup import bringup
 from orchestrator.web.dashboard.log_parts import streams
 from orchestrator.web.dashboard.views import Facts, Page, Reads, View
@@ -47,7 +48,10 @@ async def facts(reads: Reads, view: View) -> Facts:
         "bringup": bringup(history, explanation.usual, now),
         "entries": [_entry(one, now) for one in entries[-MAX_ENTRIES:]],
         "entries_left_out": max(0, len(entries) - MAX_ENTRIES),
-        "tasks": [{**one, "took_s": _seconds(one["started_at"], one["ended_at"])} for one in history["tasks"][-MAX_TASKS:][::-1]],
+        "tasks": [
+            {**one, "took_s": _seconds(one["started_at"], one["ended_at"])}
+            for one in history["tasks"][-MAX_TASKS:][::-1]
+        ],
         "all_tasks": len(history["tasks"]) + history["left_out"]["tasks"]["count"],
         "states": states,
         "split": charts.split([(KINDS[one.state], one.usd) for one in states if one.usd], "Cost by state"),
@@ -58,7 +62,7 @@ async def facts(reads: Reads, view: View) -> Facts:
         "log_trouble": log_trouble,
         "not_shipped": not_shipped(row, logs),
         "find": view.query.get("find", ""),
-        "may_operate": view.holder.may(frozenset({"operate"})),
+        "may_operate": view.holder.may(OPERATE),
     }
 
 
@@ -98,7 +102,8 @@ def not_shipped(row: Row, logs: Sequence[Row]) -> int:
     if row["status"] == State.TERMINATED:
         return 0
     told = sum(size for sizes in (row.get("log_bytes") or {}).values() for size in sizes.values())
-    return max(0, told - sum(one["stored_bytes"] for one in logs))
+    stored = sum(one["stored_bytes"] for one in logs)
+    return int(max(0, told - stored))
 
 
 def _entry(one: timeline.Entry, now: datetime) -> Row:
