@@ -123,6 +123,14 @@ select w.id, w.fleet, k.kind, f.at, f.at + k.share * interval '1 h', 0.44 * k.sh
        lateral (select w.created_at + (h + case k.kind when 'idle' then 0.9 else 0 end) * interval '1 h' as at) f
  where w.promoted_at is not null and f.at + interval '1 h' < pg_temp.until() order by f.at;
 
+insert into orchestrator.pool_minutes
+select 'default', p.pool, date_trunc('minute', pg_temp.until()) - n * interval '1 min', n % 977, n % 50, 25, 0, 25, n % 3, 0,
+       11, 60 + n % 10, n % 5
+  from generate_series(1, pg_temp.kept(1440, 8)) n, (values ('default'), ('a')) p (pool);
+insert into orchestrator.worker_minutes
+select w.id, date_trunc('minute', pg_temp.until()) - n * interval '1 min', 'active', 1, n % 100, 20000 + n, 46068
+  from workers w, generate_series(1, least(400, pg_temp.kept(1440, 8))) n where w.status <> 'terminated';
+
 insert into decisions (fleet, pool, term, at, rule, target, inputs, actions, blocked)
 select 'default', p.pool, 1, pg_temp.until() - n * interval '40 s',
        'ceil(' || n % 977 || ' claimable / 4) = ' || n % 25, n % 25,

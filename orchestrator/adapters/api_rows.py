@@ -69,6 +69,15 @@ class ApiRows:
         """Workers, queue, offers, budgets and pauses, as a tick sees them."""
         return dict(await self._db.call("fleet_observe", p_fleet=self._fleet))
 
+    async def history(self, since: str, step_s: int | None = None, pool: str | None = None) -> Row:
+        """Minutes of pools, in steps: {now, since, step_s, pools: {pool: [{at, ready, …}]}}."""
+        args = {"p_since": since, "p_step_s": step_s, "p_pool": pool}
+        return dict(await self._db.call("fleet_history", p_fleet=self._fleet, **args))
+
+    async def worker_minutes(self, worker_id: str) -> Row:
+        """Minutes of one worker: {now, points: [{at, status, running, gpu_percent, …}]}."""
+        return dict(await self._db.call("fleet_worker_history", p_fleet=self._fleet, p_worker_id=worker_id))
+
     async def audit(self, *, before: int | None = None, limit: int = 100) -> Sequence[Row]:
         """The newest entries of the audit log, or those before an entry."""
         answer = await self._db.call("fleet_audit", p_fleet=self._fleet, p_before=before, p_limit=limit)

@@ -17,8 +17,9 @@ class Finder:
         self._fleet = fleet_id
 
     async def tasks(self, wanted: Mapping[str, Any], limit: int, *, full: bool = False) -> Mapping[str, Any]:
-        """Return {now, tasks, counts}, the newest tasks first. SQL's task_find() lists the keys of `wanted`.
+        """Return {now, tasks, next, counts, counts_beyond}, newest first. SQL's task_find() has the keys of `wanted`.
 
+        There are more tasks of the statuses in counts_beyond than were counted. `next` is `before` for the next call.
         Each row has `waits`, what a queued task waits for. Without `full`, rows lack params, results and dependencies.
         """
         return dict(await self._db.call("task_find", p_filter=dict(wanted), p_limit=limit, p_full=full))
@@ -33,7 +34,7 @@ class Finder:
         return list((await self._db.call("task_match", p_prefix=prefix, p_limit=CANDIDATES))["tasks"])
 
     async def workers(self, wanted: Mapping[str, Any], limit: int) -> Mapping[str, Any]:
-        """Return {now, workers, counts} with at most `limit` ended workers. SQL has the keys of `wanted`."""
+        """Return {now, workers, counts, beyond} with at most `limit` ended workers. SQL has the keys of `wanted`."""
         answer = await self._db.call("fleet_find_workers", p_fleet=self._fleet, p_filter=dict(wanted), p_limit=limit)
         return dict(answer)
 

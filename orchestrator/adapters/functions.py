@@ -230,8 +230,8 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_node_task_move": ("p_fleet", "p_term", "p_id", "p_from", "p_status", "p_error"),
         "fleet_cluster_sweep": ("p_fleet", "p_term"),
         "fleet_ended_attempts": ("p_fleet", "p_term", "p_cursor", "p_lag_s", "p_limit"),
-        "fleet_retain": ("p_fleet", "p_term", "p_every_s"),
-        "fleet_retention": ("p_fleet", "p_term"),  # within fleet_retain; earlier versions call it themselves
+        "fleet_retain": ("p_fleet", "p_term", "p_every_s", "p_days"),
+        "fleet_retention": ("p_fleet", "p_term", "p_days"),  # within fleet_retain; earlier versions call it themselves
         "fleet_workers": ("p_fleet", "p_all", "p_limit"),
         "fleet_worker": ("p_fleet", "p_worker_id"),
         "fleet_find_workers": ("p_fleet", "p_filter", "p_limit"),
@@ -257,6 +257,10 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_report": ("p_fleet",),
         "fleet_efficiency": ("p_fleet", "p_since", "p_until"),
         "fleet_metrics": ("p_fleet", "p_since"),
+        "fleet_record": ("p_fleet", "p_term"),
+        "fleet_history": ("p_fleet", "p_since", "p_step_s", "p_pool"),
+        "fleet_worker_history": ("p_fleet", "p_worker_id"),
+        "fleet_usage": ("p_fleet", "p_dimension", "p_span", "p_since", "p_until"),
         "fleet_leadership": ("p_fleet",),
         "fleet_describe": (),
         "fleet_schema_problems": (),

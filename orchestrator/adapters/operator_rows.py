@@ -125,6 +125,19 @@ class OperatorRows:
         """Return throughput, utilisation, queue depth and dollars per task. BadArgument for an invalid window."""
         return dict(await self._call("fleet_efficiency", p_since=since, p_until=until))
 
+    async def history(self, since: datetime, *, step_s: int | None = None, pool: str | None = None) -> Row:
+        """Return {now, since, step_s, pools: {pool: [{at, …}]}}: what each minute was like, in at most 360 steps."""
+        return dict(await self._call("fleet_history", p_since=since, p_step_s=step_s, p_pool=pool))
+
+    async def worker_history(self, worker_id: str) -> Row:
+        """Return {now, points}: what a worker reported in each minute of its last day."""
+        return dict(await self._call("fleet_worker_history", p_worker_id=worker_id))
+
+    async def usage(self, dimension: str, span: str, since: datetime, until: datetime | None = None) -> Row:
+        """Return {until, points}: what was done and spent in each "hour" or "day". BadArgument for another span."""
+        window = {"p_since": since, "p_until": until}
+        return dict(await self._call("fleet_usage", p_dimension=dimension, p_span=span, **window))
+
     async def claim_as(self, worker_id: str) -> None:
         """Claim for a worker that does not exist, to test the function. UnknownWorker shows that it works."""
         unknown = {"p_worker_id": worker_id, "p_nonce": "nobody", "p_claim_no": 1, "p_batch": 1, "p_wait_s": 0}

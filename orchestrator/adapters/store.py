@@ -208,10 +208,17 @@ class SqlStore(OperatorRows):
         answer = await self._call("fleet_note_alerts", p_term=term, p_alerts=alerts, p_messages=messages)
         return int(answer["written"])
 
-    async def retention(self, term: int) -> Mapping[str, int] | None:
-        """Delete a bounded number of expired rows, once an hour. Return table -> rows, or None if it is not due."""
-        answer = await self._call("fleet_retain", p_term=term, p_every_s=RETENTION_EVERY_S)
+    async def retention(self, term: int, days: Mapping[str, float]) -> Mapping[str, int] | None:
+        """Delete a bounded number of expired rows, once an hour. Return table -> rows, or None if it is not due.
+
+        `days`: how long each kind of row is kept; SQL's fleet_retention() lists them.
+        """
+        answer = await self._call("fleet_retain", p_term=term, p_every_s=RETENTION_EVERY_S, p_days=dict(days))
         return None if answer["deleted"] is None else dict(answer["deleted"])
+
+    async def record(self, term: int) -> None:
+        """Write the history of a minute that has begun, once, and some of the roll-ups that are due."""
+        await self._call("fleet_record", p_term=term)
 
     async def metrics(self, since: datetime | None) -> Row:
         """Return the attempts since a moment, counted up to "until", and the log bytes that are not shipped yet."""

@@ -174,6 +174,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("ci --scope operate --days 30", "may also cancel, pause and terminate; expires by itself"),
     ),
     "tokens list": (("", "names, rights and last uses"),),
+    "tokens link": (("", "opens the dashboard once, to read"),),
     "tokens revoke": (("webapp", "asks first"),),
     "completion": (("bash", "the script; see below where to put it"),),
 }

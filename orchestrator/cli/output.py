@@ -3,7 +3,7 @@
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from decimal import Decimal
@@ -160,9 +160,10 @@ def one_line(value: Any, most: int = 200) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def numbers(value: Mapping[str, float]) -> str:
-    """`a 1, b 2`."""
-    return ", ".join(f"{name} {amount:g}" for name, amount in sorted(value.items()))
+def numbers(value: Mapping[str, float], beyond: Container[str] = ()) -> str:
+    """`a 1, b more than 2`, with b in `beyond`."""
+    parts = ((name, "more than " if name in beyond else "", amount) for name, amount in sorted(value.items()))
+    return ", ".join(f"{name} {more}{amount:g}" for name, more, amount in parts)
 
 
 def _console(stream: Any) -> Console:

@@ -21,6 +21,11 @@ NOTE_LINES = 2  # of a terminal that a note takes at most; `explain` and `tasks 
 Row = Mapping[str, Any]
 
 
+def counted_by_status(counts: Mapping[str, int], beyond: Sequence[str]) -> str:
+    """Return `more than 9,876 Complete, 3 Queued`; of the statuses in `beyond` there are more than were counted."""
+    return ", ".join(f"{'more than ' if status in beyond else ''}{n:,} {status}" for status, n in counts.items())
+
+
 def listing(rows: Sequence[Row], output: Output, now: datetime) -> RenderableType:
     """Return one line per task. On a narrow terminal, ids are shortened to the digits that tell them apart."""
     ids = [str(row["id"]) for row in rows]

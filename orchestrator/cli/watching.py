@@ -18,7 +18,7 @@ EVERY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class WatchedView:
     """One answer of the database, for a person and for a program."""
 
     body: RenderableType
@@ -26,7 +26,7 @@ class View:
     warning: str | None = None
 
 
-async def watch(output: Output, ask: Callable[[], Awaitable[View]]) -> NoReturn:
+async def watch(output: Output, ask: Callable[[], Awaitable[WatchedView]]) -> NoReturn:
     """Show what `ask` returns, again every EVERY_S seconds. With --json, one document for each answer."""
     from rich.live import Live
 

@@ -11,6 +11,7 @@ from orchestrator.config.types import (
     AlertUrl,
     Conninfo,
     Count,
+    Days,
     Domain,
     FleetId,
     Headers,
@@ -201,4 +202,27 @@ class Telemetry(BaseModel):
         None,
         "The DSN of a Sentry project. The orchestrator reports its own unexpected errors: their types, and places in "
         "the code, no values.",
+    )
+
+
+class Retention(BaseModel):
+    """How long the database keeps rows. The leader deletes older ones, a part each hour."""
+
+    attempts_retention_days: Days = setting(
+        90, "Attempts at tasks. Figures over a longer time come from totals by hour and day.", unit="days"
+    )
+    events_retention_days: Days = setting(
+        90, "Events, bring-up attempts and the list of log objects of workers, after the worker ended.", unit="days"
+    )
+    workers_retention_days: Days = setting(
+        400, "Ended workers with their costs. Attempts and events are not kept longer than these.", unit="days"
+    )
+    decisions_retention_days: Days = setting(30, "Scaling decisions, except the last one of each pool.", unit="days")
+    audit_retention_days: Days = setting(90, "The audit log. Submissions of tasks stay a week at most.", unit="days")
+    history_retention_days: Days = setting(8, "The minutes of pools and workers that charts show.", unit="days")
+    tasks_retention_days: Days | None = setting(
+        None,
+        "Ended tasks, 10,000 an hour at most. Empty keeps them. A task that another one still needs stays. Outputs in "
+        "the bucket stay.",
+        unit="days",
     )

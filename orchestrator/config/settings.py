@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from orchestrator.config.connection_settings import Messages, Needed, Places, Telemetry
+from orchestrator.config.connection_settings import Messages, Needed, Places, Retention, Telemetry
 from orchestrator.config.conninfo import conninfo_passwords
 from orchestrator.config.fleet_settings import Machines, Scaling, WorkerPrograms
 from orchestrator.config.placeholders import (
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from orchestrator.worker_tokens import Key
 
 
-SECTIONS = (Needed, Places, Scaling, Machines, WorkerPrograms, Messages, Telemetry)
+SECTIONS = (Needed, Places, Scaling, Machines, WorkerPrograms, Messages, Telemetry, Retention)
 
 
 KEY_TEXTS = frozenset({"runpod_ssh_private_key", "runpod_ssh_public_key"})  # ssh_keys.py undoes what was done to them
@@ -49,7 +49,7 @@ def refuse_unfilled(given: str, name: str) -> None:
     refuse_comment(given)
 
 
-class Settings(Telemetry, Messages, WorkerPrograms, Machines, Scaling, Places, Needed, BaseSettings):
+class Settings(Retention, Telemetry, Messages, WorkerPrograms, Machines, Scaling, Places, Needed, BaseSettings):
     """What the environment says, validated."""
 
     model_config = SettingsConfigDict(case_sensitive=False, extra="ignore", frozen=True, env_ignore_empty=True)
@@ -126,6 +126,11 @@ class Settings(Telemetry, Messages, WorkerPrograms, Machines, Scaling, Places, N
             **{one.pool_field: getattr(self, one.name) for one in settings_of(Settings) if one.pool_field},
         )
 
+    def retention_days(self) -> dict[str, float]:
+        """How long the rows of each kind are kept, as fleet_retention() names them."""
+        days = {one.name: getattr(self, one.name) for one in settings_of(Retention)}
+        return {name.removesuffix("_retention_days"): kept for name, kept in days.items() if kept is not None}
+
     def policy(self) -> Policy:
         """The planner's numbers. Raises SettingsError where POOLS_FILE cannot be used."""
         pools, task_types = read_pools(self.pools_file, self.default_pool())
@@ -148,6 +153,7 @@ class Settings(Telemetry, Messages, WorkerPrograms, Machines, Scaling, Places, N
             max_failures=self.worker_max_consecutive_failures,
             hourly_budget_usd=self.max_hourly_cost_usd,
             daily_budget_usd=self.daily_budget_usd,
+            retention_days=self.retention_days(),
         )
 
     def secrets(self) -> tuple[str, ...]:

@@ -253,6 +253,7 @@ def is_number(kind: object) -> bool:
 Count = Annotated[int, Field(ge=0, le=10_000)]
 Batch = Annotated[int, Field(ge=1, le=100)]  # what worker_claim hands out at most
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
+Days = Annotated[float, Field(ge=1, le=3_660)]
 Dollars = Annotated[float, Field(ge=0, le=1_000_000)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 Variables = Annotated[Names, AfterValidator(_variables)]

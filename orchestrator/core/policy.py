@@ -3,7 +3,8 @@
 Suffixes are units: `_s` seconds, `_usd` US dollars, `_gb` gigabytes.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -89,6 +90,7 @@ class Policy:
     max_failures: int = 5
     hourly_budget_usd: float | None = None  # MAX_HOURLY_COST_USD: of all live workers together
     daily_budget_usd: float | None = None  # of a UTC day
+    retention_days: Mapping[str, float] = field(default_factory=dict)  # by kind of row; absent: the default of the SQL
 
     @property
     def heartbeat_s(self) -> float:

@@ -40,8 +40,10 @@ def _states(report: Report) -> dict[str, str]:
 
 
 def _counts(report: Report) -> Mapping[str, int]:
-    counts: Mapping[str, int] = report["database_state"].get("task_counts", {})
-    return counts
+    """Return the tasks by status, without those of which there are more than were counted."""
+    database = report["database_state"]
+    beyond = database.get("counts_beyond", ())
+    return {name: n for name, n in database.get("task_counts", {}).items() if name not in beyond}
 
 
 def _hourly(report: Report) -> float:

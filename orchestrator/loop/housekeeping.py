@@ -17,6 +17,7 @@ class Housekeeping:
     def __init__(self, runtime: Runtime, on_retention: Callable[[], Awaitable[None]] | None) -> None:
         """`on_retention` is called after old rows were deleted."""
         self._store, self._metrics, self._on_retention = runtime.store, runtime.metrics, on_retention
+        self._days = runtime.policy.retention_days
         self._failure: str | None = None  # of the last maintenance: an outage is logged once, not each second
         self._counted_to: datetime | None = None  # finished tasks are counted up to this time, in this term
 
@@ -50,7 +51,7 @@ class Housekeeping:
     async def retain(self, term: int) -> None:
         """Delete old rows, if that is due: the database stores when it was last done."""
         try:
-            deleted = await self._store.retention(term)
+            deleted = await self._store.retention(term, self._days)
         except PortError as error:
             log.warning("retention_failed", error=f"{type(error).__name__}: {error}")
             return

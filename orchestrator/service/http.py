@@ -17,7 +17,7 @@ from orchestrator.service.control_loop import Parts
 from orchestrator.service.tokens import sealed_token_for
 from orchestrator.web.api.operations import Api
 from orchestrator.web.app import build_app
-from orchestrator.web.dashboard.routes import Dashboard
+from orchestrator.web.dashboard.dashboard import Dashboard
 from orchestrator.web.role_routing import RoleRoutedCalls, RoleRoutedDb
 from orchestrator.web.wakeups import WakeupHub
 from orchestrator.wiring import as_direct, open_worker_db
@@ -63,7 +63,7 @@ async def open_application(
             sealed=sealed_token_for(settings),
             api=api,
             dashboard=Dashboard(
-                api, settings.fleet_id, bucket_origin=bucket_origin(settings), is_https=settings.proxy_hops > 0
+                api, settings.fleet_id, bucket_origin=bucket_origin(settings), has_proxy=settings.proxy_hops > 0
             ),
         )
 

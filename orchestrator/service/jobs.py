@@ -36,6 +36,7 @@ from orchestrator.service.tokens import sealed_token_for
 from orchestrator.wiring import sending_rules
 
 MESSAGES_EVERY_S = 2.0  # while none about tasks is due
+HISTORY_EVERY_S = 10.0  # how often it is checked whether a minute has begun
 PROGRESS_S = 10.0  # between two messages about the progress of a task
 log = structlog.get_logger()
 
@@ -55,6 +56,7 @@ def jobs_of(
         LeaderJob("conditions", conditions.EVERY_S, lambda _term: known.ask()),
         LeaderJob("condition_record", conditions.RECORD_EVERY_S, known.record.step),
         LeaderJob("schedules", schedules.EVERY_S, due.step),
+        LeaderJob("history", HISTORY_EVERY_S, store.record),
     ]
     if rules := sending_rules(settings):
         sender = WebhookSender(rules)

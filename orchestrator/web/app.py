@@ -22,10 +22,8 @@ from orchestrator.web.api.problems import Problem
 from orchestrator.web.api.routes import BASE
 from orchestrator.web.api.routes import routes as api_routes
 from orchestrator.web.connections import Connections
-from orchestrator.web.dashboard.confirm import action_routes
-from orchestrator.web.dashboard.downloads import download_routes
-from orchestrator.web.dashboard.routes import Dashboard
-from orchestrator.web.dashboard.routes import routes as page_routes
+from orchestrator.web.dashboard.dashboard import Dashboard
+from orchestrator.web.dashboard.routes import routes as dashboard_routes
 from orchestrator.web.errors import CLOSES, NO_STORE, Refusal
 from orchestrator.web.gateway import FUNCTIONS, Gateway
 from orchestrator.web.metrics import exposition, holds_token
@@ -82,7 +80,7 @@ def build_app(
 
     numbers = metrics or Metrics()
     routes: list[BaseRoute] = [
-        *(_pages(dashboard) if dashboard else [Route("/", root, methods=["GET"])]),
+        *(dashboard_routes(dashboard) if dashboard else [Route("/", root, methods=["GET"])]),
         Route("/healthz", healthz, methods=["GET"]),
         Route("/readyz", readyz, methods=["GET"]),
         Route("/metrics", exposition(numbers, metrics_token), methods=["GET"]),
@@ -100,10 +98,6 @@ def build_app(
     app.state.status = status
     app.router.redirect_slashes = False  # a path with an extra slash is not found
     return app
-
-
-def _pages(dashboard: Dashboard) -> list[BaseRoute]:
-    return [*page_routes(dashboard), *action_routes(dashboard), *download_routes(dashboard)]
 
 
 def _counted(

@@ -248,7 +248,7 @@ language sql stable security definer set search_path = pg_catalog, pg_temp set e
 $$;
 
 -- A page of tasks, the newest first, without params and results. Unlike task_find, it counts nothing, and its cost is
--- bounded for every filter, because programs outside choose the filter: a call looks at 5,000 tasks at most, so a page
+-- bounded for every filter, because programs outside choose the filter: a call looks at 2,000 tasks at most, so a page
 -- may be short, and `next` says where to continue. p_filter: {status, task_type, tenant, labels: [{key: value}]};
 -- p_cursor: [time, id] of the last task that was looked at.
 create or replace function public.task_page(
@@ -258,7 +258,7 @@ language plpgsql stable security definer set search_path = pg_catalog, pg_temp s
 set enable_sort = on set jit = off as $$
 #variable_conflict use_variable
 declare
-    c_looked_at constant int := 5000;
+    c_looked_at constant int := 2000;
     v_limit int := least(greatest(coalesce(p_limit, 100), 1), 1000);
     v_at timestamptz := (p_cursor->>0)::timestamptz;
     v_id uuid := (p_cursor->>1)::uuid;

@@ -210,22 +210,22 @@ language sql stable security definer set search_path = pg_catalog, pg_temp set j
                                 from public.task_attempts a where a.task_id = task_get.p_id), '[]'))
 $$;
 
+-- The newest tasks of a status and a type, as far as they are among the newest 20,000, and the number of all by status,
+-- as internal_count_tasks has it.
 create or replace function public.task_list(
     p_status text, p_task_type text, p_limit int, p_now timestamptz default null
 ) returns jsonb
-language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
-    select jsonb_build_object(
-        'tasks', coalesce((
-            select jsonb_agg(orchestrator.task_json(t.id) order by t.created_at desc, t.id) from (
-                select * from public.tasks t
-                 where (task_list.p_status is null or task_list.p_status = coalesce(
-                           (select p.status from orchestrator.publications p where p.task_id = t.id), t.status::text))
-                   and (task_list.p_task_type is null or t.task_type = task_list.p_task_type)
-                 order by t.created_at desc, t.id
-                 limit least(greatest(coalesce(task_list.p_limit, 100), 0), 10000)) t), '[]'),
-        'counts', coalesce((
-            select jsonb_object_agg(c.status, c.n)
-              from (select coalesce(p.status, t.status::text) as status, count(*) as n
-                      from public.tasks t left join orchestrator.publications p on p.task_id = t.id
-                     where task_list.p_task_type is null or t.task_type = task_list.p_task_type group by 1) c), '{}'))
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_filter jsonb := jsonb_strip_nulls(jsonb_build_object(
+        'type', p_task_type, 'status', case when p_status is not null then jsonb_build_array(p_status) end));
+    v_ids uuid[] := (select s.ids from public.internal_select_tasks(v_filter, p_limit) s);
+    v_counts jsonb := public.internal_count_tasks(v_filter, public.internal_clock(p_now));
+begin
+    return jsonb_build_object(
+        'tasks', coalesce((select jsonb_agg(orchestrator.task_json(t.id) order by t.created_at desc, t.id)
+                             from public.tasks t where t.id = any (v_ids)), '[]'),
+        'counts', v_counts->'counts', 'counts_beyond', v_counts->'beyond');
+end
 $$;

@@ -103,8 +103,8 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
 $$;
 
 -- Columns of the tables that users change too (columns.sql has the list): those that are gone, or those of a type that
--- cannot be used, or that are generated. A type of the same kind can be: varchar or an enum for text, timestamp for
--- timestamptz.
+-- cannot be used, or that are generated. A type of the same kind can be: varchar for text, timestamp for timestamptz. A
+-- status may be an enum.
 create or replace function public.internal_column_problems(p_gone boolean) returns table (what text, why text, fix text)
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select format('the column %s.%s %s', n.rel, n.name,
@@ -131,7 +131,7 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
      where case when internal_column_problems.p_gone then a.attname is null
                 else a.attgenerated <> '' or h.oid <> w.oid
                      and (w.typcategory in ('U', 'A') or h.typcategory <> w.typcategory)
-                     and not (h.typcategory = 'E' and w.typcategory = 'S') end
+                     and not (h.typcategory = 'E' and n.name = 'status') end
 $$;
 
 -- Triggers of ours that are missing or disabled, and rules.

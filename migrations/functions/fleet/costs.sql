@@ -1,6 +1,8 @@
 -- What workers cost: booked intervals, budgets, and the share of each attempt.
 
--- Returns dollars between two moments, from the duration of each worker's states and of each attempt.
+-- Returns dollars between two moments: of workers for the time within them, of tasks for the attempts that ended then
+-- or are open. The answer says where the window begins (see orchestrator.usage_since). Long ago, tasks are the most
+-- expensive ones of each hour.
 create or replace function public.fleet_cost(
     p_fleet text, p_since timestamptz, p_until timestamptz, p_now timestamptz default null
 ) returns jsonb
@@ -9,56 +11,59 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp set enab
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_until timestamptz := least(coalesce(p_until, v_now), v_now);
-    c_tasks constant int := 1000;  -- the most expensive ones are listed; the sums count all
+    v_since timestamptz := orchestrator.usage_since(p_since, v_now);
+    c_rows constant int := 1000;  -- tasks that are listed, and ten times as many workers; the sums count all
 begin
     perform public.internal_check_window(p_since, v_until);
     return (
-        with by_kind as (
-            select b.worker_id, b.kind, b.seconds, b.usd from public.internal_booked(p_fleet, p_since, v_until, v_now) b
-        ), workers as (
-            select w.id, w.pool, w.cluster, w.gpu_type, w.gpu_count, w.pod_id, w.status, w.price_usd_per_hour,
-                   sum(k.seconds) as seconds, sum(k.usd) as usd,
+        with workers as materialized (
+            select k.worker_id, sum(k.seconds) as seconds, sum(k.usd) as usd,
                    jsonb_object_agg(k.kind, jsonb_build_object('seconds', round(k.seconds, 3),
                                                                'usd', round(k.usd, 6))) as kinds
-              from by_kind k join public.workers w on w.id = k.worker_id
-             group by w.id
-        ), shares as (
-            select s.task_id, t.task_type, s.outcome, s.seconds, s.usd
-              from public.internal_shares(p_since, v_until, v_now) s
-             cross join lateral (select * from public.tasks k where k.id = s.task_id offset 0) t  -- by its key, each
-             where s.fleet = p_fleet
-        ), tasks as (
-            select s.task_id, s.task_type, count(*) as attempts, sum(s.seconds) as seconds, sum(s.usd) as usd,
-                   coalesce(sum(s.usd) filter (where s.outcome <> 'complete'), 0) as wasted_usd
-              from shares s group by s.task_id, s.task_type
+              from public.internal_booked(p_fleet, v_since, v_until, v_now) k
+             group by k.worker_id order by sum(k.usd) desc, k.worker_id limit 10 * c_rows
+        ), kinds as materialized (
+            select * from orchestrator.usage_between(p_fleet, v_since, v_until, v_now, 'kind')
         )
         select jsonb_build_object(
-            'now', v_now, 'since', p_since, 'until', v_until,
-            'usd', (select coalesce(round(sum(w.usd), 6), 0) from workers w),
+            'now', v_now, 'since', v_since, 'until', v_until,
+            'usd', (select coalesce(round(sum(k.usd), 6), 0) from kinds k),
             'kinds', coalesce((
-                select jsonb_object_agg(k.kind, to_jsonb(k.*) - 'kind')
-                  from (select b.kind, round(sum(b.seconds), 3) as seconds, round(sum(b.usd), 6) as usd
-                          from by_kind b group by b.kind) k), '{}'),
+                select jsonb_object_agg(k.name, jsonb_build_object('seconds', round(k.seconds, 3),
+                                                                   'usd', round(k.usd, 6))) from kinds k), '{}'),
             'workers', coalesce((
                 select jsonb_agg(jsonb_build_object(
                            'id', w.id, 'pool', w.pool, 'cluster', w.cluster, 'gpu_type', w.gpu_type,
                            'gpu_count', w.gpu_count, 'pod_id', w.pod_id, 'status', w.status,
-                           'price_usd_per_hour', w.price_usd_per_hour, 'seconds', round(w.seconds, 3),
-                           'usd', round(w.usd, 6), 'kinds', w.kinds)
-                           order by w.usd desc, w.id) from workers w), '[]'),
-            'types', coalesce((
-                select jsonb_agg(to_jsonb(y.*) order by y.usd desc, y.task_type)
-                  from (select t.task_type, count(*) as tasks, sum(t.attempts) as attempts,
-                               round(sum(t.seconds), 3) as seconds, round(sum(t.usd), 6) as usd,
-                               round(sum(t.wasted_usd), 6) as wasted_usd
-                          from tasks t group by t.task_type) y), '[]'),
+                           'price_usd_per_hour', w.price_usd_per_hour, 'seconds', round(k.seconds, 3),
+                           'usd', round(k.usd, 6), 'kinds', k.kinds)
+                           order by k.usd desc, w.id)
+                  from workers k join public.workers w on w.id = k.worker_id), '[]'),
+            'types', public.internal_usage_lines(p_fleet, v_since, v_until, v_now, 'type', 'task_type', c_rows),
             'tasks', coalesce((
                 select jsonb_agg(jsonb_build_object(
-                           'id', t.task_id, 'task_type', t.task_type, 'attempts', t.attempts,
-                           'seconds', round(t.seconds, 3), 'usd', round(t.usd, 6),
-                           'wasted_usd', round(t.wasted_usd, 6)) order by t.usd desc, t.task_id)
-                  from (select * from tasks t order by t.usd desc, t.task_id limit c_tasks) t), '[]')));
+                           'id', u.name, 'task_type', t.task_type, 'attempts', u.attempts,
+                           'seconds', round(u.seconds, 3), 'usd', round(u.usd, 6),
+                           'wasted_usd', round(u.wasted_usd, 6)) order by u.usd desc, u.name)
+                  from (select * from orchestrator.usage_between(p_fleet, v_since, v_until, v_now, 'task') b
+                         where b.attempts > 0 order by b.usd desc, b.name limit c_rows) u
+                 cross join lateral (select * from public.tasks k where k.id = u.name::uuid offset 0) t), '[]')));
 end
+$$;
+
+-- The lines of one dimension in a window, the most expensive first; their names are under p_key.
+create or replace function public.internal_usage_lines(
+    p_fleet text, p_since timestamptz, p_until timestamptz, p_now timestamptz, p_dimension text, p_key text, p_most int
+) returns jsonb
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
+    select coalesce(jsonb_agg(jsonb_build_object(
+               internal_usage_lines.p_key, u.name, 'tasks', u.tasks, 'attempts', u.attempts,
+               'seconds', round(u.seconds, 3), 'usd', round(u.usd, 6), 'wasted_usd', round(u.wasted_usd, 6))
+               order by u.usd desc, u.name), '[]')
+      from (select * from orchestrator.usage_between(
+                internal_usage_lines.p_fleet, internal_usage_lines.p_since, internal_usage_lines.p_until,
+                internal_usage_lines.p_now, internal_usage_lines.p_dimension) b
+             where b.seconds > 0 order by b.usd desc, b.name limit internal_usage_lines.p_most) u
 $$;
 
 create or replace function public.internal_check_window(p_since timestamptz, p_until timestamptz) returns void
@@ -100,12 +105,12 @@ begin
 end
 $$;
 
--- Attempts that ended after p_since or are open, or those of the claims of one task, each with its time span and the
--- number of attempts (`of`) that share it. Tasks of one claim run one after the other: the time of each begins when the
--- previous one ended. An open attempt lasts until p_now. Planned at each call, because the best plan depends on
--- p_since.
+-- Attempts that ended after p_since and not after p_until, with the open ones unless p_until is past, or those of the
+-- claims of one task, each with its time span and the number of attempts (`of`) that share it. Tasks of one claim run
+-- one after the other: the time of each begins when the previous one ended. An open attempt lasts until p_now. Planned
+-- at each call, because the best plan depends on p_since.
 create or replace function public.internal_attempt_times(
-    p_since timestamptz, p_now timestamptz, p_task_id uuid default null
+    p_since timestamptz, p_until timestamptz, p_now timestamptz, p_task_id uuid default null
 )
 returns table (worker_id text, task_id uuid, attempt int, outcome text, from_at timestamptz, to_at timestamptz,
                of bigint)
@@ -120,9 +125,9 @@ begin
           from orchestrator.live q where q.state = 'running' and q.nonce is not null
     ), reaching as (
         select a.worker_id, a.nonce, a.claim_no, a.task_id, a.attempt, a.outcome, a.started_at, a.ended_at
-          from orchestrator.attempts a where p_task_id is null and (a.started_at > p_since or a.ended_at > p_since)
+          from orchestrator.attempts a where p_task_id is null and a.ended_at > p_since and a.ended_at <= p_until
         union all
-        select o.* from open o where p_task_id is null
+        select o.* from open o where p_task_id is null and p_until >= p_now
         union all
         select a.* from (select distinct b.worker_id, b.nonce, b.claim_no
                            from public.task_attempts b where b.task_id = p_task_id) c
@@ -147,21 +152,18 @@ begin
 end
 $$;
 
--- The cost of each attempt between p_since and p_until: its share of its claim, until the billing of its worker ended.
-create or replace function public.internal_shares(
-    p_since timestamptz, p_until timestamptz, p_now timestamptz, p_task_id uuid default null
-) returns table (fleet text, task_id uuid, attempt int, outcome text, seconds numeric, usd numeric)
+-- The cost of each attempt of the claims of a task: its share of its claim, until the billing of its worker ended.
+create or replace function public.internal_shares(p_task_id uuid, p_now timestamptz)
+returns table (fleet text, task_id uuid, attempt int, outcome text, seconds numeric, usd numeric)
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select w.fleet, a.task_id, a.attempt, a.outcome, x.seconds,
            coalesce(w.price_usd_per_hour, w.reserved_usd_per_hour, 0) * x.seconds / 3600
-      from public.internal_attempt_times(internal_shares.p_since, internal_shares.p_now, internal_shares.p_task_id) a
+      from public.internal_attempt_times('-infinity', internal_shares.p_now, internal_shares.p_now,
+                                         internal_shares.p_task_id) a
       join public.workers w on w.id = a.worker_id
       cross join lateral (
-          select extract(epoch from least(a.to_at, w.billing_until, internal_shares.p_until)
-              - greatest(a.from_at, internal_shares.p_since)) / a.of) x (seconds)
-     where w.billing_since is not null and w.created_at < internal_shares.p_until
-       and coalesce(w.terminated_at > internal_shares.p_since, true)
-       and x.seconds > 0
+          select extract(epoch from least(a.to_at, w.billing_until) - a.from_at) / a.of) x (seconds)
+     where w.billing_since is not null and x.seconds > 0
 $$;
 
 create or replace function public.internal_worker_costs(p_worker public.workers, p_now timestamptz) returns jsonb
@@ -314,32 +316,40 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp set enab
 declare
     v_now timestamptz := public.internal_clock(p_now);
     v_until timestamptz := least(coalesce(p_until, v_now), v_now);
-    v_key text := case when p_by like 'label:_%' then substr(p_by, 7) end;
+    v_since timestamptz := orchestrator.usage_since(p_since, v_now);
 begin
     perform public.internal_check_window(p_since, v_until);
-    if v_key is null and p_by is distinct from 'tenant' then
+    if (p_by = 'tenant' or p_by like 'label:_%') is not true then
         perform public.internal_refuse('OR007', 'p_by is not valid', format('got %L', left(p_by, 100)),
                                        'tenant, or label:KEY');
     end if;
     return (
-        with shares as (
-            select case when v_key is null then t.tenant
-                when jsonb_typeof(t.labels) = 'object' then t.labels ->> v_key end as name,
-                   s.task_id, s.outcome, s.seconds, s.usd
-              from public.internal_shares(p_since, v_until, v_now) s
-             cross join lateral (select * from public.tasks k where k.id = s.task_id offset 0) t  -- by its key, each
-             where s.fleet = p_fleet
-        ), named as (
-            select s.name, count(distinct s.task_id) as tasks, count(*) as attempts,
-                   round(sum(s.seconds), 3) as seconds, round(sum(s.usd), 6) as usd,
-                   round(coalesce(sum(s.usd) filter (where s.outcome <> 'complete'), 0), 6) as wasted_usd
-              from shares s group by s.name
+        with named as (
+            select u.name, u.tasks, u.attempts, u.seconds, u.usd, u.wasted_usd
+              from orchestrator.usage_between(p_fleet, v_since, v_until, v_now, p_by) u
+        ), every as (
+            select sum(u.tasks) as tasks, sum(u.attempts) as attempts, sum(u.seconds) as seconds, sum(u.usd) as usd,
+                   sum(u.wasted_usd) as wasted_usd
+              from orchestrator.usage_between(p_fleet, v_since, v_until, v_now, 'type') u
+        ), lines as (
+            select * from named n where n.attempts > 0
+            union all
+            select null, e.tasks - s.tasks, e.attempts - s.attempts, e.seconds - s.seconds, e.usd - s.usd,
+                   e.wasted_usd - s.wasted_usd
+              from every e
+             cross join (select coalesce(sum(n.tasks), 0) as tasks, coalesce(sum(n.attempts), 0) as attempts,
+                                coalesce(sum(n.seconds), 0) as seconds, coalesce(sum(n.usd), 0) as usd,
+                                coalesce(sum(n.wasted_usd), 0) as wasted_usd from named n) s
+             where e.attempts > s.attempts
         )
         select jsonb_build_object(
-            'now', v_now, 'since', p_since, 'until', v_until, 'of', (select count(*) from named),
+            'now', v_now, 'since', v_since, 'until', v_until,
             'lines', coalesce((
-                select jsonb_agg(to_jsonb(n.*) order by n.usd desc, n.name nulls last)
-                  from (select * from named n order by n.usd desc, n.name nulls last
-                         limit least(greatest(coalesce(p_limit, 1000), 0), 10000)) n), '[]')));
+                select jsonb_agg(jsonb_build_object(
+                           'name', l.name, 'tasks', l.tasks, 'attempts', l.attempts, 'seconds', round(l.seconds, 3),
+                           'usd', round(l.usd, 6), 'wasted_usd', round(l.wasted_usd, 6)) order by l.usd desc, l.name)
+                  from (select * from lines l order by l.usd desc, l.name
+                         limit least(greatest(coalesce(p_limit, 1000), 0), 10000)) l), '[]'),
+            'of', (select count(*) from lines)));
 end
 $$;

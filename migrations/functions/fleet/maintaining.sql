@@ -23,6 +23,7 @@ declare
     v_pool text;
     v_rechecked int;
     v_published int := 0;
+    v_audited int;
     v_count int;
 begin
     for v_pool in
@@ -39,7 +40,6 @@ begin
     perform orchestrator.audit_limits('key', c_most);
     perform orchestrator.audit_limits('type', c_most);
     v_rechecked := orchestrator.look_at_rechecks(c_most);
-    perform orchestrator.review_holds(p_now);
     delete from orchestrator.slow_calls s where s.at < p_now - interval '2 minutes';
     loop
         v_count := orchestrator.publish_due(c_publications);
@@ -48,8 +48,9 @@ begin
                   or current_setting('orchestrator.is_cancelled', true) = 'yes'
                or clock_timestamp() > statement_timestamp() + interval '1 second';
     end loop;
-    return jsonb_build_object('rechecked', v_rechecked, 'published', v_published,
-                              'audited', cardinality(orchestrator.audit(null)));
+    v_audited := cardinality(orchestrator.audit(null));
+    perform orchestrator.review_holds(p_now);  -- last: calls of these workers wait until the transaction ends
+    return jsonb_build_object('rechecked', v_rechecked, 'published', v_published, 'audited', v_audited);
 end
 $$;
 
@@ -58,6 +59,7 @@ create or replace function orchestrator.look_at_rechecks(p_most int) returns int
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
+    c_needs constant int := 50000;  -- in one call
     v_keys text[];
     v_types text[];
     v_limited text[];
@@ -106,6 +108,7 @@ begin
         perform orchestrator.unmeet_again(v_unmet);
     end if;
     if v_needs is not null then
+        v_needs := orchestrator.with_few_needs(v_needs, c_needs, 'needs');
         insert into orchestrator.rechecks (kind, name)
         select 'needs', n.id::text from unnest(orchestrator.look_again(v_needs, false)) n (id);
         perform orchestrator.end_cycles(v_needs);

@@ -18,6 +18,7 @@ declare
     v_task public.tasks;
     v_end orchestrator.publications;
     v_run record;
+    v_values jsonb;
 begin
     select * into v_task from public.tasks t where t.id = p_id;
     if not found then
@@ -29,26 +30,46 @@ begin
     v_task.run_after := public.internal_readable_time(v_task.run_after);
     v_task.traceparent := case when public.internal_traceparent_problem(v_task.traceparent) is null
                                then v_task.traceparent end;
-    select coalesce(v_task.pool, d.pool, 'default'), coalesce(v_task.max_attempts, d.max_attempts, 3),
-           coalesce(v_task.timeout_s, d.timeout_s)
-      into v_task.pool, v_task.max_attempts, v_task.timeout_s
+    select jsonb_build_object('pool', coalesce(v_task.pool, d.pool, 'default'),
+                              'max_attempts', coalesce(v_task.max_attempts, d.max_attempts, 3),
+                              'timeout_s', coalesce(v_task.timeout_s, d.timeout_s))
+      into v_values
       from (values (1)) o (one) left join public.task_types d on d.task_type = v_task.task_type;
     select * into v_end from orchestrator.publications p where p.task_id = p_id and p.no > v_task.published;
     if found then
-        v_task := jsonb_populate_record(v_task, orchestrator.as_shown(v_end, v_task));
+        v_values := v_values || orchestrator.as_shown(v_end, v_task);
     end if;
-    if v_task.status = 'Queued' then
+    if coalesce(v_values->>'status', v_task.status::text) = 'Queued' then
         select q.attempt, q.worker_id, q.claimed_at into v_run from orchestrator.live q
          where q.task_id = p_id and q.state = 'running' and 2 * q.attempt > v_task.published and q.nonce is not null;
         if found then
-            v_task.status := 'In Progress';
-            v_task.worker_id := v_run.worker_id;
-            v_task.attempts := v_run.attempt;
-            v_task.generation_started_at := v_run.claimed_at;
-            v_task.run_after := null;
+            v_values := v_values || jsonb_build_object(
+                'status', 'In Progress', 'worker_id', v_run.worker_id, 'attempts', v_run.attempt,
+                'generation_started_at', v_run.claimed_at, 'run_after', null);
         end if;
     end if;
-    return v_task;
+    return orchestrator.with_values(v_task, v_values);
+end
+$$;
+
+-- A task with these values of its columns. What does not fit a column of the user's, such as a varchar(20) or a domain,
+-- stays as it is: a task must end all the same, and one must not end every list of tasks.
+create or replace function orchestrator.with_values(p_task public.tasks, p_values jsonb) returns public.tasks
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+    v_value record;
+begin
+    return jsonb_populate_record(p_task, p_values);
+exception when others or assert_failure then
+    for v_value in select * from jsonb_each(p_values) loop
+        begin
+            p_task := jsonb_populate_record(p_task, jsonb_build_object(v_value.key, v_value.value));
+        exception when others or assert_failure then
+            null;
+        end;
+    end loop;
+    return p_task;
 end
 $$;
 
@@ -147,6 +168,16 @@ select g.tgname from pg_catalog.pg_trigger g join pg_catalog.pg_proc p on p.oid 
  where g.tgrelid = 'public.tasks'::regclass and not g.tgisinternal and g.tgenabled <> 'D'
    and p.pronamespace <> 'orchestrator'::regnamespace;
 
+-- A call of an agent in which the publication took long.
+create or replace function orchestrator.note_slow_call(p_pool text, p_at timestamptz) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '900ms' as $$
+#variable_conflict use_variable
+begin
+    insert into orchestrator.slow_calls (pool, at)
+    select p_pool, p_at where exists (select from orchestrator.users_triggers);
+end
+$$;
+
 -- Publishes ends. What cannot be published now is published later; if p_is_slow, all of them. p_pool: of a call of an
 -- agent.
 create or replace function orchestrator.publish(
@@ -188,8 +219,7 @@ begin
         perform orchestrator.publish_later(array[v_end], v_why);
     end loop;
     if p_pool is not null and clock_timestamp() > v_began + c_slow then
-        insert into orchestrator.slow_calls (pool, at)
-        select p_pool, (p_ends[1]).at where exists (select from orchestrator.users_triggers);
+        perform orchestrator.note_slow_call(p_pool, (p_ends[1]).at);
     end if;
 end
 $$;
@@ -293,6 +323,11 @@ begin
            times = case when p.no = excluded.no then p.times + 1 else 1 end,
            retry_at = public.internal_now() + least(c_longest, c_first * 2 ^ least(p.times, 10))
      where p.no <= excluded.no;
+    if p_reason is null then  -- they have no attempt
+        insert into orchestrator.unrun_failures (task_id, no, at)
+        select e.task_id, e.no, e.at from unnest(p_ends) e where e.status = 'Failed' and e.worker_id is null
+        on conflict do nothing;
+    end if;
 end
 $$;
 

@@ -73,6 +73,7 @@ declare
     c_values constant double precision := 500000;  -- and keys: each costs an agent a hundred bytes of memory
     c_frame_bytes constant int := 150;  -- of a dependency's id and of the keys
     c_frame_values constant int := 10;
+    c_needs constant int := 10000;
     v_nodes constant int := (select c.max_nodes from public.cluster_apps c where c.id = p_cluster);
     v_task record;
     v_input record;
@@ -85,6 +86,10 @@ begin
         code := 'SLURM_TOO_LARGE';
         message := format('It asks for %s nodes, and cluster %s may have %s',
                           public.internal_nodes_of(v_task.params), p_cluster, v_nodes);
+        return;
+    elsif cardinality(v_task.depends_on) > c_needs then  -- written while the triggers were off
+        code := 'INPUTS_TOO_LARGE';
+        message := format('It depends on %s tasks, and the limit is %s', cardinality(v_task.depends_on), c_needs);
         return;
     end if;
     for v_input in

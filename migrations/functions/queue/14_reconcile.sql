@@ -125,14 +125,16 @@ create or replace function orchestrator.reconcile_free(p_ids uuid[]) returns voi
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
+    c_needs constant int := 10000;  -- in one call
     v_free uuid[] := array(select q.task_id from orchestrator.live q
                             where q.task_id = any (p_ids) order by q.task_id for update skip locked);
 begin
     insert into orchestrator.rechecks (kind, name)
     select 'edit', q.task_id::text from orchestrator.live q
      where q.task_id = any (p_ids) and (q.task_id in (select unnest(v_free))) is not true;
-    perform orchestrator.reconcile_each(array(
-        select i.id from unnest(p_ids) with ordinality i (id, n) where i.id in (select unnest(v_free)) order by i.n));
+    perform orchestrator.reconcile_each(orchestrator.with_few_needs(array(
+        select i.id from unnest(p_ids) with ordinality i (id, n) where i.id in (select unnest(v_free)) order by i.n),
+        c_needs));
 end
 $$;
 
@@ -142,14 +144,36 @@ create or replace function orchestrator.enter_free(p_ids uuid[]) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
+    c_needs constant int := 10000;  -- in one call
     v_free uuid[] := array(select t.id from public.tasks t where t.id = any (p_ids) for share skip locked);
 begin
     insert into orchestrator.rechecks (kind, name)
     select 'enter', t.id::text from public.tasks t
      where t.id = any (p_ids) and (t.id in (select unnest(v_free))) is not true;
-    perform orchestrator.reconcile(array(
+    perform orchestrator.reconcile_each(orchestrator.with_few_needs(array(
         select i.id from unnest(v_free) i (id)
-         where (select true from orchestrator.live q where q.task_id = i.id) is null));
+         where (select true from orchestrator.live q where q.task_id = i.id) is null), c_needs));
+end
+$$;
+
+-- The first of these tasks that need no more than so many tasks in all, but one at least. The leader does the others:
+-- rechecks of the given kind, or 'edit' or 'enter'. One call with all of them might exceed its time again and again.
+create or replace function orchestrator.with_few_needs(p_ids uuid[], p_most int, p_kind text default null)
+returns uuid[]
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_few uuid[];
+begin
+    select array_agg(s.id order by s.n) filter (where s.needs <= p_most or s.n = 1) into v_few
+      from (select i.id, i.n, sum(least(coalesce(cardinality(orchestrator.needs(t.*)), 0), p_most))
+                                  over (order by i.n) as needs
+              from unnest(p_ids) with ordinality i (id, n) left join public.tasks t on t.id = i.id) s;
+    insert into orchestrator.rechecks (kind, name)
+    select coalesce(p_kind, case when exists (select from orchestrator.live q where q.task_id = i.id) then 'edit'
+                                 else 'enter' end), i.id::text
+      from unnest(p_ids) i (id) where (i.id in (select unnest(v_few))) is not true;
+    return coalesce(v_few, '{}');
 end
 $$;
 
@@ -242,7 +266,7 @@ begin
         select b.task_id
           from unnest(v_before) b
          cross join lateral (select * from public.tasks k where k.id = b.task_id offset 0) t  -- by its key, each
-         where (b.has_needs or orchestrator.needs(t.*) <> '{}')
+         where (b.has_needs or orchestrator.needs(t.*) <> '{}') and orchestrator.is_fit(t.*)
            and (select array_agg(e.needs order by e.needs) from orchestrator.edges e where e.task_id = b.task_id)
                is distinct from (select array_agg(distinct n.id order by n.id)
                                    from unnest(orchestrator.needs(t.*)) n (id)));
@@ -288,6 +312,12 @@ begin
 end
 $$;
 
+-- Whether the queue can hold a task. A user's statement that writes another one is refused, or its triggers are off:
+-- then it must not keep the leader from all other tasks. The function has no settings, so that it costs nothing.
+create or replace function orchestrator.is_fit(p_task public.tasks) returns boolean language sql stable as $$
+    select (is_fit.p_task).published <= 2000000 and cardinality(orchestrator.needs(is_fit.p_task)) <= 10000
+$$;
+
 -- What a task asks for, with the values of its type where it names none. It is the one place that derives columns of
 -- `live` from columns of `tasks`.
 create or replace view orchestrator.specified as
@@ -295,7 +325,8 @@ select t.id as task_id, t.status, t.worker_id, coalesce(t.attempts, 0) as attemp
        t.dedupe_key, t.tenant, t.concurrency_key, t.task_type,
        public.internal_readable_time(t.created_at) as created_at,
        public.internal_readable_time(t.run_after) as run_after,
-       ~coalesce(t.priority, 0) as place,
+       -- of a column of the user's, which may be a bigint or a numeric
+       ~(least(greatest(coalesce(t.priority, 0), -2147483648), 2147483647)::int) as place,
        coalesce(t.pool, d.pool, 'default') as pool,
        coalesce(t.max_attempts, d.max_attempts, 3) as max_attempts,
        case when coalesce(t.timeout_s, d.timeout_s) between 0.001 and 2592000
@@ -306,7 +337,8 @@ select t.id as task_id, t.status, t.worker_id, coalesce(t.attempts, 0) as attemp
             else coalesce(octet_length(t.params::text) > 2000
                           or public.internal_is_unreadable(t.params), false) end as is_heavy,
        exists (select from public.concurrency_limits l where l.scope = 'type' and l.name = t.task_type) as type_limited,
-       t.webhook_url is not null as has_webhook
+       t.webhook_url is not null as has_webhook,
+       orchestrator.is_fit(t.*) as is_fit
   from public.tasks t left join public.task_types d on d.task_type = t.task_type;
 
 -- Tasks whose row in `live` does not follow what `tasks` shows: what reconcile() would change.
@@ -319,7 +351,7 @@ select t.id
                       where l.task_id = t.id and q.task_id is not null offset 0) s on true
  where case
        when p.task_id is not null and q.task_id is null then t.status::text <> p.shown
-       when q.task_id is null then t.status in ('Queued', 'In Progress') and t.published <= 2000000 or exists (
+       when q.task_id is null then t.status in ('Queued', 'In Progress') and orchestrator.is_fit(t.*) or exists (
            select from orchestrator.edges e where e.needs = t.id and e.is_met <> (t.status = 'Complete')
             union all  -- kept from a failure that a user has undone
            select from orchestrator.edges e
@@ -329,7 +361,8 @@ select t.id
                                      or t.worker_id is distinct from q.worker_id
        else t.status <> 'Queued' end
     or q.task_id is not null and (
-           q.has_needs and (select array_agg(e.needs order by e.needs) from orchestrator.edges e where e.task_id = t.id)
+           q.has_needs and orchestrator.is_fit(t.*)
+           and (select array_agg(e.needs order by e.needs) from orchestrator.edges e where e.task_id = t.id)
                is distinct from (select array_agg(distinct n.id order by n.id)
                                    from unnest(orchestrator.needs(t.*)) n (id))
            or (q.place, q.created_at, q.run_after, q.tenant, q.dedupe_key, q.max_attempts, q.timeout_s, q.has_needs,
@@ -380,8 +413,7 @@ begin
                                          when s.concurrency_key is not null then 'waits_for_key'
                                          when s.type_limited then 'waits_for_type'
                                          else 'ready' end::orchestrator.task_state as state offset 0) w
-         -- more was written while the triggers were off
-         where s.status in ('Queued', 'In Progress') and s.published <= 2000000
+         where s.status in ('Queued', 'In Progress') and s.is_fit
         on conflict (task_id) do nothing
         returning task_id, pool, place, turn, created_at, state, concurrency_key, task_type, type_limited, has_needs
     ), marked as (

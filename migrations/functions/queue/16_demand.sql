@@ -57,3 +57,32 @@ begin
           order by q.pool limit 1));
 end
 $$;
+
+-- The first so many tasks of each pool that are ready or due, or wait for another attempt after NO_HANDLER.
+create or replace function orchestrator.queue_heads(p_now timestamptz, p_most int)
+returns table (pool text, task_type text)
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off as $$
+#variable_conflict use_column
+begin
+    return query
+    with recursive pools (pool) as (  -- from one to the next in the index, however many tasks each has
+        select orchestrator.next_pool('')
+        union all
+        select orchestrator.next_pool(p.pool) from pools p where p.pool is not null
+    )
+    select p.pool, h.task_type
+      from pools p
+     cross join lateral (
+         (select q.task_type from orchestrator.live q where q.pool = p.pool and q.state = 'ready'
+           order by q.place, q.turn, q.created_at, q.task_id limit p_most)
+         union all
+         (select q.task_type
+            from (select l.task_id, l.task_type, l.run_after from orchestrator.live l
+                   where l.pool = p.pool and l.state = 'waits_for_time'
+                   order by l.pool, l.run_after limit p_most) q
+           cross join lateral (select k.failure_code from public.tasks k where k.id = q.task_id offset 0) t
+           where q.run_after <= p_now or t.failure_code = 'NO_HANDLER')) h
+     where p.pool is not null;
+end
+$$;

@@ -8,6 +8,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp set enab
 set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
 #variable_conflict use_variable
 declare
+    c_needs constant int := 10000;  -- in one call
     v_from tid;
     v_to tid;
     v_ids uuid[];
@@ -16,8 +17,9 @@ declare
     v_needs uuid[];
 begin
     select a.from_tid, a.to_tid into v_from, v_to from orchestrator.next_audit('public.tasks', p_blocks) a;
-    v_ids := array(select d.id from orchestrator.differences d
-                    where d.id = any (array(select t.id from public.tasks t where t.ctid >= v_from and t.ctid < v_to)));
+    v_ids := array(select t.id from public.tasks t where t.ctid >= v_from and t.ctid < v_to);
+    perform orchestrator.remember_names(v_ids);
+    v_ids := array(select d.id from orchestrator.differences d where d.id = any (v_ids));
     select a.from_tid, a.to_tid into v_from, v_to from orchestrator.next_audit('orchestrator.live', p_blocks) a;
     v_gone := array(select q.task_id from orchestrator.live q
                      where q.ctid >= v_from and q.ctid < v_to
@@ -38,7 +40,7 @@ begin
                                   and (select true from orchestrator.live q where q.task_id = t.id) is null
                                   for share of t skip locked);
     if v_ids <> '{}' then
-        perform orchestrator.reconcile_each(v_ids);
+        perform orchestrator.reconcile_each(orchestrator.with_few_needs(v_ids, c_needs));
     end if;
     v_needs := array(select distinct e.needs from orchestrator.edges e
                       where e.ctid >= v_from and e.ctid < v_to and e.is_met
@@ -49,6 +51,21 @@ begin
             array(select n.id from unnest(v_needs) n (id) where orchestrator.need_status(n.id) = 'absent'), true);
     end if;
     return v_ids || v_needs;
+end
+$$;
+
+-- Remembers the pools and types that these tasks name, so that fleet_names() need not read all tasks.
+create or replace function orchestrator.remember_names(p_ids uuid[]) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+begin
+    insert into orchestrator.task_names (pool, task_type)
+    select n.pool, n.task_type
+      from (select coalesce(t.pool, d.pool, 'default') as pool, t.task_type
+              from public.tasks t left join public.task_types d on d.task_type = t.task_type
+             where t.id = any (p_ids) and t.task_type is not null group by 1, 2) n
+     where not exists (select from orchestrator.task_names k where k.pool = n.pool and k.task_type = n.task_type)
+    on conflict do nothing;
 end
 $$;
 

@@ -196,7 +196,7 @@ begin
           from (select * from public.task_attempts m where m.task_id = p_task_id
                  order by m.attempt desc limit c_tries) a
           left join public.workers w on w.id = a.worker_id
-          left join public.internal_shares('-infinity', p_now, p_now, p_task_id) s
+          left join public.internal_shares(p_task_id, p_now) s
                  on s.task_id = a.task_id and s.attempt = a.attempt), '[]');
 end
 $$;

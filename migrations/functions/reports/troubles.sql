@@ -1,7 +1,7 @@
 -- What is wrong with tasks, for the conditions of a fleet.
 
 -- Tasks that were lost with a worker since p_since, the newest first. `workers`: how many a task has ended since p_all.
--- Its settings, because callers switch off what a block range index needs: they would read all attempts.
+-- Its settings, because callers switch off sorts and nested loops.
 create or replace function public.internal_lost_tasks(
     p_fleet text, p_since timestamptz, p_all timestamptz, p_limit int
 ) returns jsonb
@@ -64,7 +64,8 @@ declare
 begin
     if (select coalesce(count(*) filter (where a.outcome = 'failed')
                         <= count(*) filter (where a.outcome = 'complete'), true)
-          from (select b.outcome from orchestrator.attempts b where b.ended_at > v_since limit c_most) a) then
+          from (select b.outcome from orchestrator.attempts b where b.ended_at > v_since
+                 order by b.ended_at desc limit c_most) a) then
         return '[]';
     end if;
     return coalesce((
@@ -132,23 +133,8 @@ declare
     c_rows constant int := 50;  -- of each list
 begin
     return (
-        with recursive pools(pool) as (  -- from one to the next in the index, however many tasks each has
-            select orchestrator.next_pool('')
-            union all
-            select orchestrator.next_pool(p.pool) from pools p where p.pool is not null
-        ), waiting as (
-            select p.pool, h.task_type, count(*) as n
-              from pools p
-             cross join lateral (
-                 (select q.task_type from orchestrator.live q where q.pool = p.pool and q.state = 'ready'
-                   order by q.place, q.turn, q.created_at, q.task_id limit c_head)
-                 union all
-                 (select q.task_type
-                    from (select l.task_id, l.task_type, l.run_after from orchestrator.live l
-                           where l.pool = p.pool and l.state = 'waits_for_time'
-                           order by l.pool, l.run_after limit c_head) q
-                   cross join lateral (select k.failure_code from public.tasks k where k.id = q.task_id offset 0) t
-                   where q.run_after <= v_now or t.failure_code = 'NO_HANDLER')) h
+        with waiting as (
+            select h.pool, h.task_type, count(*) as n from orchestrator.queue_heads(v_now, c_head) h
              where jsonb_array_length(p_handled) > 0 and not p_handled ? h.task_type
              group by 1, 2 order by 3 desc, 2 limit c_rows
         )

@@ -174,8 +174,9 @@ def _evidence(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     else:
         leader = database["leader"]["holder"] if database["leader"] else "nobody"
         yield "leads", leader
-        yield "workers", numbers(database["workers_by_status"]) or "none ever"
-        yield "tasks", numbers(database["task_counts"]) or "none"
+        beyond = database.get("counts_beyond", ())
+        yield "workers", numbers(database["workers_by_status"], beyond) or "none ever"
+        yield "tasks", numbers(database["task_counts"], beyond) or "none"
         broken = [name for name, test in database["rpc_function_tests"].items() if test["status"] != "ok"]
         yield (
             "functions",

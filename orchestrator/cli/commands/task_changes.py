@@ -15,6 +15,7 @@ from orchestrator.cli.options import force_option
 from orchestrator.cli.output import Output, json_option, one_line
 from orchestrator.cli.progress import amount
 from orchestrator.cli.session import actor, find_task_id, opened_store, runs
+from orchestrator.cli.task_rows import counted_by_status
 from orchestrator.errors import BAD_ARGUMENT, NO_TASK, SOME_FAILED, WRONG_STATE, Failure
 from orchestrator.ports import BadArgument
 
@@ -124,14 +125,15 @@ async def _by_filter(store: "SqlStore", output: Output, change: _TaskChange, cho
     chosen.setdefault("status", list(change.default))
     seen = await store.find.tasks(chosen, 0)
     counts = {status: n for status, n in seen["counts"].items() if status in chosen["status"]}
+    beyond = [status for status in chosen["status"] if status in seen["counts_beyond"]]
     total = sum(counts.values())
-    if not total:
+    if not total and not beyond:
         output.say("No task matches; nothing was done.")
     elif change.ask:
-        what = ", ".join(f"{n:,} {status}" for status, n in counts.items())
+        what = counted_by_status({status: counts.get(status, 0) for status in (*counts, *beyond)}, beyond)
         output.confirm(f"{change.verb.capitalize()} {what} {'task' if total == 1 else 'tasks'}?", force=False)
-    pages = _selected(store, chosen | {"until": seen["now"]}) if total else _pages([])
-    return await _many(output, change, pages, total)
+    pages = _selected(store, chosen | {"until": seen["now"]}) if total or beyond else _pages([])
+    return await _many(output, change, pages, None if beyond else total)
 
 
 async def _pages(ids: Sequence[str]) -> AsyncIterator[Sequence[str]]:
@@ -142,9 +144,14 @@ async def _pages(ids: Sequence[str]) -> AsyncIterator[Sequence[str]]:
 async def _selected(store: "SqlStore", chosen: Mapping[str, Any]) -> AsyncIterator[Sequence[str]]:
     """Yield the ids that the filter selects, a page at a time, newest first."""
     before: dict[str, Any] = {"created_at": chosen["until"], "id": "00000000-0000-0000-0000-000000000000"}
-    while rows := (await store.find.tasks({**chosen, "before": before}, PAGE))["tasks"]:
-        yield [str(row["id"]) for row in rows]
-        before = {"created_at": rows[-1]["created_at"], "id": rows[-1]["id"]}
+    while True:
+        found = await store.find.tasks({**chosen, "before": before}, PAGE)
+        rows = found["tasks"]
+        if rows:
+            yield [str(row["id"]) for row in rows]
+        if len(rows) < PAGE and not found["next"]:
+            return
+        before = found["next"] or {"created_at": rows[-1]["created_at"], "id": rows[-1]["id"]}
 
 
 async def _one(output: Output, change: _TaskChange, task_id: str) -> int:
@@ -164,8 +171,11 @@ async def _one(output: Output, change: _TaskChange, task_id: str) -> int:
     return 0
 
 
-async def _many(output: Output, change: _TaskChange, pages: AsyncIterator[Sequence[str]], total: int) -> int:
-    """Change many tasks, a few at a time. Raises Failure if the database refused some of them."""
+async def _many(output: Output, change: _TaskChange, pages: AsyncIterator[Sequence[str]], total: int | None) -> int:
+    """Change many tasks, a few at a time. Raises Failure if the database refused some of them.
+
+    `total` is None if there are more than were counted.
+    """
     changed, slots = _ChangeOutcomes(), asyncio.Semaphore(AT_ONCE)
 
     async def one(task_id: str) -> None:

@@ -15,8 +15,8 @@ from orchestrator.cli.known_names import require_known
 from orchestrator.cli.output import Output, json_option
 from orchestrator.cli.session import find_task_id, opened_store, runs, utcnow
 from orchestrator.cli.task_follow import follow
-from orchestrator.cli.task_rows import listing, waits_for_worker
-from orchestrator.cli.watching import View, watch
+from orchestrator.cli.task_rows import counted_by_status, listing, waits_for_worker
+from orchestrator.cli.watching import WatchedView, watch
 from orchestrator.cli.worker_rows import warning
 from orchestrator.diagnostics import first_cause
 
@@ -107,18 +107,25 @@ async def watch_tasks(output: Output, task: str | None, limit: int, **selected: 
             await watch(output, functools.partial(_ask, store, output, wanted(**selected), limit))
 
 
-async def _ask(store: "SqlStore", output: Output, selected: Mapping[str, Any], limit: int) -> View:
+async def _ask(store: "SqlStore", output: Output, selected: Mapping[str, Any], limit: int) -> WatchedView:
     found, leads = await asyncio.gather(store.find.tasks(selected, limit, full=output.json), store.leadership())
-    rows, counts = found["tasks"], found["counts"]
+    rows, counts, beyond = found["tasks"], found["counts"], found.get("counts_beyond", ())
     chosen = sum(n for status, n in counts.items() if status in selected.get("status", STATUSES))
-    body: RenderableType = listing(rows, output, utcnow()) if rows else Text("No tasks found.")
-    counted = ", ".join(f"{counts[status]:,} {status}" for status in STATUSES if status in counts)
+    is_more = "more than " if set(beyond) & set(selected.get("status", STATUSES)) else ""
+    none = "No tasks found" + (f" among the newest since {found['next']['created_at']}." if found.get("next") else ".")
+    body: RenderableType = listing(rows, output, utcnow()) if rows else Text(none)
+    counted = counted_by_status({status: counts[status] for status in STATUSES if status in counts}, beyond)
     summary = f"in all: {counted or 'none'}"
     if chosen > len(rows):
-        summary = f"the newest {len(rows)} of {chosen:,} are shown; --limit shows more\n{summary}"
+        summary = f"the newest {len(rows)} of {is_more}{chosen:,} are shown; --limit shows more\n{summary}"
     pools = {row["pool"] for row in rows if waits_for_worker(row)}
     cause = first_cause.of_standing(leads, pools) if pools else None
     if cause:
         summary += f"\n{warning(leads, pools)}"
-    document = {"tasks": rows, "counts": counts, "first_cause": cause and dataclasses.asdict(cause)}
-    return View(Group(body), document, summary)
+    document = {
+        "tasks": rows,
+        "counts": counts,
+        "counts_beyond": beyond,
+        "first_cause": cause and dataclasses.asdict(cause),
+    }
+    return WatchedView(Group(body), document, summary)

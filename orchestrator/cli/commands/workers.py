@@ -16,7 +16,7 @@ from orchestrator.cli import options, tables
 from orchestrator.cli.known_names import require_known
 from orchestrator.cli.output import Output, json_option, one_line
 from orchestrator.cli.session import find_worker, opened_store, runs, settings_for, utcnow
-from orchestrator.cli.watching import EVERY_S, View, watch
+from orchestrator.cli.watching import EVERY_S, WatchedView, watch
 from orchestrator.cli.worker_rows import (
     busy_share,
     by_pool,
@@ -88,7 +88,7 @@ def _filter(
     return wanted | {name: value for name, value in (("pool", pool), ("gpu", gpu)) if value}
 
 
-async def _ask(store: "SqlStore", output: Output, wanted: Mapping[str, Any]) -> View:
+async def _ask(store: "SqlStore", output: Output, wanted: Mapping[str, Any]) -> WatchedView:
     found, leads = await asyncio.gather(store.find.workers(wanted, ROWS), store.leadership())
     rows, now, pools = found["workers"], utcnow(), [wanted["pool"]] if "pool" in wanted else None
     shown, sums = [public(row, now) for row in rows], totals(rows)
@@ -96,6 +96,7 @@ async def _ask(store: "SqlStore", output: Output, wanted: Mapping[str, Any]) -> 
         "at": now,
         "workers": shown,
         "counts": found["counts"],
+        "counts_beyond": found.get("beyond", False),
         "totals": sums,
         "leader": leads["leader"],
         "first_cause": (cause := first_cause.of_standing(leads, pools)) and dataclasses.asdict(cause),
@@ -104,9 +105,12 @@ async def _ask(store: "SqlStore", output: Output, wanted: Mapping[str, Any]) -> 
     if rows:
         body = Group(tables.workers(rows, output, now), *map(Text, [*unpriced(sums), *by_pool(found["counts"])]))
     ended = sum(one["workers"] for one in found["counts"] if one["status"] == State.TERMINATED)
+    more = "more than " if found.get("beyond") else ""
     if ended > ROWS:
-        body = Group(body, Text(f"only the newest {ROWS} of {ended:,} ended workers are shown; --since shows fewer"))
-    return View(body, document, warning(leads, pools))
+        body = Group(
+            body, Text(f"only the newest {ROWS} of {more}{ended:,} ended workers are shown; --since shows fewer")
+        )
+    return WatchedView(body, document, warning(leads, pools))
 
 
 @click.command()

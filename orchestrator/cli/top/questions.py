@@ -29,6 +29,7 @@ class TopState:
     first_cause: FirstCause | None = None  # of what is wrong with the fleet
     tasks: Sequence[Mapping[str, Any]] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
+    beyond: Sequence[str] = ()  # statuses of which there are more than counted
     decisions: Sequence[Mapping[str, Any]] = ()
     asking: str | None = None  # what the open question is about
     asked_at_s: float = 0.0
@@ -54,6 +55,7 @@ class TopState:
             running = await store.find.tasks({"status": [RUNNING]}, TASKS)
             others = [row for row in newest["tasks"] if row["status"] != RUNNING]
             self.tasks, self.counts = [*running["tasks"], *others][:TASKS], newest["counts"]
+            self.beyond = newest.get("counts_beyond", ())
 
         async def decisions() -> None:
             self.decisions = await store.decisions(DECISIONS)

@@ -20,6 +20,7 @@ from textual.widgets import DataTable, Footer, Sparkline, Static
 from orchestrator.cli import explain_view
 from orchestrator.cli.output import NARROW_COLUMNS, one_line
 from orchestrator.cli.session import utcnow
+from orchestrator.cli.task_rows import counted_by_status
 from orchestrator.cli.top import actions, cells
 from orchestrator.cli.top.detail import WAITING, ConfirmScreen, DetailScreen, output_of
 from orchestrator.cli.top.questions import TopState
@@ -138,8 +139,9 @@ class Top(App[None]):
         ready, running = sum(pool.claimable for pool in queue.demand), sum(pool.running for pool in queue.demand)
         waiting = sum(pool.queued - pool.claimable for pool in queue.demand)
         paused = f", paused: {', '.join(sorted(queue.paused))}" if queue.paused else ""
-        counts = self._answers.counts
-        ended = "".join(f", {counts[name]:,} {name}" for name in ("Complete", "Failed") if name in counts)
+        known = self._answers.counts
+        counts = {name: known[name] for name in ("Complete", "Failed") if name in known}
+        ended = f", {counted_by_status(counts, self._answers.beyond)}" if counts else ""
         text = f"queue: {ready:,} ready, {waiting:,} waiting, {running:,} running{ended}{paused}"
         spent = queue.spent
         text += f"\ncost: {usd(spent.hourly_usd)}/h now, {usd(spent.today_usd)} today (UTC)"

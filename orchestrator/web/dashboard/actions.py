@@ -32,7 +32,7 @@ Fields = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
+class ActionEffect:
     """What an action would do, before anybody agrees."""
 
     question: str
@@ -42,20 +42,20 @@ class Effect:
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class PageAction:
     """One row of the table ACTIONS."""
 
     name: str
     label: str  # of the button that does it
     fields: tuple[str, ...]
     scopes: frozenset[TokenScope]
-    effect: Callable[[Api, TokenHolder, Fields], Awaitable[Effect]]
+    effect: Callable[[Api, TokenHolder, Fields], Awaitable[ActionEffect]]
     act: Callable[[Api, TokenHolder, Fields], Awaitable[str]]  # answers what was done, in a sentence
     asks: tuple[str, ...] = ()  # fields that its page asks for
     is_dangerous: bool = False
 
 
-async def _pause_effect(api: Api, holder: TokenHolder, fields: Fields) -> Effect:
+async def _pause_effect(api: Api, holder: TokenHolder, fields: Fields) -> ActionEffect:
     pool = _pool(holder, fields)
     seen = await api.rows.observe()
     live = [one for one in seen["workers"] if pool in (None, one["pool"])]
@@ -67,7 +67,7 @@ async def _pause_effect(api: Api, holder: TokenHolder, fields: Fields) -> Effect
         f"The fleet costs {usd(_per_hour(seen))}/h now; a pause makes it cheaper only as workers end.",
     )
     command = "orchestrator pause" + (f" --pool {pool}" if pool else "") + " --reason '…'"
-    return Effect(f"Pause {pool or 'every pool'}?", effects, command, "/pools")
+    return ActionEffect(f"Pause {pool or 'every pool'}?", effects, command, "/pools")
 
 
 async def _pause(api: Api, holder: TokenHolder, fields: Fields) -> str:
@@ -82,13 +82,13 @@ async def _pause(api: Api, holder: TokenHolder, fields: Fields) -> str:
     return f"{pool or 'Every pool'} is paused" + (f" for {span(for_s)}." if for_s else ".")
 
 
-async def _resume_effect(api: Api, holder: TokenHolder, fields: Fields) -> Effect:
+async def _resume_effect(api: Api, holder: TokenHolder, fields: Fields) -> ActionEffect:
     pool = _pool(holder, fields)
     seen = await api.rows.observe()
     held = sum(one["blocked"]["paused"] for one in seen["demand"] if pool in (None, one["pool"]))
     effects = (f"{counted(held, 'task')} of paused pools may start workers again, as far as limits and budgets allow.",)
     command = "orchestrator resume" + (f" --pool {pool}" if pool else "")
-    return Effect(f"Resume {pool or 'every pool'}?", effects, command, "/pools")
+    return ActionEffect(f"Resume {pool or 'every pool'}?", effects, command, "/pools")
 
 
 async def _resume(api: Api, holder: TokenHolder, fields: Fields) -> str:
@@ -97,7 +97,7 @@ async def _resume(api: Api, holder: TokenHolder, fields: Fields) -> str:
     return f"{pool or 'Every pool'} is resumed."
 
 
-async def _spawn_effect(api: Api, holder: TokenHolder, fields: Fields) -> Effect:
+async def _spawn_effect(api: Api, holder: TokenHolder, fields: Fields) -> ActionEffect:
     pool = _configured(api, holder, fields)
     seen = await api.rows.observe()
     prices = [float(one["price_usd_per_hour"]) for one in seen["workers"]
@@ -110,7 +110,9 @@ async def _spawn_effect(api: Api, holder: TokenHolder, fields: Fields) -> Effect
         f"It costs {price}, from the creation of its pod until it has been idle for the pool's timeout.",
         "Budgets and MAX_ACTIVE_GPUS apply to it too.",
     )
-    return Effect(f"Start a worker in {pool.name}?", effects, f"orchestrator spawn --pool {pool.name}", "/workers")
+    return ActionEffect(
+        f"Start a worker in {pool.name}?", effects, f"orchestrator spawn --pool {pool.name}", "/workers"
+    )
 
 
 async def _spawn(api: Api, holder: TokenHolder, fields: Fields) -> str:
@@ -122,7 +124,7 @@ async def _spawn(api: Api, holder: TokenHolder, fields: Fields) -> str:
     return f"{name} is asked for."
 
 
-async def _terminate_effect(api: Api, holder: TokenHolder, fields: Fields) -> Effect:
+async def _terminate_effect(api: Api, holder: TokenHolder, fields: Fields) -> ActionEffect:
     row = await _worker(api, holder, fields)
     running, at_once = row.get("tasks_running") or 0, fields.get("at_once") == "yes"
     effects = (
@@ -133,7 +135,7 @@ async def _terminate_effect(api: Api, holder: TokenHolder, fields: Fields) -> Ef
     )
     command = f"orchestrator terminate {row['id']}" + (" --now" if at_once else "")
     verb = "End" if at_once else "Drain"
-    return Effect(f"{verb} {row['id']}?", effects, command, f"/workers/{row['id']}")
+    return ActionEffect(f"{verb} {row['id']}?", effects, command, f"/workers/{row['id']}")
 
 
 async def _terminate(api: Api, holder: TokenHolder, fields: Fields) -> str:
@@ -143,7 +145,7 @@ async def _terminate(api: Api, holder: TokenHolder, fields: Fields) -> str:
     return f"The end of {row['id']} is asked for." if outcome == "requested" else f"{row['id']} was to end already."
 
 
-async def _task_effect(api: Api, holder: TokenHolder, fields: Fields, verb: str) -> Effect:
+async def _task_effect(api: Api, holder: TokenHolder, fields: Fields, verb: str) -> ActionEffect:
     task = await _task(api, holder, fields)
     effects = [f"It is {task['status']} after {counted(task['attempts'], 'attempt')}."]
     if verb == "retry":
@@ -152,7 +154,7 @@ async def _task_effect(api: Api, holder: TokenHolder, fields: Fields, verb: str)
         effects += ["Its worker is told to stop it."] if task["status"] == "In Progress" else []
         effects += ["Tasks that need it end too."]
     question, command = f"{verb.capitalize()} this {task['task_type']} task?", f"orchestrator tasks {verb} {task['id']}"
-    return Effect(question, tuple(effects), command, f"/tasks/{task['id']}")
+    return ActionEffect(question, tuple(effects), command, f"/tasks/{task['id']}")
 
 
 async def _change_task(api: Api, holder: TokenHolder, fields: Fields, verb: str) -> str:
@@ -163,11 +165,11 @@ async def _change_task(api: Api, holder: TokenHolder, fields: Fields, verb: str)
     return SAYS.get(answer["outcome"], f"{answer['outcome']}.")
 
 
-async def _cancel_effect(api: Api, holder: TokenHolder, fields: Fields) -> Effect:
+async def _cancel_effect(api: Api, holder: TokenHolder, fields: Fields) -> ActionEffect:
     return await _task_effect(api, holder, fields, "cancel")
 
 
-async def _retry_effect(api: Api, holder: TokenHolder, fields: Fields) -> Effect:
+async def _retry_effect(api: Api, holder: TokenHolder, fields: Fields) -> ActionEffect:
     return await _task_effect(api, holder, fields, "retry")
 
 
@@ -227,16 +229,16 @@ def _per_hour(seen: Mapping[str, Any]) -> float:
     return sum(float(one["price_usd_per_hour"] or 0) for one in seen["workers"])
 
 
-ACTIONS: Mapping[str, Action] = {
+ACTIONS: Mapping[str, PageAction] = {
     one.name: one
     for one in (
-        Action("pause", "Pause", ("pool",), OPERATE, _pause_effect, _pause, asks=("reason", "minutes")),
-        Action("resume", "Resume", ("pool",), OPERATE, _resume_effect, _resume),
-        Action("spawn", "Start a worker", ("pool",), OPERATE, _spawn_effect, _spawn),
-        Action("drain", "Drain", ("worker",), OPERATE, _terminate_effect, _terminate, asks=("reason",)),
-        Action("terminate", "End now", ("worker", "at_once"), OPERATE, _terminate_effect, _terminate, asks=("reason",),
-               is_dangerous=True),
-        Action("cancel", "Cancel the task", ("task",), CHANGE_TASKS, _cancel_effect, _cancel, is_dangerous=True),
-        Action("retry", "Retry the task", ("task",), CHANGE_TASKS, _retry_effect, _retry),
+        PageAction("pause", "Pause", ("pool",), OPERATE, _pause_effect, _pause, asks=("reason", "minutes")),
+        PageAction("resume", "Resume", ("pool",), OPERATE, _resume_effect, _resume),
+        PageAction("spawn", "Start a worker", ("pool",), OPERATE, _spawn_effect, _spawn),
+        PageAction("drain", "Drain", ("worker",), OPERATE, _terminate_effect, _terminate, asks=("reason",)),
+        PageAction("terminate", "End now", ("worker", "at_once"), OPERATE, _terminate_effect, _terminate,
+                   asks=("reason",), is_dangerous=True),
+        PageAction("cancel", "Cancel the task", ("task",), CHANGE_TASKS, _cancel_effect, _cancel, is_dangerous=True),
+        PageAction("retry", "Retry the task", ("task",), CHANGE_TASKS, _retry_effect, _retry),
     )
 }  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from orchestrator.core.api_tokens import TokenHolder
 from orchestrator.errors import NO_LOG, NOT_ALLOWED
@@ -18,9 +18,11 @@ from orchestrator.ports import PortError
 from orchestrator.web.api.operations import Api, ApiCall
 from orchestrator.web.api.outputs import output
 from orchestrator.web.api.problems import Problem
+from orchestrator.web.dashboard.answers import Answer, route
+from orchestrator.web.dashboard.dashboard import Dashboard
 from orchestrator.web.dashboard.pages.task import chosen, task_id_of
 from orchestrator.web.dashboard.pages.worker import seen_worker
-from orchestrator.web.dashboard.routes import Dashboard, sign_in_page, trouble
+from orchestrator.web.dashboard.sign_in import sign_in_page
 from orchestrator.web.dashboard.views import READ, Reads, View
 from orchestrator.web.errors import NO_STORE
 from orchestrator.web.fair_turns import CALLER
@@ -31,32 +33,29 @@ MAX_DOWNLOAD_BYTES = 256 << 20  # of one log; the command line has all of it
 CUT = "\n--- the download ends here: it is limited to {} bytes; `orchestrator logs` has all of it\n"
 BROKEN = "\n--- the download ends here: the rest cannot be read from the bucket now\n"
 Row = Mapping[str, Any]
-Answer = Callable[[Request, TokenHolder], Awaitable[Response]]
+HolderAnswer = Callable[[Request, TokenHolder], Awaitable[Response]]
 
 
-def download_routes(dashboard: Dashboard) -> list[BaseRoute]:
+def routes(dashboard: Dashboard) -> list[BaseRoute]:
     """The addresses of logs and outputs."""
-    table: Sequence[tuple[str, Answer]] = (
+    table: Sequence[tuple[str, HolderAnswer]] = (
         ("/workers/{worker_id}/log", _Logs(dashboard).of_worker),
         ("/tasks/{task_id}/log", _Logs(dashboard).of_attempt),
         ("/tasks/{task_id}/output", lambda request, holder: _output(dashboard.api, request, holder)),
     )
-    return [Route(path, _checked(dashboard, answer), methods=["GET"]) for path, answer in table]
+    return [route(dashboard, path, _checked(dashboard, answer), "GET", middleware=()) for path, answer in table]
 
 
-def _checked(dashboard: Dashboard, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
+def _checked(dashboard: Dashboard, answer: HolderAnswer) -> Answer:
     """The answer for somebody who is signed in, and may read."""
 
     async def checked(request: Request) -> Response:
-        try:
-            session = await dashboard.sessions.of(request)
-            if session is None:
-                return await sign_in_page(dashboard, request, 401)
-            CALLER.set(f"page:{session.holder.name}")
-            _check(session.holder)
-            return await answer(request, session.holder)
-        except (Problem, PortError) as error:
-            return trouble(dashboard, error)
+        session = await dashboard.sessions.of(request)
+        if session is None:
+            return await sign_in_page(dashboard, request, 401)
+        CALLER.set(f"page:{session.holder.name}")
+        _check(session.holder)
+        return await answer(request, session.holder)
 
     return checked
 

@@ -7,6 +7,7 @@ frame: if the frame is the same, a stream sends only the parts that have changed
 import hashlib
 import html
 import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,8 +25,8 @@ from orchestrator.observability.redaction import plain, redact
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
 PART = re.compile(r"<!--#([A-Za-z0-9_.:-]{1,200})-->(.*?)<!--/-->", re.DOTALL)
-CSRF = "__CSRF__"  # stands in shared HTML for what each session has of its own
-MOVES = re.compile(r"(<time [^>]*data-ago[^>]*>)[^<]*")  # ages, which an open page counts on by itself
+AGE = re.compile(r'(<time [^<>]{1,200} data-ago="[^"<>]{0,40}">)[^<>]{0,60}')  # an open page counts on by itself
+CSRF = f"csrf-{secrets.token_hex(16)}"  # stands in shared HTML for what each session has of its own; no text has it
 MAX_TEXT_CHARS = 20_000  # of one text on a page
 BRIEF_S = 10.0  # seconds that are shown with tenths
 MAX_LINE_CHARS = 300  # … in a row
@@ -37,8 +38,9 @@ class Rendered:
 
     title: str
     html: str
-    frame: str
+    frame: str  # without ages
     parts: Mapping[str, str]
+    marks: Mapping[str, str]  # the parts without ages: whether they differ
     digest: str
     at: datetime
     nav: Mapping[str, Any]
@@ -53,9 +55,10 @@ def rendered(template: str, facts: Mapping[str, Any], nav: Mapping[str, Any], at
         parts[found[1]] = found[2].strip()
         return f"<!--#{found[1]}-->"
 
-    frame = PART.sub(part, content)
-    digest = hashlib.sha256(MOVES.sub(r"\1", "\0".join((frame, *parts.values()))).encode()).hexdigest()[:24]
-    return Rendered(str(facts["title"]), content, frame, parts, digest, at, nav)
+    frame = AGE.sub(r"\1", PART.sub(part, content))
+    marks = {name: AGE.sub(r"\1", text) for name, text in parts.items()}
+    digest = hashlib.sha256("\0".join((frame, *marks.values())).encode()).hexdigest()[:24]
+    return Rendered(str(facts["title"]), content, frame, parts, marks, digest, at, nav)
 
 
 def page(content: Rendered, **around: Any) -> str:
@@ -68,13 +71,9 @@ def page(content: Rendered, **around: Any) -> str:
 
 def changes(before: Rendered, after: Rendered) -> Mapping[str, str] | None:
     """The parts that differ; None if the frame does."""
-    if MOVES.sub(r"\1", before.frame) != MOVES.sub(r"\1", after.frame) or before.title != after.title:
+    if before.frame != after.frame or before.title != after.title:
         return None
-    return {
-        name: text
-        for name, text in after.parts.items()
-        if MOVES.sub(r"\1", before.parts.get(name, "")) != MOVES.sub(r"\1", text)
-    }
+    return {name: text for name, text in after.parts.items() if before.marks.get(name) != after.marks[name]}
 
 
 @cache
@@ -90,8 +89,8 @@ def environment() -> Environment:
     )
     made.filters |= {
         "usd": amounts.usd, "span": amounts.span, "gpu": amounts.gpu_name, "octets": amounts.octets,
-        "clock": amounts.clock, "since": _since, "at": _at, "line": _line, "many": "{:,}".format, "part": _part_id,
-        "brief": _brief,
+        "clock": amounts.clock, "since": _since, "at": _at, "line": _line, "many": "{:,}".format, "brief": _brief,
+        "part": _part_id,
     }  # fmt: skip
     made.globals |= {"static": static_url, "csrf": Markup(CSRF)}  # noqa: S704 - a constant
     return made
@@ -108,7 +107,8 @@ def _final(value: Any) -> Any:
 
 def clean(text: str, most: int = MAX_TEXT_CHARS) -> str:
     """A text without secrets and control characters, shortened."""
-    text = text[: most * 4]
+    if len(text) > most * 4:
+        text = (text[: most * 4].rsplit(None, 1) or [""])[0]  # half a secret would not be recognized
     text = "\n".join(plain(line) for line in redact(text).split("\n"))
     return text if len(text) <= most else text[: most - 1] + "…"
 

@@ -10,17 +10,19 @@ import hmac
 import re
 import secrets
 import time
-from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from orchestrator.core.api_tokens import TokenHolder, TokenScope, hash_of
 from orchestrator.web.api.authentication import CACHE_S, Authentication
 from orchestrator.web.api.operations import ApiTasks
+from orchestrator.web.api.problems import too_fast
+from orchestrator.web.dashboard.shared import Shared
+from orchestrator.web.token_buckets import ANONYMOUS_REQUESTS, Buckets
 
 COOKIE = "gpo_session"
 SESSION_S = 12 * 3_600.0
@@ -31,7 +33,7 @@ LINK_HOLDER = TokenHolder("link", frozenset({TokenScope.READ}))  # who came by a
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class SignedIn:
     """Somebody who is signed in."""
 
     holder: TokenHolder
@@ -44,21 +46,23 @@ class Sessions:
 
     def __init__(self, rows: ApiTasks, authentication: Authentication) -> None:
         self._rows, self._authentication = rows, authentication
-        self._seen: OrderedDict[str, tuple[float, Any]] = OrderedDict()  # hash -> when it was read, the row
+        self._seen = Shared(CACHE_S, MAX_REMEMBERED)  # rows by hash
+        self._known: dict[str, None] = {}  # hashes that were valid the last time, the oldest look-up first
+        self._unknown = Buckets(ANONYMOUS_REQUESTS)  # questions for cookies and links that may be none, by address
 
-    async def of(self, connection: HTTPConnection) -> Session | None:
+    async def of(self, connection: HTTPConnection) -> SignedIn | None:
         """The session of a request; None if it has none that is valid."""
         cookie = connection.cookies.get(COOKIE, "")
         if not ID_PATTERN.fullmatch(cookie):
             return None
-        row = await self._row(hash_of(cookie))
+        address = connection.app.state.connections.address(connection)
+        row = await self._row(hash_of(cookie), address)
         if row is None or (ends := datetime.fromisoformat(row["expires_at"])) <= datetime.now(UTC):
             return None
         holder: TokenHolder | None = LINK_HOLDER
         if row["token_hash"] is not None:
-            address = connection.app.state.connections.address(connection)
             holder = await self._authentication.of_hash(row["token_hash"], address)
-        return None if holder is None else Session(holder, _csrf(cookie), ends)
+        return None if holder is None else SignedIn(holder, _csrf(cookie), ends)
 
     async def sign_in(self, token: str, address: str) -> str | None:
         """The cookie of a new session for this token; None if the token is not valid."""
@@ -70,30 +74,40 @@ class Sessions:
         await self._rows.open_session(row, holder.name)
         return cookie
 
-    async def follow(self, link: str) -> str | None:
+    async def follow(self, link: str, address: str) -> str | None:
         """The cookie of a new session that a one-time link opens; None if the link is not valid."""
         if not ID_PATTERN.fullmatch(link):
             return None
+        self._count(address)
         cookie = secrets.token_urlsafe(ID_BYTES)
         return cookie if await self._rows.follow_link(hash_of(link), hash_of(cookie), _end()) else None
 
-    async def end(self, request: Request) -> None:
+    async def end(self, connection: HTTPConnection) -> None:
         """Sign out."""
-        cookie = request.cookies.get(COOKIE, "")
+        cookie = connection.cookies.get(COOKIE, "")
         if ID_PATTERN.fullmatch(cookie):
-            self._seen.pop(hash_of(cookie), None)
             await self._rows.end_session(hash_of(cookie))
+            self._seen.forget(hash_of(cookie))
+            self._known.pop(hash_of(cookie), None)
 
-    async def _row(self, session_hash: str) -> Any:
-        now_s = time.monotonic()
-        at_s, row = self._seen.get(session_hash, (-CACHE_S, None))
-        if now_s - at_s >= CACHE_S:
+    async def _row(self, session_hash: str, address: str) -> Any:
+        async def ask() -> Any:
+            if session_hash not in self._known:
+                self._count(address)
             row = await self._rows.session(session_hash)
-            self._seen[session_hash] = now_s, row
-            self._seen.move_to_end(session_hash)
-            if len(self._seen) > MAX_REMEMBERED:
-                self._seen.popitem(last=False)
-        return row
+            self._known.pop(session_hash, None)
+            if row is not None:
+                self._known[session_hash] = None
+                if len(self._known) > MAX_REMEMBERED:
+                    del self._known[next(iter(self._known))]
+            return row
+
+        return await self._seen.get(session_hash, ask)
+
+    def _count(self, address: str) -> None:
+        """Raise Problem if the address tries too many cookies or links: each of them is a query."""
+        if not self._unknown.take(address, 1, time.monotonic()):
+            raise too_fast("too many unknown sessions from this address")
 
 
 def with_cookie(response: Response, cookie: str, *, is_secure: bool) -> Response:

@@ -5,6 +5,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from contextvars import Context
+from functools import partial
 from typing import Any, TypeVar
 
 SHARED_S = 1.0
@@ -16,23 +17,38 @@ T = TypeVar("T")
 class Shared:
     """Answers by key, each asked for once at a time. All methods run on one event loop."""
 
-    def __init__(self, ttl_s: float = SHARED_S) -> None:
-        self._ttl_s = ttl_s
-        self._answers: OrderedDict[Hashable, tuple[float, asyncio.Task[Any]]] = OrderedDict()
+    def __init__(self, ttl_s: float = SHARED_S, most: int = MAX_SHARED) -> None:
+        self._ttl_s, self._most = ttl_s, most
+        self._answers: OrderedDict[Hashable, asyncio.Task[Any]] = OrderedDict()
 
     async def get(self, key: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
         """The answer of `ask`, or one of the same key that is younger than a second. Raises what `ask` raises."""
-        now_s = time.monotonic()
-        at_s, answer = self._answers.get(key, (0.0, None))
-        if answer is None or (answer.done() and now_s - at_s >= self._ttl_s):
-            answer = asyncio.create_task(self._asked(ask), name=f"dashboard {key}"[:100], context=Context())
-            self._answers[key] = now_s, answer
-            self._answers.move_to_end(key)
-            while len(self._answers) > MAX_SHARED:
+        answer = self._answers.get(key)
+        if answer is None:
+            answer = asyncio.create_task(_asked(ask), name=f"dashboard {key}"[:100], context=Context())
+            answer.add_done_callback(partial(self._keep, key, time.monotonic()))
+            self._answers[key] = answer
+            while len(self._answers) > self._most:
                 self._answers.popitem(last=False)
-        shared: T = await asyncio.shield(answer)  # one page that is closed does not end the question of the others
+        await asyncio.wait((answer,))  # a page that is closed does not end the question of the others
+        shared: T = answer.result()
         return shared
 
-    @staticmethod
-    async def _asked(ask: Callable[[], Awaitable[T]]) -> T:
-        return await ask()
+    def forget(self, key: Hashable) -> None:
+        """Ask again the next time."""
+        self._answers.pop(key, None)
+
+    def _keep(self, key: Hashable, began_s: float, answer: asyncio.Task[Any]) -> None:
+        """Keep an answer, also an exception, until it is as old as that; nobody may be left who waits for it."""
+        failed = answer.cancelled() or answer.exception() is not None  # asyncio reports one that nobody has read
+        ttl_s = min(self._ttl_s, SHARED_S) if failed else self._ttl_s
+        left_s = max(0.0, ttl_s - (time.monotonic() - began_s))
+        asyncio.get_running_loop().call_later(left_s, self._end, key, answer)
+
+    def _end(self, key: Hashable, answer: asyncio.Task[Any]) -> None:
+        if self._answers.get(key) is answer:
+            del self._answers[key]
+
+
+async def _asked(ask: Callable[[], Awaitable[T]]) -> T:
+    return await ask()

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 from orchestrator.ports import PortError
-from orchestrator.web.api.problems import Problem
+from orchestrator.web.api.problems import Problem, of_port_error
 from orchestrator.web.dashboard.render import CSRF, Rendered, changes
 
 KEEP_ALIVE_S = 2.0  # a page that hears nothing for longer says that it is old
@@ -36,11 +36,12 @@ async def events(
         began = now()
         try:
             if not await still():
-                yield _event("signed_out", "", {})
+                yield signed_out()
                 return
             after = await look()
         except (PortError, Problem) as error:
-            yield _event("trouble", "", {"why": str(error)[:300]})
+            problem = error if isinstance(error, Problem) else of_port_error(error)  # without what operators alone see
+            yield _event("trouble", "", {"why": str(problem)[:300]})
             said_at = now()
         else:
             told = _told(before, after, last)
@@ -52,6 +53,11 @@ async def events(
                 yield f"event: same\ndata: {after.at.isoformat()}\n\n"
                 said_at = now()
         await asyncio.sleep(max(0.1, look_s - (now() - began)))
+
+
+def signed_out() -> str:
+    """The end of a page whose session has ended."""
+    return _event("signed_out", "", {})
 
 
 def _told(before: Rendered | None, after: Rendered, last: str | None) -> str | None:

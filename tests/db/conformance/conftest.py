@@ -49,7 +49,10 @@ TABLES = (
 )
 LARGE = """select from unnest(array['tasks', 'orchestrator.live', 'orchestrator.edges']::regclass[]) r (rel)
             where pg_relation_size(r.rel) > 30 * current_setting('block_size')::int"""
-QUEUE = ("attempts", "live", "edges", "publications", "rechecks", "marks", "audits", "launches", "slow_calls")
+QUEUE = (
+    "attempts", "live", "edges", "publications", "rechecks", "marks", "audits", "launches", "slow_calls", "usage",
+    "unrun_failures", "pool_minutes", "worker_minutes", "task_names", "worker_totals",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="session")

@@ -31,6 +31,11 @@ UNSEEN = """
 SUBMIT = "select task_submit(jsonb_build_array(jsonb_build_object('task_type', 't', 'params', %s::jsonb)))"
 INSERT = "insert into tasks (task_type, params, priority) values ('bad', %s::jsonb, 9) returning id::text"
 
+TOO_MANY = """update tasks set depends_on = array(select gen_random_uuid() from generate_series(1, 10001))
+               where priority = 1"""
+MANY = """insert into tasks (task_type, depends_on) select 't', array_agg(gen_random_uuid())
+            from generate_series(1, 9000), generate_series(1, 5) k group by k"""
+
 
 async def entered(hand: AsyncConnection[DictRow], params: str) -> str:
     """The id of a task that got past the triggers."""
@@ -154,6 +159,45 @@ async def test_a_dependency_that_is_null_is_refused_where_it_enters(
     await fleet.submit()
     with pytest.raises(psycopg.Error, match="depends_on contains NULL"):
         await hand.execute("update tasks set depends_on = '{null}'")
+
+
+async def test_too_many_dependencies_that_got_past_the_triggers_harm_no_other_task(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """A call of the leader that takes them in would exceed its time, again and again."""
+    (queued,) = await fleet.submit(priority=1, depends_on=await fleet.submit(priority=2))
+    await hand.execute("set session_replication_role = replica")
+    await hand.execute(TOO_MANY)
+    await hand.execute(
+        "insert into tasks (task_type, depends_on) select 'new', depends_on from tasks where priority = 1"
+    )
+    await hand.execute("insert into tasks (task_type) values ('other')")
+    await hand.execute("set session_replication_role = origin")
+    agent = await fleet.agent()
+    (first,) = await agent.claim()
+    await fleet.maintain()
+    assert await (await hand.execute("select count(*) as n from orchestrator.edges")).fetchall() == [{"n": 1}]
+    assert await agent.complete(first) == "ok"
+    assert [task["task_type"] for task in await agent.claim(batch=9)] == ["other"]
+    await fleet.settle()
+    assert (await fleet.task(queued))["failure_code"] == "INPUTS_TOO_LARGE"
+
+
+async def test_many_dependencies_from_a_restore_enter_the_queue_a_part_at_a_time(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """Each call of the leader is short."""
+    await hand.execute("set session_replication_role = replica")
+    await hand.execute(MANY)
+    await hand.execute("set session_replication_role = origin")
+    seen = [0]
+    while seen[-1] < 45_000:
+        await fleet.maintain(1)
+        (row,) = await (await hand.execute("select count(*)::int as n from orchestrator.edges")).fetchall()
+        assert row["n"] > seen[-1]
+        assert row["n"] <= seen[-1] + 20_000
+        seen.append(row["n"])
+    assert len(seen) > 2
 
 
 @pytest.mark.parametrize("column", ["result_data", "progress", "output_location"])

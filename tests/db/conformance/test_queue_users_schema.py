@@ -13,6 +13,7 @@ from psycopg.rows import DictRow, dict_row
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
 from orchestrator.migrate import migrate
+from orchestrator.ports import SchemaMismatch
 from testbed.services.postgres import EmbeddedPostgres
 from testbed.shared_services import SharedServices
 from tests.db.conformance.builders import FLEET, Fleet
@@ -23,6 +24,10 @@ BLOCKED = """select count(*) as n from pg_stat_activity
 # A table of a project from before this system.
 SHORT = """create table tasks (id uuid primary key default gen_random_uuid(), task_type varchar(50) not null,
     params jsonb, status varchar(20) not null default 'Queued', error_message varchar(100), worker_id varchar(80))"""
+TABLE = """create table tasks (id uuid primary key default gen_random_uuid(), task_type text not null, params jsonb,
+    status text not null default 'Queued'"""
+# Columns of a project that are too narrow for what the queue publishes.
+NARROW = ("output_location varchar(20)", "failure_code varchar(5)", "worker_id varchar(3)", "worker_id short")
 # What a user does to the table -> how it is undone. Each keeps rows from showing a claim.
 CHANGES = {
     "a column is gone": ("alter table tasks rename progress to done", "alter table tasks rename done to progress"),
@@ -129,6 +134,58 @@ async def test_a_failure_is_stored_in_a_column_that_is_too_short_for_its_message
     assert (await fleet.task(first))["error_message"] == "x" * 100
     assert (await fleet.task(second))["failure_code"] == "DEPENDENCY_FAILED"
     await fleet.db.close()
+
+
+@pytest.mark.parametrize("column", NARROW)
+async def test_a_column_that_is_too_narrow_refuses_no_end_of_a_task(empty_database: str, column: str) -> None:
+    """Its row is shown late. The task ends, its webhook is sent, dependent tasks go on, and the lists have it."""
+    async with await psycopg.AsyncConnection.connect(empty_database, autocommit=True, row_factory=dict_row) as owner:
+        await owner.execute("create domain short as text check (length(value) < 4)")
+        await owner.execute(f"{TABLE}, {column})".encode())
+        await migrate(empty_database)
+        fleet = await leading(empty_database)
+        agent = await fleet.agent()
+        ids = await fleet.submit(
+            {"webhook_url": "https://example.com/a", "priority": 2},
+            {"webhook_url": "https://example.com/b", "priority": 1, "max_attempts": 1},
+            {"depends_on": ["#0"]},
+            {"depends_on": ["#1"]},
+        )
+        first, second = await agent.claim(batch=2)
+        assert await agent.complete(first, p_output_location="gs://bucket/a-long-path") == "ok"
+        assert await agent.fail(second, code="HANDLER_ERROR", message="no") == "failed"
+        (third,) = await agent.claim(batch=9)
+        assert third["dependencies"][0]["output_location"] == "gs://bucket/a-long-path"
+        counts = (await fleet.call("task_list", p_status=None, p_task_type=None, p_limit=9))["counts"]
+        assert (counts["Complete"], counts["Failed"]) == (1, 2)
+        assert [(await fleet.task(task))["status"] for task in ids] == ["Complete", "Failed", "In Progress", "Failed"]
+        events = await (await owner.execute("select event from webhook_messages order by event")).fetchall()
+        assert [row["event"] for row in events] == ["task.completed", "task.failed"]
+        await fleet.db.close()
+
+
+async def test_numbers_of_a_project_may_be_of_another_kind(empty_database: str) -> None:
+    """A priority beyond an integer counts as the highest or the lowest."""
+    async with await psycopg.AsyncConnection.connect(empty_database, autocommit=True, row_factory=dict_row) as owner:
+        await owner.execute(
+            f"{TABLE}, priority numeric, attempts bigint, max_attempts numeric, timeout_s float8)".encode()
+        )
+        await migrate(empty_database)
+        fleet = await leading(empty_database)
+        agent = await fleet.agent()
+        await owner.execute("insert into tasks (task_type, priority) values ('b', 2), ('a', 3e9), ('c', '-inf')")
+        await fleet.submit({"task_type": "d", "priority": 1, "timeout_s": 0.1, "tenant": "x"})
+        assert [task["task_type"] for task in await agent.claim(batch=9)] == ["a", "b", "d", "c"]
+        await fleet.db.close()
+
+
+async def test_a_pool_in_an_enum_is_refused_before_anything_is_changed(empty_database: str) -> None:
+    """`task_submit` could not insert it."""
+    async with await psycopg.AsyncConnection.connect(empty_database, autocommit=True, row_factory=dict_row) as owner:
+        await owner.execute(f"create type kinds as enum ('a'); {TABLE}, pool kinds)".encode())
+        with pytest.raises(SchemaMismatch, match=r"the column tasks\.pool has the type"):
+            await migrate(empty_database)
+        assert await (await owner.execute("select from pg_namespace where nspname = 'orchestrator'")).fetchall() == []
 
 
 @pytest.mark.parametrize(("style", "zone"), [("SQL, DMY", "Asia/Shanghai"), ("German", "Asia/Kolkata")])

@@ -18,6 +18,7 @@ from orchestrator.core.states import Stage, State
 from orchestrator.observability.health import Health
 from orchestrator.web.api.operations import Api
 from orchestrator.web.app import build_app
+from orchestrator.web.dashboard.dashboard import Dashboard
 from orchestrator.web.limits import bounded
 from orchestrator.web.token_renewal import Renewals
 from orchestrator.web.wakeups import WakeupHub
@@ -139,8 +140,10 @@ async def serving(
     check: Callable[[str], Claims] | None = None,
     proxy_hops: int = 0,
     api: Api | None = None,
+    dashboard: Dashboard | None = None,
+    port: int = 0,
 ) -> AsyncIterator[str]:
-    """The application behind uvicorn on a free port; its URL."""
+    """The application behind uvicorn on a free port, unless one is named; its URL."""
     app = build_app(
         db=db,
         blobs=blobs,
@@ -152,8 +155,9 @@ async def serving(
         proxy_hops=proxy_hops,
         sealed=lambda worker_id, jti: RENEWALS.sealed(worker_id, jti, time.time()),
         api=api,
+        dashboard=dashboard,
     )
-    server = uvicorn.Server(bounded(app, "127.0.0.1", 0))
+    server = uvicorn.Server(bounded(app, "127.0.0.1", port))
     running = asyncio.create_task(server.serve())
     try:
         async with asyncio.timeout(DEADLINE_S):

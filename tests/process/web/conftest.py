@@ -19,6 +19,7 @@ from testbed.shared_services import Database, SharedServices
 from testbed.tasks import ended
 from tests.process.web.api_rig import ApiRig, api_rig
 from tests.process.web.builders import ServerUnderTest, listen, serving
+from tests.process.web.dashboard_rig import DashboardRig, dashboard_rig
 
 BUCKET = "tests"
 
@@ -73,6 +74,13 @@ async def rig(api_db: PostgresDb, blobs: S3Blobs) -> AsyncIterator[ApiRig]:
     """The API of a new fleet."""
     async with api_rig(api_db, blobs) as rig:
         yield rig
+
+
+@pytest.fixture
+async def board(api_db: PostgresDb, blobs: S3Blobs) -> AsyncIterator[DashboardRig]:
+    """The dashboard of a new fleet."""
+    async with dashboard_rig(api_db, blobs) as board:
+        yield board
 
 
 @pytest.fixture

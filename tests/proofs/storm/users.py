@@ -1,6 +1,7 @@
 """Users' writes to `tasks` while the queue runs: every kind of statement, in transactions that overlap."""
 
 import asyncio
+import math
 import random
 import time
 from collections import Counter
@@ -42,7 +43,8 @@ WRITES: Sequence[str] = (
     "select task_cancel(id) from tasks order by {chance} limit {n}",
     "select task_retry(id) from tasks where status in ('Failed', 'Cancelled') order by {chance} limit {n}",
 )
-RARE: Sequence[str] = ("truncate tasks", "delete from tasks", "update tasks set status = 'Queued'")
+TRUNCATE = "truncate tasks"
+RARE: Sequence[str] = (TRUNCATE, "delete from tasks", "update tasks set status = 'Queued'")
 
 DEEPEST = 3  # triggers of users that fire each other stop there
 TRIGGERS: Mapping[str, tuple[str, str]] = {
@@ -100,6 +102,12 @@ class Users:
         self.done = 0
         self.refused: Counter[str] = Counter()
         self.said: dict[str, str] = {}  # one message of each SQLSTATE
+        self._is_locking = False  # a statement that locks the whole table runs, or waits for that lock
+        self._locked_until = -math.inf
+
+    def has_locked_table(self, since: float) -> bool:
+        """Whether a user's statement locked the whole table, or waited for that, at some time since `since`."""
+        return self._is_locking or self._locked_until >= since
 
     async def write(self, number: int) -> None:
         """A session that writes one statement after the other."""
@@ -141,19 +149,30 @@ class Users:
     async def _structure(self, connection: AsyncConnection[TupleRow], dice: random.Random) -> None:
         kind = dice.randrange(8)
         if kind == 0:
-            await connection.execute(dice.choice(RARE).encode())
+            statement = dice.choice(RARE)
+            if statement == TRUNCATE:
+                await self._locking(connection, statement)
+            else:
+                await connection.execute(statement.encode())
         elif kind == 1:
             await connection.execute("create publication everything for all tables")
         elif kind == 2:
             await connection.execute("drop publication if exists everything")
         elif kind < 5:
-            await connection.execute("drop function if exists users_own() cascade")
+            await self._locking(connection, "drop function if exists users_own() cascade")
             await self._trigger(connection, *dice.choice(list(TRIGGERS.values())))
         else:
             async with connection.transaction():
                 delete = "delete from tasks where id in (select id from tasks limit 5) returning id"
                 again = await (await connection.execute(delete)).fetchall()
                 await connection.cursor().executemany("insert into tasks (id, task_type) values (%s, 't')", again)
+
+    async def _locking(self, connection: AsyncConnection[TupleRow], statement: str) -> None:
+        self._is_locking = True
+        try:
+            await connection.execute(statement.encode())
+        finally:
+            self._is_locking, self._locked_until = False, time.monotonic()
 
     async def _trigger(self, connection: AsyncConnection[TupleRow], moment: str, body: str) -> None:
         text = FUNCTION.format(depth=DEEPEST, body=body, returned="new" if "before" in moment else "null")

@@ -1,6 +1,6 @@
 """The table of pages, in the order of the navigation."""
 
-from orchestrator.web.dashboard.pages import overview, task, tasks, worker, workers
+from orchestrator.web.dashboard.pages import decisions, overview, task, tasks, worker, workers
 from orchestrator.web.dashboard.views import Page
 
 PAGES: tuple[Page, ...] = (
@@ -9,4 +9,5 @@ PAGES: tuple[Page, ...] = (
     worker.PAGE,
     tasks.PAGE,
     task.PAGE,
+    decisions.PAGE,
 )

@@ -3,26 +3,32 @@
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
+
+from markupsafe import Markup
 
 from orchestrator.core.actions import PoolDecision
 from orchestrator.core.blocked import from_json
 from orchestrator.core.decision_text import row_sentence
 from orchestrator.core.model import EVERY_POOL
 from orchestrator.core.plurals import counted
-from orchestrator.diagnostics import first_cause, scaling
+from orchestrator.diagnostics import amounts, first_cause, scaling
 from orchestrator.diagnostics.condition_kinds import HIGH
+from orchestrator.web.dashboard.series import ChartSpan, Series, chart, summed
 from orchestrator.web.dashboard.views import Facts, Page, Reads, View
 
 LAST_DECISIONS = 8
+HOUR, DAY = "1h", "24h"
+RANGES = {HOUR: timedelta(hours=1), DAY: timedelta(days=1), "7d": timedelta(days=7)}
 Row = Mapping[str, Any]
 
 
 async def facts(reads: Reads, view: View) -> Facts:
     """The state of the fleet."""
-    standing, seen, found, decisions = await asyncio.gather(
+    standing, seen, found, decisions, (chosen, history) = await asyncio.gather(
         reads.get("standing"), reads.get("observe"), reads.get("scaling"),
-        reads.seen("decisions", before=None, limit=LAST_DECISIONS),
+        reads.seen("decisions", before=None, limit=LAST_DECISIONS), past(reads, view.query.get("range")),
     )  # fmt: skip
     sees = view.holder.sees
     needs = [one for one in first_cause.known(standing) if one["pools"] is None or any(map(sees, one["pools"]))]
@@ -44,19 +50,51 @@ async def facts(reads: Reads, view: View) -> Facts:
         "spent": seen["spent"] if view.holder.pools is None else None,
     }
     return {
-        "title": verdict(needs, figures, standing),
+        "title": headline(needs, figures, standing),
         "healthy": not any(one["priority"] == HIGH for one in needs),
         "sentence": sentence(figures),
         "needs": needs,
         "figures": figures,
         "pools": pools,
         "decisions": [{**one, "text": row_sentence(one), "held": held_back(one)} for one in decisions],
-        "found_at": standing["now"],
+        "range": chosen,
+        "ranges": RANGES,
+        "charts": charts(history, view),
         "known": standing["conditions"] is not None,
     }
 
 
-def verdict(needs: Sequence[Row], figures: Row, standing: Row) -> str:
+async def past(reads: Reads, wanted: str | None) -> tuple[str, Row]:
+    """The minutes of every pool in a range; of a fleet that is younger than an hour, those of an hour.
+
+    It begins with a full minute, so that it changes once a minute.
+    """
+    now = datetime.now(UTC).replace(second=0, microsecond=0)
+    chosen = wanted if wanted in RANGES else DAY
+    found: Row = await reads.get("history", (now - RANGES[chosen]).isoformat())
+    first = min((points[0]["at"] for points in found["pools"].values()), default=None)
+    if wanted is None and (first is None or datetime.fromisoformat(first) > now - RANGES[HOUR]):
+        return HOUR, await reads.get("history", (now - RANGES[HOUR]).isoformat())
+    return chosen, found
+
+
+def charts(history: Row, view: View) -> dict[str, Markup]:
+    """The queue, the fleet and the cost over time, of the pools that the holder sees."""
+    points = [one for pool, one in history["pools"].items() if view.holder.sees(pool)]
+    since, now = (datetime.fromisoformat(history[name]) for name in ("since", "now"))
+    time = ChartSpan(since, now, step_s=history["step_s"])
+    ready, active, usd = (summed(points, name) for name in ("ready", "active", "usd_per_hour"))
+    live = [summed(points, name) for name in ("spawning", "active", "idle", "ending")]
+    there = [(moments[0][0], sum(value for _, value in moments)) for moments in zip(*live, strict=True)]
+    return {
+        "queue": chart("Tasks ready to run", time, [Series("ready to run", "area", ready)], "{:,.0f}".format),
+        "fleet": chart("Workers", time, [Series("active", "area", active), Series("workers", "line", there)],
+                       "{:,.3g}".format),
+        "cost": chart("Dollars an hour", time, [Series("$/h", "line", usd)], amounts.usd),
+    }  # fmt: skip
+
+
+def headline(needs: Sequence[Row], figures: Row, standing: Row) -> str:
     """The title of the page, in a few words."""
     if needs:
         urgent = sum(one["priority"] == HIGH for one in needs)

@@ -169,7 +169,7 @@ class Records(Database):
             "unpublished": {"n": 0, "oldest_s": 0},
         }
 
-    def fleet_retain(self, p_fleet: str, p_term: int, p_every_s: float) -> Json:
+    def fleet_retain(self, p_fleet: str, p_term: int, p_every_s: float, p_days: Json | None = None) -> Json:
         self._check_term(p_fleet, p_term, "fleet_retain")  # no simulation lasts the thirty days
         done_at = self.retained_at.get(p_fleet)
         if done_at is not None and done_at > self.now - timedelta(seconds=p_every_s):

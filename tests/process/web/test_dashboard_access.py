@@ -1,0 +1,391 @@
+"""Who may see the dashboard, how sessions begin and end, and what every answer carries."""
+
+import re
+import secrets
+import time
+from datetime import UTC, datetime, timedelta
+
+import httpx
+import psycopg
+import pytest
+
+from orchestrator.adapters.postgres import PostgresDb
+from orchestrator.adapters.s3 import S3Blobs
+from orchestrator.core.api_tokens import hash_of
+from orchestrator.ports import Unavailable
+from orchestrator.web import connections
+from orchestrator.web.dashboard import render
+from orchestrator.web.dashboard.pages import PAGES
+from orchestrator.web.dashboard.views import Page
+from orchestrator.web.token_buckets import Buckets, Rate
+from orchestrator.worker_tokens import mint
+from tests.process.web.api_rig import ADMIN, VIEWER
+from tests.process.web.builders import SECRET
+from tests.process.web.dashboard_rig import COOKIE, DashboardRig, dashboard_rig
+
+PLAIN = [page for page in PAGES if "{" not in page.path]
+STATIC = (
+    *("/static/../routes.py", "/static/%2e%2e/routes.py", "/static/x/..%2froutes.py", "/static/x/%2e%2e%2fapp.py"),
+    *("/static/{digest}/../../routes.py", "/static/{digest}/nothing", "/static/x/style.css", "/static/{digest}/"),
+)
+
+
+def csrf_of(answer: httpx.Response) -> str:
+    """The session's secret for forms, from a page."""
+    found = re.search(r'name="csrf" value="([0-9a-f]{64})"', answer.text)
+    assert found, answer.text
+    return found[1]
+
+
+def is_signed_in(answer: httpx.Response) -> bool:
+    """Whether it is a page of somebody who is signed in."""
+    return answer.status_code == 200 and "/logout" in answer.text
+
+
+async def test_without_any_token_the_dashboard_is_off_and_says_how_to_switch_it_on(
+    api_db: PostgresDb, blobs: S3Blobs
+) -> None:
+    """Name and state are shown. No form takes a token."""
+    async with dashboard_rig(api_db, blobs, admin=None, viewer=None) as board:
+        front = await board.client.get("/")
+        assert front.status_code == 200
+        assert all(text in front.text for text in ("GPU orchestrator", "State: <strong>", "orchestrator tokens create"))
+        assert "<form" not in front.text
+        for page in PLAIN[1:]:
+            answer = await board.client.get(page.path)
+            assert (answer.status_code, "<form" in answer.text) == (401, False)
+        assert (await board.client.post("/login", data={"token": ADMIN})).status_code == 401
+
+
+@pytest.mark.parametrize("kind", ["admin", "viewer", "row"])
+async def test_each_kind_of_token_opens_a_session(board: DashboardRig, kind: str) -> None:
+    """And shows its name."""
+    token = {"admin": ADMIN, "viewer": VIEWER}.get(kind) or await board.token("read", name="laptop")
+    front = await (await board.visitor(token)).get("/")
+    assert is_signed_in(front)
+    assert {"admin": "env:admin", "viewer": "env:viewer", "row": "laptop"}[kind] in front.text
+
+
+async def test_a_wrong_token_opens_nothing(board: DashboardRig) -> None:
+    """Also that of a pod, the metrics' token, and one that is too long."""
+    pod = mint(SECRET, "gpu-1", "j", time.time(), 60)
+    for token in ("", ADMIN[:-1], f"{ADMIN}x", "gpo_" + "a" * 43, "x" * 5_000, SECRET, pod, "\udcff"):
+        answer = await board.client.post("/login", data={"token": token.encode(errors="surrogateescape")})
+        assert (answer.status_code, "set-cookie" in answer.headers) == (401, False)
+        assert 'role="alert"' in answer.text
+        value = f"{COOKIE}={token[:99]}".encode(errors="surrogateescape")
+        assert not is_signed_in(await board.client.get("/", headers={b"Cookie": value}))
+    assert not is_signed_in(await board.client.get("/", headers={"Authorization": f"Bearer {ADMIN}"}))
+
+
+async def test_wrong_tokens_cookies_and_links_are_slowed_down_by_address(
+    api_db: PostgresDb, blobs: S3Blobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each with a page, not JSON. A session that is known goes on."""
+    monkeypatch.setattr(connections, "ANONYMOUS_REQUESTS", Rate(3, 0))
+    async with dashboard_rig(api_db, blobs) as board:
+        visitor = await board.visitor(ADMIN)
+        assert is_signed_in(await visitor.get("/"))
+        answers = [await board.client.post("/login", data={"token": f"wrong {n}"}) for n in range(5)]
+        assert [answer.status_code for answer in answers] == [401] * 3 + [429] * 2
+        assert answers[-1].headers["connection"] == "close"
+        assert "This cannot be done" in answers[-1].text
+        board.dashboard.sessions._unknown = Buckets(Rate(3, 0))
+        tried = [{"Cookie": f"{COOKIE}={secrets.token_urlsafe(32)}"} for _ in range(3)]
+        assert [(await board.client.get("/workers", headers=one)).status_code for one in tried] == [401] * 3
+        for one in tried:
+            one["Cookie"] = f"{COOKIE}={secrets.token_urlsafe(32)}"
+        assert [(await board.client.get("/workers", headers=one)).status_code for one in tried] == [429] * 3
+        link = await board.link()
+        assert (await board.client.post(f"/login/{link}", data={"a": "b"})).status_code == 429
+        assert is_signed_in(await visitor.get("/"))
+
+
+@pytest.mark.parametrize(
+    ("hops", "proto", "secure"),
+    [(0, None, False), (0, "https", False), (1, None, False), (1, "https", True), (1, "http", False),
+     (2, "https,http", True)],
+)  # fmt: skip
+async def test_the_cookie_is_for_this_site_alone(
+    api_db: PostgresDb, blobs: S3Blobs, hops: int, proto: str | None, secure: bool
+) -> None:
+    """Not for scripts, and with TLS not for plain HTTP. A header that a caller writes changes nothing."""
+    async with dashboard_rig(api_db, blobs, proxy_hops=hops) as board:
+        headers = {"X-Forwarded-Proto": proto} if proto else {}
+        answer = await board.client.post("/login", data={"token": ADMIN}, headers=headers)
+        flags = answer.headers["set-cookie"].lower().split("; ")
+        assert {"httponly", "samesite=strict", "path=/", "max-age=43200"} <= set(flags)
+        assert ("secure" in flags) is secure
+
+
+async def test_signing_out_ends_the_session(board: DashboardRig) -> None:
+    """For everybody who has the cookie. The form must be of this session."""
+    visitor, other = await board.visitor(ADMIN), await board.visitor(ADMIN)
+    stolen = {"Cookie": f"{COOKIE}={visitor.cookies[COOKIE]}"}
+    for csrf in ("", "x", csrf_of(await other.get("/")), "é"):
+        assert (await visitor.post("/logout", data={"csrf": csrf})).status_code == 403
+    answer = await visitor.post("/logout", data={"csrf": csrf_of(await visitor.get("/"))})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    assert COOKIE not in visitor.cookies
+    assert not is_signed_in(await board.client.get("/", headers=stolen))
+    assert is_signed_in(await other.get("/"))
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+async def test_a_form_of_another_site_is_refused(board: DashboardRig, site: str) -> None:
+    """Nobody signs a visitor in or out from elsewhere."""
+    visitor = await board.visitor(ADMIN)
+    csrf = csrf_of(await visitor.get("/"))
+    for path, form in (("/login", {"token": ADMIN}), ("/logout", {"csrf": csrf}), (f"/login/{'a' * 43}", {"a": "b"})):
+        assert (await visitor.post(path, data=form, headers={"Sec-Fetch-Site": site})).status_code == 403
+
+
+async def test_revoking_the_token_ends_its_sessions(board: DashboardRig) -> None:
+    """Within the five seconds for which an answer of the database counts."""
+    visitor = await board.visitor(await board.token("read", name="laptop"))
+    assert is_signed_in(await visitor.get("/"))
+    await board.rows.revoke_token("laptop", "test")
+    board.api.authentication._seen.clear()
+    assert not is_signed_in(await visitor.get("/"))
+    assert (await visitor.get("/workers")).status_code == 401
+
+
+async def test_another_admin_token_ends_the_sessions_of_the_old_one(api_db: PostgresDb, blobs: S3Blobs) -> None:
+    """Those of other tokens survive a restart."""
+    async with dashboard_rig(api_db, blobs) as board:
+        cookies = [(await board.visitor(token)).cookies[COOKIE] for token in (ADMIN, VIEWER)]
+    async with dashboard_rig(api_db, blobs, admin="another-" + "0" * 48, fleet=board.dashboard.fleet) as board:
+        seen = [await board.client.get("/", headers={"Cookie": f"{COOKIE}={cookie}"}) for cookie in cookies]
+        assert [is_signed_in(answer) for answer in seen] == [False, True]
+
+
+async def test_a_session_ends_after_twelve_hours(board: DashboardRig, hand: psycopg.AsyncConnection) -> None:
+    """Also one whose row is remembered."""
+    visitor = await board.visitor(ADMIN)
+    row = await board.rows.session(hash_of(visitor.cookies[COOKIE]))
+    assert row is not None
+    left = datetime.fromisoformat(row["expires_at"]) - datetime.now(UTC)
+    assert timedelta(hours=11, minutes=59) < left <= timedelta(hours=12)
+    assert is_signed_in(await visitor.get("/"))
+    await hand.execute(
+        "update orchestrator.sessions set expires_at = now() - interval '1 second' where fleet = %s",
+        (board.dashboard.fleet,),
+    )
+    board.dashboard.sessions._seen.forget(hash_of(visitor.cookies[COOKIE]))
+    assert not is_signed_in(await visitor.get("/"))
+
+
+async def test_a_link_works_once_and_a_preview_does_not_use_it_up(board: DashboardRig) -> None:
+    """Programs look at links that people send each other, with GET and HEAD. It opens a session that may read."""
+    link, visitor = await board.link(), await board.visitor()
+    for method in ("GET", "HEAD", "GET"):
+        answer = await board.client.request(method, f"/login/{link}")
+        assert (answer.status_code, "set-cookie" in answer.headers) == (200, False)
+    opened = await visitor.post(f"/login/{link}", data={"": ""})
+    assert (opened.status_code, opened.headers["location"]) == (303, "/")
+    assert is_signed_in(await visitor.get("/"))
+    assert (await board.client.post(f"/login/{link}", data={"": ""})).status_code == 401
+    as_cookie = {"Cookie": f"{COOKIE}={await board.link()}"}
+    assert not is_signed_in(await board.client.get("/", headers=as_cookie))
+
+
+async def test_a_link_ends_after_its_time(board: DashboardRig) -> None:
+    """And one that never was opens nothing."""
+    for link in (await board.link(lives_s=-1), "a" * 43):
+        assert (await board.client.post(f"/login/{link}", data={"": ""})).status_code == 401
+    assert (await board.client.get("/login/short")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "to", ["//evil.example", "/\\evil.example", "https://evil.example", "https:evil", "javascript:alert(1)", "/\t/evil",
+           "evil", "/a\r\nX: y", "///evil", "/%0d%0aX:y" + "a" * 2_000]
+)  # fmt: skip
+async def test_signing_in_leads_to_no_other_site(board: DashboardRig, to: str) -> None:
+    """Whatever the form says."""
+    answer = await board.client.post("/login", data={"token": ADMIN, "next": to})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+
+
+async def test_signing_in_leads_back_to_the_page_that_was_asked_for(board: DashboardRig) -> None:
+    """With its filters."""
+    asked = await board.client.get("/workers?state=active&pool=a%26b")
+    found = re.search(r'name="next" value="([^"]+)"', asked.text)
+    assert found
+    to = found[1].replace("&amp;", "&")
+    answer = await board.client.post("/login", data={"token": ADMIN, "next": to})
+    assert answer.headers["location"] == "/workers?state=active&pool=a%26b"
+
+
+async def test_the_cookie_opens_neither_the_api_nor_the_calls_of_workers(board: DashboardRig) -> None:
+    """A page of another site could send it."""
+    visitor = await board.visitor(ADMIN)
+    assert (await visitor.get("/api/v1/tasks")).status_code == 401
+    assert (await visitor.post("/rest/v1/rpc/worker_claim", json={})).status_code == 401
+    assert (await visitor.get("/metrics")).status_code == 401
+
+
+async def test_every_answer_has_the_headers_of_a_page(board: DashboardRig) -> None:
+    """No inline script or style, no frame, no guess of a type, no copy; also errors, redirects and files."""
+    visitor = await board.visitor(ADMIN)
+    answers = [
+        await visitor.request(method, path)
+        for method in ("GET", "HEAD")
+        for path in ("/", "/login", f"/login/{'a' * 43}", "/login/x", "/static/x/y.css", render.static_url("style.css"))
+    ]
+    answers += [await board.client.get(page.path) for page in PLAIN]
+    answers += [await board.client.post(path) for path in ("/login", "/logout", f"/login/{'a' * 43}")]
+    answers += [await board.client.post("/login", data={"token": token}) for token in ("x", ADMIN)]
+    for answer in answers:
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'self'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "same-origin"
+        kept = "immutable" in answer.headers["cache-control"]
+        assert kept is ("/static/" in str(answer.url) and answer.status_code == 200)
+        assert not re.search(r"<script>|<style|\sstyle=|\son[a-z]+=|javascript:", answer.text)
+
+
+@pytest.mark.parametrize("path", STATIC)
+async def test_no_other_file_is_served(board: DashboardRig, path: str) -> None:
+    """By any name; a file of another version neither."""
+    digest = render.static_url("style.css").split("/")[2]
+    answer = await board.client.get(path.format(digest=digest))
+    assert answer.status_code == 404
+    assert "import" not in answer.text
+
+
+@pytest.mark.parametrize("page", PLAIN, ids=lambda page: page.path)
+async def test_a_page_has_no_secrets(board: DashboardRig, page: Page, hand: psycopg.AsyncConnection) -> None:
+    """Neither tokens, their hashes, and cookies, nor keys of pods, nor where the database is."""
+    await board.furnish()
+    row = await board.token("read")
+    visitor = await board.visitor(ADMIN)
+    text = (await visitor.get(page.path)).text
+    secret = [ADMIN, VIEWER, row, SECRET, visitor.cookies[COOKIE]]
+    secret += [hash_of(one) for one in secret]
+    secret += [one for worker in board.workers for one in (worker.jti, worker.nonce)]
+    secret += ["postgres://", "postgresql://", f":{hand.info.port}", "PRIVATE KEY", "ssh-ed25519", "ssh-rsa"]
+    assert [one for one in secret if one in text] == []
+
+
+@pytest.mark.parametrize("page", PLAIN, ids=lambda page: page.path)
+async def test_a_token_that_is_restricted_sees_its_own(board: DashboardRig, page: Page) -> None:
+    """Its pools on every page, or the page not at all. One of a tenant, or to submit, sees no page."""
+    await board.furnish()
+    path = page.path
+    whole, mine = await board.visitor(ADMIN), await board.visitor(await board.token("read", pools=[board.pool]))
+    elsewhere = await board.visitor(await board.token("read", pools=["nowhere"]))
+    others = [worker.id for worker in board.workers if worker.pool == "other"]
+    seen = await mine.get(path)
+    assert seen.status_code == (403 if page.is_fleets else 200)
+    assert "2 workers of a pool" not in (await elsewhere.get(path)).text
+    assert 'aria-label="1 problems"' in seen.text or page.is_fleets
+    assert "problems" not in (await elsewhere.get(path)).text
+    assert not any(one in seen.text for one in (*others, ">other<", "pool=other"))
+    assert (await whole.get(path)).status_code == 200
+    for restricted in (await board.token("admin", tenant="acme"), await board.token("submit")):
+        refused = await (await board.visitor(restricted)).get(path)
+        assert (refused.status_code, "Not for this token" in refused.text, board.pool in refused.text) == (
+            403,
+            True,
+            False,
+        )
+        assert 'href="/login"' in refused.text
+
+
+async def test_what_is_wrong_is_said_on_a_page_of_its_own(board: DashboardRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forbidden, missing, refused, a bug, and a database that is away: the last with since when and why."""
+    visitor, submit = await board.visitor(ADMIN), await board.visitor(await board.token("submit"))
+    told = {"forbidden": await submit.get("/"), "refused": await visitor.get(f"/?a={'b' * 3_000}")}
+    told["nul"] = await visitor.get("/workers?pool=a%00b")
+
+    async def away() -> None:
+        raise Unavailable("connection to 10.1.2.3 port 5432 failed")
+
+    monkeypatch.setattr(board.rows, "observe", away)
+    told["down"] = await visitor.get("/")
+    board.dashboard.shared._answers.clear()
+    again = await visitor.get("/")
+
+    async def broken() -> dict[str, object]:
+        return {"a secret of the bug": 1}
+
+    monkeypatch.setattr(board.rows, "observe", broken)
+    board.dashboard.shared._answers.clear()
+    told["broken"] = await visitor.get("/")
+    headings = {name: re.findall(r"<h1[^>]*>([^<]*)", answer.text) for name, answer in told.items()}
+    assert headings == {
+        "forbidden": ["Not for this token"],
+        "refused": ["This cannot be done"],
+        "nul": ["This cannot be done"],
+        "down": ["No figures now"],
+        "broken": ["An error of the orchestrator"],
+    }
+    assert [answer.status_code for answer in told.values()] == [403, 400, 400, 503, 500]
+    assert "10.1.2.3" not in told["down"].text
+    assert "gave no clear answer" in told["down"].text
+    since = [re.findall(r"<time datetime=\"([^\"]+)", answer.text) for answer in (told["down"], again)]
+    assert since[0] == since[1] != []
+    assert not any(text in told["broken"].text for text in ("secret of the bug", "KeyError", "Traceback", ".py"))
+
+
+async def test_the_figures_are_new_once_the_database_answers(
+    board: DashboardRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the next failure begins at its own time."""
+    visitor, observe = await board.visitor(ADMIN), board.rows.observe
+
+    async def away() -> None:
+        raise Unavailable("no")
+
+    monkeypatch.setattr(board.rows, "observe", away)
+    assert (await visitor.get("/")).status_code == 503
+    assert board.dashboard.down_since is not None
+    monkeypatch.setattr(board.rows, "observe", observe)
+    board.dashboard.shared._answers.clear()
+    assert (await visitor.get("/")).status_code == 200
+    assert board.dashboard.down_since is None
+
+
+async def test_a_bug_around_a_page_is_a_page_too(board: DashboardRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a connection that breaks, and not JSON."""
+    visitor = await board.visitor(ADMIN)
+    monkeypatch.setattr("orchestrator.web.dashboard.render.page", lambda *_, **__: 1 / 0)
+    answer = await visitor.get("/")
+    assert (answer.status_code, answer.headers["content-type"]) == (500, "text/html; charset=utf-8")
+    assert "ZeroDivisionError" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status"),
+    [(b"", None, 415), (b"{}", "application/json", 415), (b"a=b", "multipart/form-data", 415), (b"\xff=\xfe", "", 400),
+     (b"nothing", "", 400), (b"&".join([b"a=b"] * 60), "", 400), (b"a=" + b"b" * 9_000, "", 413)],
+)  # fmt: skip
+async def test_what_is_no_form_is_refused(board: DashboardRig, content: bytes, kind: str | None, status: int) -> None:
+    """With a page that says so."""
+    headers = {} if kind is None else {"Content-Type": kind or "application/x-www-form-urlencoded"}
+    answer = await board.client.post("/login", content=content, headers=headers)
+    assert answer.status_code == status, answer.text
+    assert "This cannot be done" in answer.text
+
+
+async def test_a_head_request_is_answered_like_a_get_and_holds_no_stream(board: DashboardRig) -> None:
+    """Monitors send it."""
+    visitor = await board.visitor(ADMIN)
+    for path in ("/", "/workers", "/login"):
+        answer = await visitor.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")
+    answer = await visitor.head("/live")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
+
+
+async def test_pages_and_files_are_compressed(board: DashboardRig) -> None:
+    """For those who say that they read that."""
+    await board.furnish()
+    visitor = await board.visitor(ADMIN)
+    for path in ("/", render.static_url("style.css"), render.static_url("live.js")):
+        answer = await visitor.get(path)
+        assert (answer.headers["content-encoding"], answer.headers["vary"]) == ("gzip", "Accept-Encoding")
+        assert "content-encoding" not in (await visitor.get(path, headers={"Accept-Encoding": "identity"})).headers
