@@ -20,7 +20,7 @@ from orchestrator.web.api.outputs import output
 from orchestrator.web.api.problems import Problem
 from orchestrator.web.dashboard.answers import Answer, route
 from orchestrator.web.dashboard.dashboard import Dashboard
-from orchestrator.web.dashboard.pages.task import chosen, task_id_of
+from orchestrator.web.dashboard.pages.task import absent, chosen, task_id_of
 from orchestrator.web.dashboard.pages.worker import seen_worker
 from orchestrator.web.dashboard.sign_in import sign_in_page
 from orchestrator.web.dashboard.views import READ, Reads, View
@@ -96,9 +96,12 @@ class _Logs:
     async def of_attempt(self, request: Request, holder: TokenHolder) -> Response:
         """All that is stored of the log of an attempt."""
         api, name = self._dashboard.api, task_id_of(request.path_params["task_id"])
-        attempt = chosen((await api.rows.task(holder, name))["attempts"], request.query_params.get("attempt"))
+        found = await api.rows.task(holder, name)
+        if found["task"] is None:
+            raise absent()
+        attempt = chosen(found["attempts"], request.query_params.get("attempt"))
         if attempt is None:
-            raise Problem(404, NO_LOG, "no worker has run this task, or it is not for this token")
+            raise Problem(404, NO_LOG, "no worker has run it yet")
 
         async def parts() -> AsyncGenerator[bytes]:
             async with api.log_parts.turn(), aclosing(AttemptLog(api.rows, api.pieces, attempt).more()) as found:
