@@ -57,12 +57,12 @@ class Reconciled:
 
 
 def lines(report: Row, by: str) -> tuple[CostLine, ...]:
-    """Return the report by worker, pool, cluster, kind, type (of task) or task, the most expensive first."""
+    """Return the report by worker, pool, cluster, gpu_type, kind, type (of task) or task, the most expensive first."""
     if by == "kind":
         found = [CostLine(kind, float(k["usd"]), float(k["seconds"]), {}) for kind, k in report["kinds"].items()]
     elif by in {"type", "task"}:
         found = [_of_tasks(row, by) for row in report["types" if by == "type" else "tasks"]]
-    elif by in {"pool", "cluster"}:
+    elif by in {"pool", "cluster", "gpu_type"}:
         found = _groups(report["workers"], by)
     else:
         found = [_of_worker(row) for row in report["workers"]]

@@ -54,7 +54,7 @@ def _page(dashboard: Dashboard, page: Page) -> Answer:
             session=session,
             events="/live" + request.url.path.rstrip("/") + query,
             digest=content.digest,
-            notice=dashboard.notices.pop(session.csrf),
+            notice=None if request.method == "HEAD" else dashboard.notices.pop(session.csrf),
         )
         return HTMLResponse(text)
 

@@ -1,6 +1,7 @@
 """The dashboard under test over real HTTP, in a fleet of its own that has something to show."""
 
 import asyncio
+import re
 import secrets
 import time
 import uuid
@@ -134,3 +135,15 @@ async def until(condition: Any, within_s: float = DEADLINE_S) -> None:
     async with asyncio.timeout(within_s):
         while not await condition():
             await asyncio.sleep(0.02)
+
+
+def csrf_of(answer: httpx.Response) -> str:
+    """The session's secret for forms, from a page."""
+    found = re.search(r'name="csrf" value="([0-9a-f]{64})"', answer.text)
+    assert found, answer.text
+    return found[1]
+
+
+def is_signed_in(answer: httpx.Response) -> bool:
+    """Whether it is a page of somebody who is signed in."""
+    return answer.status_code == 200 and "/logout" in answer.text

@@ -1,6 +1,6 @@
 """The table of pages, in the order of the navigation."""
 
-from orchestrator.web.dashboard.pages import decisions, overview, task, tasks, worker, workers
+from orchestrator.web.dashboard.pages import audit, cost, decisions, overview, pools, task, tasks, worker, workers
 from orchestrator.web.dashboard.views import Page
 
 PAGES: tuple[Page, ...] = (
@@ -10,4 +10,7 @@ PAGES: tuple[Page, ...] = (
     tasks.PAGE,
     task.PAGE,
     decisions.PAGE,
+    cost.PAGE,
+    pools.PAGE,
+    audit.PAGE,
 )

@@ -80,8 +80,7 @@ def absent() -> Problem:
 def chosen(attempts: Sequence[Row], number: str | None) -> Row | None:
     """The attempt whose log is shown: the one that the address names, or the last one."""
     named = [one for one in attempts if str(one["attempt"]) == number]
-    found = named or attempts
-    return found[-1] if found else None
+    return next(reversed(named or attempts), None)
 
 
 def output(reads: Reads, task: Row) -> Row | None:

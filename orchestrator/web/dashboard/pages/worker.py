@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from orchestrator.core.api_tokens import TokenScope
 from orchestrator.core.findings import GuardFinding, Severity, findings_of
 from orchestrator.core.model import ID_PATTERN
 from orchestrator.core.states import State
@@ -13,7 +14,6 @@ from orchestrator.diagnostics import timeline, workers
 from orchestrator.errors import NO_WORKER
 from orchestrator.web.api.problems import Problem
 from orchestrator.web.dashboard import charts
-from orchestrator.web.dashboard.actions import OPERATE
 from orchestrator.web.dashboard.bringup import bringup
 from orchestrator.web.dashboard.log_parts import streams
 from orchestrator.web.dashboard.views import Facts, Page, Reads, View
@@ -62,7 +62,7 @@ async def facts(reads: Reads, view: View) -> Facts:
         "log_trouble": log_trouble,
         "not_shipped": not_shipped(row, logs),
         "find": view.query.get("find", ""),
-        "may_operate": view.holder.may(OPERATE),
+        "may_operate": view.holder.may({TokenScope.OPERATE}),
     }
 
 
@@ -101,9 +101,9 @@ def not_shipped(row: Row, logs: Sequence[Row]) -> int:
     """The bytes of log that the pod had at its last heartbeat and the bucket has not, as far as it is known."""
     if row["status"] == State.TERMINATED:
         return 0
-    told = sum(size for sizes in (row.get("log_bytes") or {}).values() for size in sizes.values())
-    stored = sum(one["stored_bytes"] for one in logs)
-    return int(max(0, told - stored))
+    told: int = sum(size for sizes in (row.get("log_bytes") or {}).values() for size in sizes.values())
+    stored: int = sum(one["stored_bytes"] for one in logs)
+    return max(0, told - stored)
 
 
 def _entry(one: timeline.Entry, now: datetime) -> Row:
