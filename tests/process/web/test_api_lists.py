@@ -1,4 +1,4 @@
-"""What people set up, over the API: schedules, webhooks, limits, tenants, tokens, avoided hosts; and what was blocked."""
+"""What people set up, over the API: schedules, webhooks, limits, tenants, tokens, avoided hosts; what was blocked."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -1,14 +1,18 @@
 """The table of pages, in the order of the navigation."""
 
-from orchestrator.web.dashboard.pages import blocked, lists, overview, workers
+from orchestrator.web.dashboard.pages import audit, blocked, cost, decisions, lists, overview, pools, workers
 from orchestrator.web.dashboard.views import Page
 
 PAGES: tuple[Page, ...] = (
     overview.PAGE,
     workers.PAGE,
+    decisions.PAGE,
     blocked.PAGE,
+    cost.PAGE,
+    pools.PAGE,
     lists.SCHEDULES,
     lists.WEBHOOKS,
     lists.LIMITS,
     lists.TOKENS,
+    audit.PAGE,
 )
