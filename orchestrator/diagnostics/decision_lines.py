@@ -1,6 +1,6 @@
 """The list of decisions: equal ones of a pool, one after the other, are one line."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ class DecisionLine:
     sentence: str
     blocked: Sequence[Reason]
     first_at: str  # of the oldest one
+    inputs: Sequence[tuple[str, str]]  # their names and values
     count: int = 1
     same: object = field(default=None, repr=False)
 
@@ -33,10 +34,19 @@ def folded(rows: Iterable[Row]) -> list[DecisionLine]:
             before.count, before.first_at = before.count + 1, row["at"]
             continue
         reasons = [explained_reason(from_json(one)) for one in row["blocked"] or ()]
-        line = DecisionLine(row, row_sentence(row), reasons, row["at"], same=same)
+        line = DecisionLine(row, row_sentence(row), reasons, row["at"], list(_inputs(row)), same=same)
         newest[row["pool"]] = line
         lines.append(line)
     return lines
+
+
+def _inputs(row: Row) -> Iterator[tuple[str, str]]:
+    """The facts of a decision; those in groups one by one."""
+    for name, value in (row["inputs"] or {}).items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name} {one}", str(number)) for one, number in value.items())
+        elif value is not None:
+            yield str(name), str(value)
 
 
 def _same(row: Row) -> object:

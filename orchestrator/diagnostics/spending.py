@@ -10,6 +10,7 @@ from orchestrator.diagnostics.cost import CostLine, lines
 Row = Mapping[str, Any]
 HOUR_S = 3_600.0
 SMALLEST_USD = 0.000001  # what is less is a rounding
+MOST = 3  # workers that are named
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Waste:
     unit: str
     means: str
     fix: str
+    most: Sequence[tuple[str, float]] = ()  # the workers that had most of it, with dollars
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,6 @@ def _kind(workers: Sequence[CostLine], kind: str) -> float:
 
 
 def _of_workers(name: str, workers: Sequence[CostLine], kinds: Sequence[str], means: str, fix: str) -> Waste:
-    usd = sum(_kind(workers, kind) for kind in kinds)
-    count = sum(any(one.kinds.get(kind, 0.0) > 0 for kind in kinds) for one in workers)
-    return Waste(name, usd, count, "worker", means, fix)
+    spent = [(one.name, sum(one.kinds.get(kind, 0.0) for kind in kinds)) for one in workers]
+    with_some = sorted(((worker, usd) for worker, usd in spent if usd > 0), key=lambda one: -one[1])
+    return Waste(name, sum(usd for _, usd in with_some), len(with_some), "worker", means, fix, with_some[:MOST])

@@ -33,7 +33,6 @@ async def facts(reads: Reads, view: View) -> Facts:
     return {
         "title": "Why did nothing happen?",
         "pools": [{"time": one, "sentence": row_sentence(one.last)} for one in pools],
-        "ahead": {one.reason.until for pool in pools for one in pool.blocked if _is_ahead(one.reason.until)},
         "blocked": sum(bool(one.blocked) for one in pools),
         "pool": pool,
         "since": since,
@@ -44,10 +43,6 @@ async def facts(reads: Reads, view: View) -> Facts:
         "is_cut": found["more"],
         "most": MAX_DECISIONS,
     }
-
-
-def _is_ahead(until: str | None) -> bool:
-    return until is not None and datetime.fromisoformat(until) > datetime.now(UTC)
 
 
 def moment(query: Mapping[str, Any], name: str) -> datetime | None:
