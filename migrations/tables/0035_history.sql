@@ -1,8 +1,9 @@
 -- pre-deploy
 -- What outlives the rows of attempts, workers and costs: roll-ups, and the history for charts.
 
--- What was done and spent in ten minutes or in a day (UTC), by one dimension in each row; see functions/fleet/usage.sql.
--- Dimensions of tasks: fleet, queue (a pool's tasks), type, tenant, task, label:KEY. Of workers: kind, pool, gpu.
+-- What was done and spent in ten minutes or in a day (UTC), by one dimension in each row; see
+-- functions/fleet/usage.sql. Dimensions of tasks: fleet, queue (a pool's tasks), type, tenant, task, label:KEY. Of
+-- workers: kind, pool, gpu.
 create table if not exists orchestrator.usage (
     fleet text not null,
     dimension text not null,

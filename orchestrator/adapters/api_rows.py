@@ -12,6 +12,7 @@ from orchestrator.core.model import EVERY_POOL
 from orchestrator.ports import ApiCalls
 
 Row = Mapping[str, Any]
+MATCHES = 50  # tasks whose ids begin alike
 
 
 class ApiRows:
@@ -73,7 +74,7 @@ class ApiRows:
         args = {"p_since": since, "p_step_s": step_s, "p_pool": pool}
         return dict(await self._db.call("fleet_history", p_fleet=self._fleet, **args))
 
-    async def worker_history(self, worker_id: str) -> Row:
+    async def worker_minutes(self, worker_id: str) -> Row:
         """Minutes of one worker: {now, points: [{at, status, running, gpu_percent, …}]}."""
         return dict(await self._db.call("fleet_worker_history", p_fleet=self._fleet, p_worker_id=worker_id))
 
@@ -108,6 +109,13 @@ class ApiRows:
         args = {"p_scope": holder.restriction(), "p_filter": wanted, "p_cursor": after, "p_limit": limit}
         return dict(await self._db.call("task_page", **args))
 
+    async def match_tasks(self, holder: TokenHolder, prefix: str) -> Sequence[Row]:
+        """The tasks that a holder sees whose id begins with these digits, newest first, at most MATCHES of them."""
+        found = list((await self._db.call("task_match", p_prefix=prefix, p_limit=MATCHES))["tasks"])
+        states = {row["id"]: row for row in await self.task_states([row["id"] for row in found])} if found else {}
+        rows = [row | states[row["id"]] for row in found if row["id"] in states]
+        return [row for row in rows if holder.sees(row["pool"], row["tenant"])]
+
     async def workers(
         self, holder: TokenHolder, *, ended: bool, after: Sequence[str] | None, limit: int
     ) -> Sequence[Row]:
@@ -120,6 +128,10 @@ class ApiRows:
         answer = await self._db.call("fleet_worker", p_fleet=self._fleet, p_worker_id=worker_id)
         row: Row | None = answer["worker"]
         return row
+
+    async def worker_history(self, worker_id: str) -> Row:
+        """One worker with its events, attempts and tasks, as `timeline` has it. "worker" is None if it is unknown."""
+        return dict(await self._db.call("fleet_worker", p_fleet=self._fleet, p_worker_id=worker_id))
 
     async def _act(self, actor: str, action: str, subject: str, args: Row) -> Row:
         """Do an action and note it in the audit log, in one transaction."""

@@ -135,7 +135,7 @@ class AttemptLog:
                 self._is_shipping = True
                 return
             else:
-                content = await self._read(piece)
+                content = await piece_content(self._blobs, piece)
                 content = content[max(0, first - piece["first"]) :]
                 near = max(0, until - max(first, piece["first"]))  # bytes in which it may begin
                 own = await asyncio.to_thread(self._own.of, content[:near])
@@ -146,9 +146,11 @@ class AttemptLog:
             self._seen.add(name)
             self._reached = self._reached or (last is not None and end >= last)
 
-    async def _read(self, piece: Row) -> bytes:
-        packed = await self._blobs.get(piece["key"])
-        return await asyncio.to_thread(_unpacked, packed, piece["sha256"], piece["key"])
+
+async def piece_content(objects: LogObjects, piece: Row) -> bytes:
+    """The bytes of a stored piece, an entry of the ledger. Raises PortError."""
+    packed = await objects.get(piece["key"])
+    return await asyncio.to_thread(_unpacked, packed, piece["sha256"], piece["key"])
 
 
 def _unpacked(packed: bytes, sha256: str, key: str) -> bytes:

@@ -14,26 +14,16 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp set jit 
 declare
     v_now timestamptz := public.internal_clock(p_now);
     c_large constant text[] := array['params', 'result_data', 'output_object', 'depends_on'];
-    c_looked_at constant int := 20000;
-    v_limit int := least(greatest(coalesce(p_limit, 100), 0), 10000);
     v_filter jsonb := coalesce(p_filter, '{}');
     v_counts jsonb := '{"counts": {}, "beyond": []}';
-    v_open uuid[];
-    v_ids uuid[];
+    v_found record;
 begin
     perform public.internal_check_keys(v_filter,
         array['ids', 'status', 'type', 'pool', 'tenant', 'labels', 'since', 'until', 'before'], 'p_filter');
     if not v_filter ? 'before' then
         v_counts := public.internal_count_tasks(v_filter, v_now);
     end if;
-    if v_filter->'status' <@ '["Queued", "In Progress"]' and jsonb_typeof(v_filter->'ids') is distinct from 'array' then
-        v_open := array(select q.task_id from orchestrator.live q
-                         where v_filter->'status' ? 'Queued' or q.state = 'running' limit c_looked_at);
-        if cardinality(v_open) < c_looked_at then  -- they may be older than many that have ended
-            v_filter := v_filter || jsonb_build_object('ids', v_open);
-        end if;
-    end if;
-    v_ids := array(select f.id from public.internal_find_tasks(v_filter, c_looked_at) f limit v_limit);
+    v_found := public.internal_select_tasks(v_filter, p_limit);
     return jsonb_build_object(
         'now', v_now,
         'tasks', coalesce((
@@ -41,14 +31,40 @@ begin
                              || jsonb_build_object(
                                     'waits', public.internal_task_waits(orchestrator.current_task(t.id), v_now))
                              order by t.created_at desc, t.id)
-              from public.tasks t where t.id = any (v_ids)), '[]'),
-        'next', case when cardinality(v_ids) < v_limit then public.internal_next_task(v_filter, c_looked_at) end,
+              from public.tasks t where t.id = any (v_found.ids)), '[]'),
+        'next', v_found.next,
         'counts', v_counts->'counts', 'counts_beyond', v_counts->'beyond');
 end
 $$;
 
--- Of the newest so many tasks of a filter's times and ids, those that it selects, newest first.
-create or replace function public.internal_find_tasks(p_filter jsonb, p_looked_at int)
+-- The first so many tasks that a filter selects, as task_find() looks for them, and where to continue. Open tasks may
+-- be older than many that have ended: if there are few, they are all looked at.
+create or replace function public.internal_select_tasks(
+    p_filter jsonb, p_limit int, out ids uuid[], out next jsonb
+)
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
+#variable_conflict use_variable
+declare
+    c_looked_at constant int := 20000;
+    v_limit int := least(greatest(coalesce(p_limit, 100), 0), 10000);
+    v_open uuid[];
+begin
+    if p_filter->'status' <@ '["Queued", "In Progress"]' and jsonb_typeof(p_filter->'ids') is distinct from 'array' then
+        v_open := array(select q.task_id from orchestrator.live q
+                         where p_filter->'status' ? 'Queued' or q.state = 'running' limit c_looked_at);
+        if cardinality(v_open) < c_looked_at then
+            p_filter := p_filter || jsonb_build_object('ids', v_open);
+        end if;
+    end if;
+    ids := array(select f.id from public.internal_find_tasks(p_filter, c_looked_at, v_limit) f);
+    if cardinality(ids) < v_limit then
+        next := public.internal_next_task(p_filter, c_looked_at);
+    end if;
+end
+$$;
+
+-- Of the newest so many tasks of a filter's times and ids, the first p_limit that it selects, newest first.
+create or replace function public.internal_find_tasks(p_filter jsonb, p_looked_at int, p_limit int default null)
 returns table (id uuid, status text)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off
 set enable_seqscan = off set plan_cache_mode = force_custom_plan as $$
@@ -77,7 +93,7 @@ begin
        and (p_filter->>'pool' is null or orchestrator.pool_of(t.*) = p_filter->>'pool')
        and (p_filter->>'tenant' is null or t.tenant = p_filter->>'tenant')
        and (v_labels is null or t.labels @> v_labels)
-     order by t.created_at desc, t.id;
+     order by t.created_at desc, t.id limit p_limit;
 end
 $$;
 

@@ -220,11 +220,12 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp set jit 
 declare
     v_filter jsonb := jsonb_strip_nulls(jsonb_build_object(
         'type', p_task_type, 'status', case when p_status is not null then jsonb_build_array(p_status) end));
-    v_found jsonb := public.task_find(v_filter, p_limit, true, p_now);
+    v_ids uuid[] := (select s.ids from public.internal_select_tasks(v_filter, p_limit) s);
+    v_counts jsonb := public.internal_count_tasks(v_filter, public.internal_clock(p_now));
 begin
     return jsonb_build_object(
-        'tasks', coalesce((select jsonb_agg(t.value - 'waits' order by t.n)
-                             from jsonb_array_elements(v_found->'tasks') with ordinality t (value, n)), '[]'),
-        'counts', v_found->'counts', 'counts_beyond', v_found->'counts_beyond');
+        'tasks', coalesce((select jsonb_agg(orchestrator.task_json(t.id) order by t.created_at desc, t.id)
+                             from public.tasks t where t.id = any (v_ids)), '[]'),
+        'counts', v_counts->'counts', 'counts_beyond', v_counts->'beyond');
 end
 $$;

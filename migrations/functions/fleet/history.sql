@@ -104,8 +104,8 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select c.done_at from public.fleet_chores c where c.fleet = totals_until.p_fleet and c.name = 'totals'
 $$;
 
--- Counts the next attempts of each worker, some minutes after they ended, when their transactions have committed. Returns
--- whether more is due.
+-- Counts the next attempts of each worker, some minutes after they ended, when their transactions have committed.
+-- Returns whether more is due.
 create or replace function orchestrator.add_totals(p_fleet text, p_now timestamptz) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
 set plan_cache_mode = force_custom_plan as $$
@@ -135,26 +135,22 @@ end
 $$;
 
 -- How many attempts of a worker completed, and failed or were lost: exactly, from the counter and what ended since.
+-- That is read by the time of its end, unless the counter is late, so that it is little however many a worker has had.
 create or replace function orchestrator.worker_attempts(
-    p_worker public.workers, out completed bigint, out failed bigint
+    p_worker_id text, p_until timestamptz, p_is_late boolean, out completed bigint, out failed bigint
 )
-language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
-as $$
-#variable_conflict use_variable
-declare
-    v_until timestamptz := orchestrator.totals_until(p_worker.fleet);
-begin
-    if v_until is null then
-        select count(*) filter (where a.outcome = 'complete'), count(*) filter (where a.outcome in ('failed', 'lost'))
-          into completed, failed from orchestrator.attempts a where a.worker_id = p_worker.id;
-        return;
-    end if;
-    select coalesce(sum(n.completed), 0), coalesce(sum(n.failed), 0) into completed, failed from (
-        select k.completed, k.failed from orchestrator.worker_totals k where k.worker_id = p_worker.id
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
+    select coalesce(sum(n.completed), 0)::bigint, coalesce(sum(n.failed), 0)::bigint from (
+        select k.completed, k.failed from orchestrator.worker_totals k
+         where k.worker_id = worker_attempts.p_worker_id
         union all
         select count(*) filter (where a.outcome = 'complete'), count(*) filter (where a.outcome in ('failed', 'lost'))
           from orchestrator.attempts a
-         where a.worker_id || '' = p_worker.id and a.ended_at > v_until  -- by this index, however many it has had
-           and coalesce(p_worker.terminated_at > v_until - interval '1 day', true)) n;
-end
+         where a.ended_at > worker_attempts.p_until and a.worker_id || '' = worker_attempts.p_worker_id
+           and not worker_attempts.p_is_late
+        union all
+        select count(*) filter (where a.outcome = 'complete'), count(*) filter (where a.outcome in ('failed', 'lost'))
+          from orchestrator.attempts a
+         where a.ended_at > worker_attempts.p_until and a.worker_id = worker_attempts.p_worker_id
+           and worker_attempts.p_is_late) n
 $$;

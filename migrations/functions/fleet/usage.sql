@@ -1,6 +1,7 @@
--- What was done and spent, by parts of ten minutes and by days. An attempt counts in the part in which it ended, with all
--- that it cost; the time of workers counts where it was. The leader rolls up a part some minutes after its end, so a claim
--- or a completion costs nothing more. A window is read as its stored days and parts, and the rest from the rows.
+-- What was done and spent, by parts of ten minutes and by days. An attempt counts in the part in which it ended, with
+-- all that it cost; the time of workers counts where it was. The leader rolls up a part some minutes after its end, so
+-- a claim or a completion costs nothing more. A window is read as its stored days and parts, and the rest from the
+-- rows.
 
 -- Up to when all parts of a fleet are stored; null: none.
 create or replace function orchestrator.usage_until(p_fleet text) returns timestamptz
@@ -66,7 +67,8 @@ begin
       left join lateral (
            select coalesce(p.status, k.status::text) as status, k.task_type, k.tenant, k.labels from public.tasks k
              left join orchestrator.publications p on p.task_id = k.id and p.no > k.published
-            where k.id = u.task_id offset 0) t on true  -- by its key, each
+            where k.id = u.task_id and p_only is distinct from 'queue' and p_only is distinct from 'task'
+           offset 0) t on true  -- by its key, each
      cross join lateral (
            select * from (values ('fleet', ''), ('queue', u.pool), ('type', t.task_type), ('tenant', t.tenant),
                                  ('task', u.task_id::text)) v (dimension, name)
@@ -108,7 +110,8 @@ as $$
 declare
     v_is_work boolean := p_dimension not in ('kind', 'pool', 'gpu');
     v_parts timestamptz := orchestrator.part_of(p_since);
-    v_until timestamptz := least(orchestrator.part_of(p_until), coalesce(orchestrator.usage_until(p_fleet), '-infinity'));
+    v_until timestamptz := least(orchestrator.part_of(p_until),
+                                    coalesce(orchestrator.usage_until(p_fleet), '-infinity'));
     v_days timestamptz;  -- full days
     v_rest timestamptz := date_trunc('day', v_until, 'UTC');
 begin
@@ -150,8 +153,9 @@ begin
 end
 $$;
 
--- Stores the next part that is over, and the day that it ends. Returns false if none is due. Of a dimension, the 1000 most
--- expensive names of a part and of a day have a row, and the others have one together; of tasks the first 20.
+-- Stores the next part that is over, and the day that it ends. Returns false if none is due. Of a dimension, the 1000
+-- most expensive names of a part and of a day have a row, and the others have one together; of tasks the first 5, and
+-- of a day 20 of those.
 create or replace function orchestrator.roll_up(p_fleet text, p_now timestamptz) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 set enable_nestloop = on set jit = off as $$
@@ -197,7 +201,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp set jit 
 #variable_conflict use_variable
 declare
     c_names constant int := 1000;
-    c_tasks constant int := 20;
+    c_tasks constant int := case p_span when 'day' then 20 else 5 end;
 begin
     insert into orchestrator.usage
     select p_fleet, r.dimension, p_span, p_at, r.name, sum(r.tasks), sum(r.attempts), sum(r.completed), sum(r.failed),

@@ -301,7 +301,13 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select public.internal_worker_json(internal_worker_report.p_worker)
         || public.internal_worker_costs(internal_worker_report.p_worker, internal_worker_report.p_now) || (
         select jsonb_build_object('tasks_done', a.completed, 'tasks_failed', a.failed)
-          from orchestrator.worker_attempts(internal_worker_report.p_worker) a)
+          from (select coalesce(max(c.done_at), '-infinity') as until from public.fleet_chores c
+                 where c.fleet = internal_worker_report.p_worker.fleet and c.name = 'totals') t
+         cross join lateral orchestrator.worker_attempts(
+               internal_worker_report.p_worker.id,
+               case when internal_worker_report.p_worker.terminated_at < t.until - interval '1 day' then 'infinity'
+                    else t.until end,
+               t.until < internal_worker_report.p_now - interval '1 hour') a)
         || jsonb_build_object('trouble', (
         -- Why the last attempt at the present stage failed; NULL while none has failed.
         select jsonb_build_object('code', a.failure_code, 'cause', a.evidence ->> 'cause')

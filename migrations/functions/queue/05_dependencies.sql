@@ -148,7 +148,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp set enab
 #variable_conflict use_variable
 declare
     v_open uuid[] := array(select q.task_id from orchestrator.live q
-                            where q.task_id = any (p_ids) order by q.task_id for key share skip locked);
+                            where q.task_id = any (p_ids) order by q.task_id for share skip locked);
 begin
     insert into orchestrator.rechecks (kind, name)
     select 'unmet', q.task_id::text from orchestrator.live q
@@ -269,7 +269,7 @@ declare
                                  where e.task_id = any (p_ids) offset 0) n
                              where not n.is_met or orchestrator.need_status(n.needs) in ('Failed', 'Cancelled'));
     v_free uuid[] := array(select q.task_id from orchestrator.live q
-                            where q.task_id = any (v_needs) order by q.task_id for key share skip locked);
+                            where q.task_id = any (v_needs) order by q.task_id for share skip locked);
     v_statuses jsonb;
     v_some uuid[];
 begin

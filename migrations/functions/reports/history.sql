@@ -72,10 +72,10 @@ begin
 end
 $$;
 
--- What was done and spent in each hour or day (p_span, UTC) of a window, by one dimension: fleet, queue (the tasks of a
--- pool), type, tenant or label:KEY of tasks; kind, pool or gpu of workers. {until, points: [{at, name, tasks, attempts,
--- completed, failed, seconds, usd, wasted_usd}]}, the oldest first, of each step the 50 most expensive names; at most 168
--- hours or 400 days. `until`: what ended later is not stored yet.
+-- What was done and spent in each hour or day (p_span, UTC) of a window, by one dimension: fleet, queue (the tasks of
+-- a pool), type, tenant or label:KEY of tasks; kind, pool or gpu of workers. {until, points: [{at, name, tasks,
+-- attempts, completed, failed, seconds, usd, wasted_usd}]}, the oldest first, of each step the 50 most expensive
+-- names; at most 168 hours or 400 days. `until`: what ended later is not stored yet.
 create or replace function public.fleet_usage(
     p_fleet text, p_dimension text, p_span text, p_since timestamptz, p_until timestamptz,
     p_now timestamptz default null
@@ -97,8 +97,9 @@ begin
     end if;
     return jsonb_build_object('until', orchestrator.usage_until(p_fleet), 'points', coalesce((
         select jsonb_agg(to_jsonb(n.*) - 'place' order by n.at, n.usd desc, n.name)
-          from (select date_trunc(p_span, u.at, 'UTC') as at, u.name, sum(u.tasks) as tasks, sum(u.attempts) as attempts,
-                       sum(u.completed) as completed, sum(u.failed) as failed, round(sum(u.seconds), 3) as seconds,
+          from (select date_trunc(p_span, u.at, 'UTC') as at, u.name, sum(u.tasks) as tasks,
+                       sum(u.attempts) as attempts, sum(u.completed) as completed, sum(u.failed) as failed,
+                       round(sum(u.seconds), 3) as seconds,
                        round(sum(u.usd), 6) as usd, round(sum(u.wasted_usd), 6) as wasted_usd,
                        row_number() over (partition by date_trunc(p_span, u.at, 'UTC')
                                           order by sum(u.usd) desc, u.name) as place

@@ -8,7 +8,7 @@ declare
     v_now timestamptz := public.internal_clock(p_now);
     v_day timestamptz := v_now - interval '24 hours';
     c_rows constant int := 50;  -- of each list
-    c_head constant int := 10000;  -- tasks of a pool whose types are counted
+    c_head constant int := 1000;  -- tasks of a pool whose types are counted
 begin
     return (
         with spent as (
@@ -157,13 +157,13 @@ begin
 end
 $$;
 
--- Tasks that failed, by type and code: of the newest 10,000 failed attempts, and as many tasks that never ran.
+-- Tasks that failed, by type and code: of the newest 2,000 failed attempts, and as many tasks that never ran.
 create or replace function public.internal_failed_tasks(p_since timestamptz) returns jsonb
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_custom_plan
 set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
-    c_newest constant int := 10000;
+    c_newest constant int := 2000;
 begin
     return (
         with ends as materialized (
@@ -220,7 +220,7 @@ end
 $$;
 
 -- The work that a fleet completed in a window. `failed` counts tasks that failed for good, `failed_attempts` counts
--- attempts. Times are those of the newest 5,000 attempts and 10,000 tasks; the depth of the queue is the mean of its
+-- attempts. Times are those of the newest 2,000 attempts and 5,000 tasks; the depth of the queue is the mean of its
 -- minutes, or comes from these tasks.
 create or replace function public.fleet_efficiency(
     p_fleet text, p_since timestamptz, p_until timestamptz, p_now timestamptz default null
@@ -267,8 +267,8 @@ language plpgsql stable security definer set search_path = pg_catalog, pg_temp s
 set enable_seqscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
-    c_attempts constant int := 5000;
-    c_tasks constant int := 10000;
+    c_attempts constant int := 2000;
+    c_tasks constant int := 5000;
     v_first timestamptz := coalesce((
         select a.ended_at from orchestrator.attempts a where a.ended_at > p_since and a.ended_at <= p_until
          order by a.ended_at desc offset c_attempts limit 1), p_since);

@@ -112,7 +112,7 @@ async def _ask(store: "SqlStore", output: Output, selected: Mapping[str, Any], l
     rows, counts, beyond = found["tasks"], found["counts"], found.get("counts_beyond", ())
     chosen = sum(n for status, n in counts.items() if status in selected.get("status", STATUSES))
     is_more = "more than " if set(beyond) & set(selected.get("status", STATUSES)) else ""
-    none = "No tasks found" + (f" among the newest since {found['next']['created_at']}." if found["next"] else ".")
+    none = "No tasks found" + (f" among the newest since {found['next']['created_at']}." if found.get("next") else ".")
     body: RenderableType = listing(rows, output, utcnow()) if rows else Text(none)
     counted = counted_by_status({status: counts[status] for status in STATUSES if status in counts}, beyond)
     summary = f"in all: {counted or 'none'}"

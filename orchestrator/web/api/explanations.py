@@ -27,7 +27,7 @@ async def task(api: Api, call: ApiCall) -> Response:
     if found["task"] is None:  # deleted in between
         await found_task(api, call)
     if call.holder.pools is not None:
-        found = _without_others(call.holder, found)
+        found = without_others(call.holder, found)
     explanation = dataclasses.asdict(task_facts.explained(found, api.policy))
     return _shown(found["now"], explanation["task_id"], explanation, until=explanation.pop("until"))
 
@@ -55,7 +55,7 @@ async def scaling(api: Api, call: ApiCall) -> Response:
     return shown(ScalingExplained.model_validate({"at": found["now"], "pools": pools}))
 
 
-def _without_others(holder: TokenHolder, found: Mapping[str, Any]) -> Mapping[str, Any]:
+def without_others(holder: TokenHolder, found: Mapping[str, Any]) -> Mapping[str, Any]:
     """The facts without the names of tasks of pools that the holder does not see."""
     dependencies = [
         one if one["status"] is None or holder.sees(one.get("pool")) else {"id": None, "status": one["status"]}

@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 from starlette.requests import HTTPConnection
 
+from orchestrator.diagnostics import first_cause
 from orchestrator.errors import INTERNAL, NO_DATABASE
 from orchestrator.ports import PortError
 from orchestrator.web.api.operations import Api
@@ -86,7 +87,8 @@ class Dashboard:
 async def _nav(fleet: str, page: Page, reads: Reads, view: View) -> Mapping[str, Any]:
     """What stands around every page: the pages that this holder may see, who leads, and how many things are wrong."""
     standing = await reads.get("standing")
-    found = standing["conditions"] or []
+    sees = view.holder.sees
+    found = [one for one in first_cause.known(standing) if one["pools"] is None or any(map(sees, one["pools"]))]
     shown = [
         one for one in PAGES
         if one.title and view.holder.may(one.scopes) and not (one.is_fleets and view.holder.pools is not None)
@@ -95,7 +97,7 @@ async def _nav(fleet: str, page: Page, reads: Reads, view: View) -> Mapping[str,
         "fleet": fleet,
         "pages": [{"path": one.path, "title": one.title} for one in shown],
         "current": page.parent or page.path,
-        "problems": len(found) + (standing["leader"] is None),
+        "problems": len(found),
         "leader": standing["leader"],
         "at": standing["now"],
     }

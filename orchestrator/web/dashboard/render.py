@@ -28,6 +28,7 @@ PART = re.compile(r"<!--#([A-Za-z0-9_.:-]{1,200})-->(.*?)<!--/-->", re.DOTALL)
 AGE = re.compile(r'(<time [^<>]{1,200} data-ago="[^"<>]{0,40}">)[^<>]{0,60}')  # an open page counts on by itself
 CSRF = f"csrf-{secrets.token_hex(16)}"  # stands in shared HTML for what each session has of its own; no text has it
 MAX_TEXT_CHARS = 20_000  # of one text on a page
+BRIEF_S = 10.0  # seconds that are shown with tenths
 MAX_LINE_CHARS = 300  # … in a row
 
 
@@ -89,7 +90,7 @@ def environment() -> Environment:
     made.filters |= {
         "usd": amounts.usd, "span": amounts.span, "gpu": amounts.gpu_name, "octets": amounts.octets,
         "clock": amounts.clock, "since": _since, "at": _at, "until": _until, "line": _line, "many": "{:,}".format,
-        "part": _part_id,
+        "brief": _brief, "part": _part_id,
     }  # fmt: skip
     made.globals |= {"static": static_url, "csrf": Markup(CSRF)}  # noqa: S704 - a constant
     return made
@@ -115,6 +116,11 @@ def clean(text: str, most: int = MAX_TEXT_CHARS) -> str:
 def _line(value: Any, most: int = MAX_LINE_CHARS) -> str:
     """A text as one line of a row."""
     return "–" if value is None else " ".join(clean(str(value), most).split())
+
+
+def _brief(seconds: float) -> str:
+    """`0.4 s`, `6m02s`: of what is usually short."""
+    return f"{seconds:.1f} s" if seconds < BRIEF_S else amounts.span(seconds)
 
 
 def _part_id(text: str) -> str:

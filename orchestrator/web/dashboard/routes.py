@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute
 from orchestrator.errors import BAD_REQUEST, NOT_ALLOWED
 from orchestrator.web.api.problems import Problem
 from orchestrator.web.api.task_events import EventStream
-from orchestrator.web.dashboard import confirm, render, sign_in
+from orchestrator.web.dashboard import confirm, downloads, render, sign_in
 from orchestrator.web.dashboard.answers import Answer, route
 from orchestrator.web.dashboard.dashboard import Dashboard
 from orchestrator.web.dashboard.pages import PAGES
@@ -29,6 +29,7 @@ def routes(dashboard: Dashboard) -> list[BaseRoute]:
     made = [
         *sign_in.routes(dashboard),
         *confirm.routes(dashboard),
+        *downloads.routes(dashboard),
         route(dashboard, "/static/{digest}/{name}", _static, "GET"),
     ]
     for page in PAGES:
@@ -53,7 +54,7 @@ def _page(dashboard: Dashboard, page: Page) -> Answer:
             session=session,
             events="/live" + request.url.path.rstrip("/") + query,
             digest=content.digest,
-            notice=dashboard.notices.pop(session.csrf),
+            notice=None if request.method == "HEAD" else dashboard.notices.pop(session.csrf),
         )
         return HTMLResponse(text)
 

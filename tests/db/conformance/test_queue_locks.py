@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -56,6 +56,25 @@ async def end(agent: Agent, task: Any, how: str) -> None:
         assert await agent.complete(task) == "ok"
     else:
         assert await agent.fail(task, retryable=False) == "failed"
+
+
+@pytest.mark.parametrize("change", ["status = 'Complete'", "worker_id = 'another'", "status = 'Queued'"])
+async def test_an_open_change_of_a_programs_task_does_not_hold_up_the_leader(
+    fleet: Fleet, hand: AsyncConnection[DictRow], other: AsyncConnection[DictRow], change: str
+) -> None:
+    """A task that needs it waits, and all others go on."""
+    insert = "insert into tasks (task_type, status, worker_id) values ('own', 'In Progress', 'a program') returning id"
+    (own,) = await (await hand.execute(insert)).fetchall()
+    await hand.execute(INSERT, (own["id"],))
+    await hand.execute("insert into orchestrator.rechecks (kind, name) values ('unmet', %s)", (str(own["id"]),))
+    await other.execute(f"update tasks set {change} where id = %s".encode(), (own["id"],))  # noqa: S608 - a constant
+    await fleet.submit(run_after=(fleet.now + timedelta(seconds=1)).isoformat())
+    fleet.wait(5)
+    await fleet.maintain()
+    assert len(await (await fleet.agent()).claim(batch=9)) == 1
+    await other.commit()
+    await fleet.maintain()
+    assert await broken(hand) == {}
 
 
 @pytest.mark.parametrize("how", ["complete", "fail"])

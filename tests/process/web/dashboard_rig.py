@@ -1,6 +1,7 @@
 """The dashboard under test over real HTTP, in a fleet of its own that has something to show."""
 
 import asyncio
+import re
 import secrets
 import time
 import uuid
@@ -67,7 +68,7 @@ class DashboardRig:
         """A one-time link's secret."""
         link, ends = secrets.token_urlsafe(32), datetime.now(UTC) + timedelta(seconds=lives_s)
         row = {"hash": hash_of(link), "token_hash": None, "is_link": True, "expires_at": ends.isoformat()}
-        await self.rows.open_session(row)
+        await self.rows.open_session(row, "test")
         return link
 
     async def worker(self, pool: str | None = None, **options: Any) -> Caller:
@@ -91,6 +92,14 @@ class DashboardRig:
         ended = await self.worker()
         await self.gateway.move(ended, (State.ACTIVE,), State.TERMINATING, exit_cause="manual")
         await self.gateway.move(ended, (State.TERMINATING,), State.TERMINATED)
+        await self.condition("2 workers of a pool are stuck", [self.pool])
+
+    async def condition(self, issue: str, pools: list[str], detail: str = "see the log") -> None:
+        """Something that the leader finds wrong."""
+        row = {"kind": "NO_HANDLER", "subject": self.pool, "issue": issue, "detail": detail, "pools": pools}
+        more = {"priority": "high", "who": "you", "then": None, "action": "orchestrator list", "until": None}
+        since = datetime.now(UTC).isoformat()
+        await self.store.note_conditions(self.term, [{**row, **more, "since": since}], for_s=3_600)
 
 
 @asynccontextmanager
@@ -126,3 +135,15 @@ async def until(condition: Any, within_s: float = DEADLINE_S) -> None:
     async with asyncio.timeout(within_s):
         while not await condition():
             await asyncio.sleep(0.02)
+
+
+def csrf_of(answer: httpx.Response) -> str:
+    """The session's secret for forms, from a page."""
+    found = re.search(r'name="csrf" value="([0-9a-f]{64})"', answer.text)
+    assert found, answer.text
+    return found[1]
+
+
+def is_signed_in(answer: httpx.Response) -> bool:
+    """Whether it is a page of somebody who is signed in."""
+    return answer.status_code == 200 and "/logout" in answer.text

@@ -4,12 +4,14 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlencode
 
 from orchestrator.core.model import ID_PATTERN
 from orchestrator.web.api.cursors import cursor_of, place_of
 from orchestrator.web.dashboard.views import Facts, Page, Reads, View
 
-ENDED = 50  # on a page
+ENDED, LIVE = 50, 300  # on a page: it has 300 kB at most
+MAX_DIGITS = 6  # of a number in an address
 STATES = ("spawning", "active", "idle", "terminating")
 
 
@@ -22,12 +24,19 @@ async def facts(reads: Reads, view: View) -> Facts:
     )
     live = [one for one in seen["workers"] if view.holder.sees(one["pool"])]
     wanted = {name: view.query[name] for name in ("state", "pool") if name in view.query}
-    shown = [one for one in live if _fits(one, wanted)]
+    fits = sorted(
+        (one for one in live if _fits(one, wanted)), key=lambda one: (STATES.index(one["status"]), one["created_at"])
+    )
+    skip = _number(view.query.get("skip", ""))
     ended = [one for one in rows if one["status"] == "terminated" and _fits(one, {**wanted, "state": "terminated"})]
     last = [rows[-1]["created_at"], rows[-1]["id"]] if len(rows) == ENDED else None
     return {
         "title": f"Workers: {len(live)}",
-        "workers": sorted(shown, key=lambda one: (STATES.index(one["status"]), one["created_at"])),
+        "workers": fits[skip : skip + LIVE],
+        "before": None if not skip else _address(wanted, max(0, skip - LIVE)),
+        "after": None if len(fits) <= skip + LIVE else _address(wanted, skip + LIVE),
+        "first": skip + 1,
+        "fit": len(fits),
         "ended": ended,
         "states": Counter(one["status"] for one in live),
         "pools": sorted({one["pool"] for one in live if one["pool"]}),
@@ -40,6 +49,15 @@ async def facts(reads: Reads, view: View) -> Facts:
 def _fits(worker: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
     found = {"state": worker["status"], "pool": worker["pool"]}
     return all(found[name] == value for name, value in wanted.items())
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS else 0
+
+
+def _address(wanted: Mapping[str, str], skip: int) -> str:
+    query = urlencode({**wanted, **({"skip": skip} if skip else {})})
+    return f"/workers?{query}" if query else "/workers"
 
 
 def _worker_id(name: str) -> str:

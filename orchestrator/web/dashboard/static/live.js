@@ -2,7 +2,7 @@
 (() => {
   const body = document.body, live = document.getElementById("live"), main = document.getElementById("main");
   const waiting = new Map(); // id -> its newest HTML; "" is the whole content: a burst costs one repaint a second
-  let heard = Date.now(), trouble = "", paused = false, source, title;
+  let heard = Date.now(), trouble = "", paused = false, ahead = 0, source, again, title;
 
   const span = (seconds) => {
     const s = Math.max(0, Math.floor(seconds));
@@ -13,56 +13,84 @@
   };
 
   // Make `old` like `fresh`, and touch only what differs: focus, selection and opened details survive.
-  const same = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName && (a.id || "") === (b.id || "");
+  const kept = (name) => name === "open" || name === "aria-selected"; // the viewer's own
   const morph = (old, fresh) => {
     if (old.isEqualNode(fresh)) return;
     if (old.nodeType !== 1) { old.nodeValue = fresh.nodeValue; return; }
-    for (const { name } of [...old.attributes])
-      if (!fresh.hasAttribute(name) && !(name === "open" || name === "aria-selected")) old.removeAttribute(name);
+    for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && !kept(name)) old.removeAttribute(name);
     for (const { name, value } of fresh.attributes)
-      if (old.getAttribute(name) !== value && !(name === "open")) old.setAttribute(name, value);
+      if (old.getAttribute(name) !== value && !kept(name)) old.setAttribute(name, value);
     if (old === document.activeElement && old.matches("input, select, textarea")) return;
-    const known = new Map([...old.children].filter((one) => one.id).map((one) => [one.id, one]));
+    const known = new Map(), spare = new Map(); // the old elements: by id, and the others by name, in their order
+    for (const one of old.children)
+      if (one.id) known.set(one.id, one); else spare.set(one.nodeName, [...spare.get(one.nodeName) || [], one]);
+    const wants = [...fresh.childNodes], element = (one) => one.nodeType === 1;
+    const haves = wants.map((want) => {
+      const have = element(want) && (want.id ? known.get(want.id) : spare.get(want.nodeName)?.shift());
+      return have && have.nodeName === want.nodeName ? have : null;
+    });
+    for (const one of [...old.children]) if (!haves.includes(one)) one.remove();
     let at = old.firstChild;
-    for (const want of [...fresh.childNodes]) {
-      const have = want.id && known.get(want.id) ? known.get(want.id) : at && !at.id && same(at, want) ? at : null;
-      if (!have) { old.insertBefore(want, at); continue; }
-      if (have === at) at = at.nextSibling; else old.insertBefore(have, at);
+    const next = () => { const now = at; at = at.nextSibling; return now; };
+    wants.forEach((want, index) => {
+      const have = haves[index] || (at && !element(at) && at.nodeType === want.nodeType ? at : null);
+      if (!have) { old.insertBefore(want, at); return; }
+      while (at && at !== have && !element(at)) next().remove(); // an element that moves would lose the focus
+      if (have === at) next(); else old.insertBefore(have, at);
       morph(have, want);
-    }
-    while (at) { const next = at.nextSibling; at.remove(); at = next; }
+    });
+    while (at) next().remove();
   };
 
-  const element = (html, within) => {
+  const inert = (html, around) => { // in a template nothing loads or runs
     const holder = document.createElement("template");
-    holder.innerHTML = within ? `<${within}>${html}</${within}>` : html;
+    if (!around) { holder.innerHTML = html; return holder.content.firstElementChild; }
+    holder.content.append(around.cloneNode(false));
+    holder.content.firstElementChild.innerHTML = html;
     return holder.content.firstElementChild;
   };
   const paint = () => {
     if (paused || !waiting.size) return;
+    const ends = [...main.querySelectorAll("[data-end]")].filter((box) => box.scrollHeight - box.scrollTop - box.clientHeight < 30);
+    const focused = document.activeElement;
     for (const [id, html] of waiting) {
-      if (id === "") { morph(main, element(html, "main")); main.id = "main"; main.tabIndex = -1; continue; }
-      const old = document.getElementById(id), fresh = element(html);
+      if (id === "") { morph(main, inert(html, main)); continue; }
+      const old = document.getElementById(id), fresh = inert(html);
       if (old && fresh) { morph(old, fresh); old.classList.add("fresh"); setTimeout(() => old.classList.remove("fresh"), 1200); }
     }
     waiting.clear();
+    for (const box of ends) box.scrollTop = box.scrollHeight; // who looks at the end of a log follows it
+    if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true }); // it moved
     if (title) document.title = title;
     local(main);
   };
-  const hear = (at) => { heard = at ? Math.min(Date.now(), Date.parse(at) || Date.now()) : Date.now(); trouble = ""; };
+  const hear = (at) => { // `at` is the moment of the figures, by the server's clock
+    heard = Date.now(); trouble = "";
+    if (Date.parse(at)) ahead = heard - Date.parse(at);
+  };
   const connect = () => {
-    source = new EventSource(`${body.dataset.events}${body.dataset.events.includes("?") ? "&" : "?"}digest=${body.dataset.digest}`);
-    source.addEventListener("main", (event) => {
-      const told = JSON.parse(event.data);
-      waiting.clear(); waiting.set("", told.html); title = `${told.title} · ${document.querySelector(".name").textContent}`; hear();
+    clearTimeout(again);
+    const mark = body.dataset.events.includes("?") ? "&" : "?";
+    source = new EventSource(`${body.dataset.events}${mark}digest=${body.dataset.digest}`);
+    const on = (name, act) => source.addEventListener(name, (event) => {
+      if (event.lastEventId) body.dataset.digest = event.lastEventId; // where a new stream goes on
+      act(event.data);
     });
-    source.addEventListener("parts", (event) => {
-      for (const [id, html] of Object.entries(JSON.parse(event.data).parts)) waiting.set(id, html);
-      hear();
+    on("main", (data) => {
+      const told = JSON.parse(data);
+      waiting.clear(); waiting.set("", told.html); title = `${told.title} · ${document.querySelector(".name").textContent}`; hear(told.at);
     });
-    source.addEventListener("same", () => hear());
-    source.addEventListener("trouble", (event) => { trouble = JSON.parse(event.data).why; });
-    source.addEventListener("signed_out", () => { source.close(); location.reload(); });
+    on("parts", (data) => {
+      const told = JSON.parse(data);
+      for (const [id, html] of Object.entries(told.parts)) waiting.set(id, html);
+      hear(told.at);
+    });
+    on("same", hear);
+    on("trouble", (data) => { trouble = JSON.parse(data).why; });
+    on("signed_out", () => { source.close(); location.reload(); });
+    source.addEventListener("error", () => { // after an answer that is no stream the browser gives up
+      if (source.readyState === EventSource.CLOSED && !paused) { clearTimeout(again); again = setTimeout(connect, 2000 + 3000 * Math.random()); }
+    });
   };
   const tell = () => {
     const age = (Date.now() - heard) / 1000, old = age > 5 || trouble;
@@ -73,9 +101,9 @@
   };
   const ages = () => {
     for (const time of document.querySelectorAll("time[data-ago]")) {
-      const s = (Date.now() - Date.parse(time.dateTime)) / 1000;
-      const text = s >= 0 ? span(s)+ time.dataset.ago : `in ${span(-s)}`;
-      if (time.textContent !== text) time.textContent = text;
+      const s = (Date.now() - ahead - Date.parse(time.dateTime)) / 1000;
+      const text = s >= 0 ? span(s) + time.dataset.ago : `in ${span(-s)}`;
+      if (time.textContent !== text) (time.firstChild || time).nodeValue = text; // the same node: a selection survives
     }
   };
   const local = (within) => { // moments in the viewer's zone
@@ -88,7 +116,7 @@
   const pause = () => {
     paused = !paused;
     document.getElementById("pause").textContent = paused ? "Go on" : "Pause";
-    if (paused) source.close(); else { connect(); hear(); }
+    if (paused) { source.close(); clearTimeout(again); } else { connect(); hear(); }
     tell();
   };
   if (body.dataset.events) {
@@ -97,13 +125,15 @@
     const button = document.getElementById("pause");
     button.hidden = false;
     button.addEventListener("click", pause);
+    delete sessionStorage.asked;
     local(document);
+    for (const box of main.querySelectorAll("[data-end]")) box.scrollTop = box.scrollHeight;
     tell();
   }
 
   // A link from another site comes without the cookie, which is for this site alone: ask once more from here.
-  if (document.querySelector("form[data-again]") && document.referrer && new URL(document.referrer).host !== location.host && !sessionStorage.asked) {
-    sessionStorage.asked = "1";
+  if (document.querySelector("form[data-again]") && !location.pathname.startsWith("/login") && Date.now() - (sessionStorage.asked || 0) > 10_000) {
+    sessionStorage.asked = Date.now();
     location.replace(location.href);
   }
   document.querySelector("form[data-now]")?.submit();
@@ -136,6 +166,6 @@
     else if (event.key === "j") to(at + 1);
     else if (event.key === "k") to(at - 1);
     else if (event.key === "p" && body.dataset.events) pause();
-    else if (event.key === "?") document.getElementById("help")?.showModal();
+    else if (event.key === "?") document.querySelector("#help:not([open])")?.showModal();
   });
 })();

@@ -1,0 +1,383 @@
+"""The dashboard in Debian's Chromium: each page at both widths and in both colours, and what an open page does."""
+
+import asyncio
+import gzip
+import os
+import re
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urljoin, urlsplit
+
+import httpx
+import pytest
+from playwright.async_api import Browser, Page, async_playwright, expect
+
+from orchestrator.adapters.postgres import PostgresDb
+from orchestrator.adapters.s3 import S3Blobs
+from orchestrator.core.states import State
+from orchestrator.web.dashboard.pages import PAGES
+from testbed.services import debian
+from tests.process.web.api_rig import ADMIN
+from tests.process.web.builders import DEADLINE_S
+from tests.process.web.dashboard_rig import COOKIE, HOSTILE, DashboardRig, dashboard_rig
+
+AXE = Path(__file__).parent / "axe" / "node_modules" / "axe-core" / "axe.min.js"  # .ci/typescript installs it
+MAX_LINKS = 60
+WAIT_MS = DEADLINE_S * 1_000
+LINK = re.compile(r'<a\s[^>]*?href="([^"#]+)')
+HOSTILE_PARTS = "[onerror], main script, main img"
+BUDGET_BYTES, MAX_PAGE_BYTES = 60 << 10, 300_000
+
+pytestmark = [pytest.mark.full, pytest.mark.needs_program("chromium", "chromium")]
+
+
+async def walked(visitor: httpx.AsyncClient) -> dict[str, httpx.Response]:
+    """Every address that a link leads to, from `/` on."""
+    seen: dict[str, httpx.Response] = {}
+    left = deque(["/"])
+    while left and len(seen) < MAX_LINKS:
+        path = left.popleft()
+        if path not in seen:
+            seen[path] = await visitor.get(path)
+            found = [urljoin(path, one.replace("&amp;", "&")) for one in LINK.findall(seen[path].text)]
+            found = [one for one in found if one.startswith("/")]
+            lists = [one for one in found if "?" in one]  # first: a list of many has many links
+            left.extendleft(lists)
+            left.extend(one for one in found if one not in lists)
+    return seen
+
+
+def one_of_each_page(paths: list[str]) -> list[str]:
+    """The first address of each page of the table."""
+    kinds = {page.path: re.compile(re.sub(r"\{[^}]+\}", "[^/?]+", page.path)) for page in PAGES}
+    found = {
+        name: next((one for one in paths if kind.fullmatch(urlsplit(one).path)), None) for name, kind in kinds.items()
+    }
+    assert all(found.values()), found
+    return [one for one in found.values() if one]
+
+
+@dataclass(slots=True)
+class Visit:
+    """A page in the browser, and what went wrong on it."""
+
+    page: Page
+    errors: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Listen."""
+        self.page.on("pageerror", lambda error: self.errors.append(f"{self.page.url}: {error}"))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on(
+            "console",
+            lambda said: (
+                self.errors.append(f"{self.page.url}: {said.text}") if said.type in {"error", "warning"} else None
+            ),
+        )
+
+
+@pytest.fixture(scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    """One for all tests."""
+    program = debian.find("chromium", "chromium")
+    assert program is not None
+    async with async_playwright() as playwright:
+        environment: dict[str, str | float | bool] = {**os.environ, **program.environment}
+        browser = await playwright.chromium.launch(executable_path=str(program.path), env=environment)
+        yield browser
+        await browser.close()
+
+
+@asynccontextmanager
+async def visit(board: DashboardRig, browser: Browser, path: str = "/", **options: Any) -> AsyncIterator[Visit]:
+    """A page of somebody who is signed in."""
+    cookie = (await board.visitor(ADMIN)).cookies[COOKIE]
+    context = await browser.new_context(**options)
+    await context.add_cookies([{"name": COOKIE, "value": cookie, "url": board.url, "sameSite": "Strict"}])
+    visited = Visit(await context.new_page())
+    await visited.page.goto(board.url + path)
+    try:
+        yield visited
+    finally:
+        await context.close()
+
+
+async def test_every_link_on_every_page_answers(board: DashboardRig) -> None:
+    """From the first page on."""
+    await board.furnish()
+    found = await walked(await board.visitor(ADMIN))
+    assert {path: answer.status_code for path, answer in found.items() if answer.status_code != 200} == {}
+    one_of_each_page(list(found))
+
+
+@pytest.mark.parametrize("width", [320, 360, 1440, 3840])
+async def test_each_page_fits_and_has_no_errors(board: DashboardRig, browser: Browser, width: int) -> None:
+    """No scrolling to the side, nothing on the console, no request to another origin."""
+    await board.furnish()
+    paths = one_of_each_page(list(await walked(await board.visitor(ADMIN))))
+    async with visit(board, browser, viewport={"width": width, "height": 800}) as visited:
+        for path in paths:
+            await visited.page.goto(board.url + path)
+            await expect(visited.page.locator("#live")).to_have_text("live", timeout=WAIT_MS)
+            wide = await visited.page.evaluate(
+                "[...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1)"
+                ".map(e => e.outerHTML.slice(0, 120)).slice(0, 5)"
+            )
+            assert (path, wide) == (path, [])
+            assert await visited.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
+        assert visited.errors == []
+        assert [url for url in visited.requests if not url.startswith(board.url)] == []
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed (.ci/typescript)")
+@pytest.mark.parametrize("width", [360, 1440])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_axe_finds_nothing(
+    board: DashboardRig, browser: Browser, width: int, scheme: Literal["light", "dark"]
+) -> None:
+    """On each page, and on the page of sign-in."""
+    await board.furnish()
+    paths = one_of_each_page(list(await walked(await board.visitor(ADMIN))))
+    rules, found = AXE.read_text(), []
+    async with visit(board, browser, viewport={"width": width, "height": 800}, color_scheme=scheme) as visited:
+        for path in [*paths, "/login", f"/login/{'a' * 43}", "/workers?cursor=x"]:
+            await visited.page.goto(board.url + path)
+            await visited.page.evaluate(rules)
+            answer = await visited.page.evaluate("axe.run()")
+            found += [
+                (path, one["id"], node["html"][:150], node["failureSummary"][:300])
+                for one in answer["violations"]
+                for node in one["nodes"][:3]
+            ]
+    assert found == []
+
+
+async def test_a_page_is_read_without_javascript(board: DashboardRig, browser: Browser) -> None:
+    """And followed by its links; the form of sign-in works too."""
+    await board.furnish()
+    context = await browser.new_context(java_script_enabled=False)
+    page = await context.new_page()
+    await page.goto(f"{board.url}/workers?state=active")
+    await page.get_by_label("Token").fill(ADMIN)
+    await page.get_by_role("button", name="Sign in").click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Workers: 4")
+    assert page.url.endswith("/workers?state=active")
+    await expect(page.locator("main")).to_contain_text(board.workers[0].id)
+    await page.get_by_role("link", name="Overview").click()
+    await expect(page.locator("main")).to_contain_text("2 workers of a pool are stuck")
+    await page.get_by_role("button", name="Sign out").click()
+    await expect(page.get_by_label("Token")).to_be_visible()
+    await context.close()
+
+
+async def test_a_one_time_link_opens_itself(board: DashboardRig, browser: Browser) -> None:
+    """Without a click."""
+    page = await browser.new_page()
+    await page.goto(f"{board.url}/login/{await board.link()}")
+    await expect(page.locator("footer")).to_contain_text("link, until", timeout=WAIT_MS)
+    await page.context.close()
+
+
+async def test_a_link_from_another_site_finds_the_session(board: DashboardRig, browser: Browser) -> None:
+    """The cookie does not come with the first request, and does with the second; each time."""
+    async with visit(board, browser) as visited:
+        other = board.url.replace("127.0.0.1", "localhost")
+        for _ in range(2):
+            await visited.page.goto(f"{other}/login")
+            await visited.page.evaluate(f"location.href = '{board.url}/workers'")
+            await expect(visited.page.get_by_role("heading", level=1)).to_have_text("Workers: 0", timeout=WAIT_MS)
+
+
+async def test_a_worker_changes_on_an_open_page(board: DashboardRig, browser: Browser) -> None:
+    """Without loading it again. Focus, selection, opened details and what somebody types survive."""
+    await board.furnish()
+    worker = board.workers[1]
+    async with visit(board, browser, "/workers") as visited:
+        page, row = visited.page, visited.page.locator(f"#w-{worker.id}")
+        await expect(row).to_contain_text("spawning")
+        await page.evaluate("window.here = true")
+        await row.get_by_role("link").focus()
+        await page.keyboard.press("k")
+        await page.keyboard.press("j")
+        chosen = page.locator("tr[aria-selected]")
+        before = await chosen.get_attribute("id")
+        await page.get_by_label("Pool").fill("half a na")
+        await board.gateway.move(worker, (State.SPAWNING,), State.ACTIVE)
+        await board.worker()
+        await expect(row).to_contain_text("active", timeout=WAIT_MS)
+        await expect(page.get_by_role("heading", level=1)).to_have_text("Workers: 5", timeout=WAIT_MS)
+        await expect(page).to_have_title(re.compile("Workers: 5"))
+        assert await page.evaluate("window.here && document.activeElement.name") == "pool"
+        assert await page.get_by_label("Pool").input_value() == "half a na"
+        assert await chosen.get_attribute("id") == before
+
+
+async def test_opened_details_and_a_selection_survive(board: DashboardRig, browser: Browser) -> None:
+    """While the figures around them change."""
+    await board.furnish()
+    async with visit(board, browser) as visited:
+        page = visited.page
+        await expect(page.locator("#live")).to_have_text("live", timeout=WAIT_MS)
+        await page.locator("#queue summary").click()
+        await page.locator("#queue summary").focus()
+        await page.evaluate("getSelection().selectAllChildren(document.querySelector('#queue details p'))")
+        selected = await page.evaluate("getSelection().toString()")
+        await board.gateway.submit(board.pool, 2)
+        await expect(page.locator(f"#pool-{board.pool} [data-l=ready]")).to_have_text("5", timeout=WAIT_MS)
+        assert await page.locator("#queue details").evaluate("e => e.open && e.contains(document.activeElement)")
+        assert await page.evaluate("getSelection().toString()") == selected != ""
+
+
+async def test_a_page_that_is_paused_asks_for_nothing(board: DashboardRig, browser: Browser) -> None:
+    """It says so, and goes on from where it was."""
+    await board.furnish()
+    async with visit(board, browser, "/workers") as visited:
+        page = visited.page
+        await expect(page.locator("#live")).to_have_text("live", timeout=WAIT_MS)
+        await page.keyboard.press("p")
+        await expect(page.locator("#live")).to_have_text("paused")
+
+        async def is_over() -> bool:
+            return not board.api.watch._by_token
+
+        async with asyncio.timeout(DEADLINE_S):
+            while not await is_over():
+                await asyncio.sleep(0.02)
+        visited.requests.clear()
+        await board.worker()
+        looks = await page.evaluate(
+            "new Promise(done => setTimeout(() => done(document.querySelector('h1').textContent), 3000))"
+        )
+        assert (looks, visited.requests) == ("Workers: 4", [])
+        await page.get_by_role("button", name="Go on").click()
+        await expect(page.get_by_role("heading", level=1)).to_have_text("Workers: 5", timeout=WAIT_MS)
+        assert len(visited.requests) == 1
+
+
+async def test_a_lost_connection_is_shown_and_restored(api_db: PostgresDb, blobs: S3Blobs, browser: Browser) -> None:
+    """Also if a proxy answers in between. The page says how old it is, and the next figures come by themselves."""
+    async with dashboard_rig(api_db, blobs) as board:
+        await board.furnish()
+        port, fleet = httpx.URL(board.url).port or 0, board.dashboard.fleet
+        cookie = (await board.visitor(ADMIN)).cookies[COOKIE]
+        context = await browser.new_context()
+        await context.add_cookies([{"name": COOKIE, "value": cookie, "url": board.url, "sameSite": "Strict"}])
+        page = await context.new_page()
+        await page.goto(f"{board.url}/workers")
+        await expect(page.locator("#live")).to_have_text("live", timeout=WAIT_MS)
+        pool = board.pool
+    await expect(page.locator("#live")).to_contain_text(re.compile(r"\d+s old"), timeout=WAIT_MS)
+    await page.route("**/live/**", lambda route: route.fulfill(status=502, body="Bad gateway"))
+    async with page.expect_response(lambda answer: answer.status == 502, timeout=WAIT_MS):
+        pass
+    await page.unroute("**/live/**")
+    async with dashboard_rig(api_db, blobs, fleet=fleet, port=port) as board:
+        await board.worker(pool)
+        await expect(page.locator("#live")).to_have_text("live", timeout=WAIT_MS)
+        await expect(page.get_by_role("heading", level=1)).to_have_text("Workers: 5", timeout=WAIT_MS)
+        await context.close()
+
+
+async def test_a_session_that_ends_leads_to_sign_in(board: DashboardRig, browser: Browser) -> None:
+    """The open page does not stay as if it were live."""
+    await board.furnish()
+    async with visit(board, browser, "/workers") as visited:
+        await board.rows.end_session(*[key for key in board.dashboard.sessions._known])  # noqa: C416
+        await expect(visited.page.get_by_label("Token")).to_be_visible(timeout=WAIT_MS)
+
+
+async def test_the_keyboard_reaches_everything(board: DashboardRig, browser: Browser) -> None:
+    """Rows, search, help, and the pages of the navigation."""
+    await board.furnish()
+    async with visit(board, browser, "/workers") as visited:
+        page = visited.page
+        for key, index in (("j", 0), ("j", 1), ("k", 0)):
+            await page.keyboard.press(key)
+            row = page.locator("main tbody tr").nth(index)
+            await expect(row).to_have_attribute("aria-selected", "true")
+            assert await row.evaluate("e => e.contains(document.activeElement)")
+        await page.keyboard.press("/")
+        assert await page.evaluate("document.activeElement.name") == "pool"
+        await page.keyboard.type("j?p")
+        assert await page.get_by_label("Pool").input_value() == "j?p"
+        await page.get_by_role("heading", level=1).click()
+        await page.keyboard.press("?")
+        await expect(page.get_by_role("dialog")).to_be_visible()
+        await page.keyboard.press("?")
+        await page.keyboard.press("Escape")
+        await expect(page.get_by_role("dialog")).to_be_hidden()
+        await page.keyboard.press("j")
+        link = await page.evaluate("document.activeElement.getAttribute('href')")
+        await page.keyboard.press("Enter")
+        await page.wait_for_url(f"**{link}")
+        await page.goto(f"{board.url}/workers")
+        await page.keyboard.press("g")
+        await page.keyboard.press("1")
+        await page.wait_for_url(f"{board.url}/")
+        assert visited.errors == []
+
+
+async def test_hostile_texts_are_shown_as_text(board: DashboardRig, browser: Browser) -> None:
+    """In a pool, a type, what a worker waits for, a condition, and in the address; before and after a repaint."""
+    pool = board.pool
+    await board.condition(HOSTILE, [pool], detail=HOSTILE + "x" * 1_000_000)
+    worker = await board.worker(pool)
+    await board.gateway.submit(pool, 2, task_type=HOSTILE[:100])
+    await board.decide(pool)
+    fields: dict[str, Any] = {"waiting_on": "provider", "waiting_for": HOSTILE + "y" * 100_000}
+    await board.gateway.move(worker, (State.ACTIVE,), State.ACTIVE, **fields)
+    visitor = await board.visitor(ADMIN)
+    paths = [path for path, answer in (await walked(visitor)).items() if answer.status_code == 200]
+    async with visit(board, browser) as visited:
+        page = visited.page
+        for path in [*one_of_each_page(paths), "/workers?pool=%3Cscript%3E%22%27%3E"]:
+            await page.goto(board.url + path)
+            await expect(page.locator("#live")).to_have_text("live", timeout=WAIT_MS)
+            assert await page.title() != "taken", path
+            assert await page.locator(HOSTILE_PARTS).count() == 0, path
+            text = await page.locator("main").inner_text()
+            assert not set(text) & {"\x1b", "\u202e"}, path
+            assert len(await page.content()) < MAX_PAGE_BYTES, path
+        await page.goto(f"{board.url}/workers")
+        fields["waiting_for"] = f"{HOSTILE} again"
+        await board.gateway.move(worker, (State.ACTIVE,), State.ACTIVE, **fields)
+        await expect(page.locator("main")).to_contain_text("again", timeout=WAIT_MS)
+        assert (await page.title() != "taken", await page.locator(HOSTILE_PARTS).count()) == (True, 0)
+        assert visited.errors == []
+
+
+async def test_pages_keep_to_their_budget(board: DashboardRig) -> None:
+    """An ordinary page with its style and script, compressed, as they are sent."""
+    await board.furnish()
+    visitor = await board.visitor(ADMIN)
+    for path in one_of_each_page(list(await walked(visitor))):
+        page = await visitor.get(path)
+        files = [await visitor.get(one) for one in set(re.findall(r'(?:href|src)="(/static/[^"]+)"', page.text))]
+        sent = {str(one.url): int(one.headers["content-length"]) for one in (page, *files)}
+        assert sum(sent.values()) <= BUDGET_BYTES, sent
+        assert len(gzip.compress(page.content)) < BUDGET_BYTES / 2
+
+
+async def test_a_page_with_a_thousand_workers_is_bounded(board: DashboardRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 kB at most, whatever the page is about."""
+    await board.furnish()
+    observe = board.rows.observe
+
+    async def many() -> Any:
+        seen = dict(await observe())
+        first = seen["workers"][0]
+        seen["workers"] = [{**first, "id": f"gpu-{n:012x}"} for n in range(1_000)]
+        return seen
+
+    monkeypatch.setattr(board.rows, "observe", many)
+    visitor = await board.visitor(ADMIN)
+    found = {path: answer for path, answer in (await walked(visitor)).items() if answer.status_code == 200}
+    sizes = {path: len(answer.content) for path, answer in found.items()}
+    assert max(sizes.values()) <= MAX_PAGE_BYTES, sizes
+    listed = {one for answer in found.values() for one in re.findall(r'id="w-(gpu-0{9}[0-9a-f]{3})"', answer.text)}
+    assert len(listed) == 1_000
