@@ -146,10 +146,19 @@ class ApiRows:
         """Ask for a worker's end: {outcome: requested, already or not_found}."""
         return await self._act(actor, "worker.terminate", worker_id, {"reason": reason, "at_once": at_once})
 
-    async def decisions(self, holder: TokenHolder, *, before: int | None, limit: int) -> Sequence[Row]:
-        """A page of the decisions that a holder sees, newest first, before this one."""
-        args = {"p_pools": holder.restriction()["pools"], "p_before": before, "p_limit": limit}
+    async def decisions(
+        self, holder: TokenHolder, *, before: int | None, limit: int, pool: str | None = None
+    ) -> Sequence[Row]:
+        """A page of the decisions that a holder sees, of every pool or of one, newest first, before this one."""
+        args = {"p_pools": holder.pools_of(pool), "p_before": before, "p_limit": limit}
         return list((await self._db.call("fleet_decisions_page", p_fleet=self._fleet, **args))["decisions"])
+
+    async def decisions_between(
+        self, holder: TokenHolder, since: str, until: str, *, limit: int, pool: str | None = None
+    ) -> Row:
+        """{now, decisions, more}: those between two moments, and those in force at the first, newest first."""
+        args = {"p_pools": holder.pools_of(pool), "p_since": since, "p_until": until, "p_limit": limit}
+        return dict(await self._db.call("fleet_decisions_between", p_fleet=self._fleet, **args))
 
     async def events(self, holder: TokenHolder, *, after: int | None, limit: int) -> Row:
         """What happened to the workers that a holder sees after an event; None: the newest. {events, next, more}."""
@@ -177,6 +186,31 @@ class ApiRows:
     async def cost(self, since: str, until: str | None) -> Row:
         """Dollars between two moments, by worker, kind of state, task type and task."""
         return dict(await self._db.call("fleet_cost", p_fleet=self._fleet, p_since=since, p_until=until))
+
+    async def efficiency(self, since: str, until: str | None) -> Row:
+        """Throughput, utilisation, queue depth and dollars per task between two moments."""
+        return dict(await self._db.call("fleet_efficiency", p_fleet=self._fleet, p_since=since, p_until=until))
+
+    async def hosts(self, *, avoided: bool) -> Sequence[Row]:
+        """Machines and places that failed, or those that are avoided now, with evidence; the newest failure first."""
+        return list((await self._db.call("fleet_hosts", p_fleet=self._fleet, p_avoided=avoided))["hosts"])
+
+    async def schedules(self) -> Row:
+        """All schedules, each with its last run: {now, schedules}."""
+        return dict(await self._db.call("task_schedules"))
+
+    async def webhooks(self, *, state: str | None, limit: int) -> Row:
+        """The addresses, and the newest messages with their answers: {now, webhooks, troubles, messages}."""
+        args = {"p_state": state, "p_task_id": None, "p_limit": limit}
+        return dict(await self._db.call("fleet_webhooks", p_fleet=self._fleet, **args))
+
+    async def limits(self) -> Sequence[Row]:
+        """Limits and keys in use: {scope, name, most, is_set, running, ready, waiting}."""
+        return list((await self._db.call("task_limits"))["limits"])
+
+    async def tenants(self) -> Sequence[Row]:
+        """Tenants with a weight or live tasks: {tenant, weight, ready, waiting, running}."""
+        return list((await self._db.call("task_tenants"))["tenants"])
 
     async def task_explained(self, task_id: str) -> Row:
         """All facts that explain one task. "task" is None if it is unknown."""

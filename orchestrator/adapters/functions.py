@@ -165,6 +165,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_session_end": ("p_fleet", "p_hash"),
         "fleet_workers_page": ("p_fleet", "p_pools", "p_ended", "p_cursor", "p_limit"),
         "fleet_decisions_page": ("p_fleet", "p_pools", "p_before", "p_limit"),
+        "fleet_decisions_between": ("p_fleet", "p_pools", "p_since", "p_until", "p_limit"),
         "fleet_events": ("p_fleet", "p_pools", "p_after", "p_limit"),
         "fleet_act": ("p_fleet", "p_actor", "p_action", "p_subject", "p_args"),
         "fleet_pauses": ("p_fleet",),

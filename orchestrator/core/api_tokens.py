@@ -60,6 +60,12 @@ class TokenHolder:
         """Whether a task of this pool and tenant exists for it."""
         return (self.pools is None or pool in self.pools) and (self.tenant is None or tenant == self.tenant)
 
+    def pools_of(self, pool: str | None) -> list[str] | None:
+        """The argument `p_pools` of SQL functions, for one pool or for every pool that it sees."""
+        if pool is None:
+            return None if self.pools is None else sorted(self.pools)
+        return [pool] if self.sees(pool, self.tenant) else []
+
     def restriction(self) -> dict[str, Any]:
         """The argument `p_scope` of SQL functions."""
         return {"pools": None if self.pools is None else sorted(self.pools), "tenant": self.tenant}

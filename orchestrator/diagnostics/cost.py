@@ -1,10 +1,11 @@
-"""`cost`: the rows of fleet_cost() by worker, pool, cluster, task type, …, compared with the provider's bill."""
+"""`cost`: the rows of fleet_cost() by worker, pool, cluster, GPU, task type, …, compared with the provider's bill."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.core.provider import short_gpu
 from orchestrator.ports import Bill
 
 Row = Mapping[str, Any]
@@ -57,12 +58,12 @@ class Reconciled:
 
 
 def lines(report: Row, by: str) -> tuple[CostLine, ...]:
-    """Return the report by worker, pool, cluster, gpu_type, kind, type (of task) or task, the most expensive first."""
+    """Return the report by worker, pool, cluster, gpu, kind, type (of task) or task, the most expensive first."""
     if by == "kind":
         found = [CostLine(kind, float(k["usd"]), float(k["seconds"]), {}) for kind, k in report["kinds"].items()]
     elif by in {"type", "task"}:
         found = [_of_tasks(row, by) for row in report["types" if by == "type" else "tasks"]]
-    elif by in {"pool", "cluster", "gpu_type"}:
+    elif by in {"pool", "cluster", "gpu"}:
         found = _groups(report["workers"], by)
     else:
         found = [_of_worker(row) for row in report["workers"]]
@@ -109,7 +110,8 @@ def _of_tasks(row: Row, by: str) -> CostLine:
 def _groups(workers: Iterable[Row], by: str) -> list[CostLine]:
     grouped: defaultdict[str, list[CostLine]] = defaultdict(list)
     for row in workers:
-        grouped[row[by] or f"(no {by})"].append(_of_worker(row))
+        name = short_gpu(row["gpu_type"] or "") if by == "gpu" else row[by]
+        grouped[name or f"(no {by})"].append(_of_worker(row))
     return [
         CostLine(
             name,

@@ -104,6 +104,46 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/hosts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List machines and places that are avoided
+         * @description Needs a token with the scope read.
+         */
+        get: operations["listAvoidedHosts"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/limits": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List limits of concurrency keys and types
+         * @description Needs a token with the scope read.
+         */
+        get: operations["listLimits"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/pauses": {
         parameters: {
             query?: never;
@@ -272,6 +312,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/scaling/blocked": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Explain what was blocked in a time
+         * @description Needs a token with the scope read.
+         */
+        get: operations["explainBlocked"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/scaling/explanation": {
         parameters: {
             query?: never;
@@ -284,6 +344,26 @@ export interface paths {
          * @description Needs a token with the scope read.
          */
         get: operations["explainScaling"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/schedules": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List recurring tasks
+         * @description Needs a token with the scope read.
+         */
+        get: operations["listSchedules"];
         put?: never;
         post?: never;
         delete?: never;
@@ -488,6 +568,66 @@ export interface paths {
          * @description Needs a token with the scope read.
          */
         get: operations["waitForTask"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/tenants": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List tenants
+         * @description Needs a token with the scope read.
+         */
+        get: operations["listTenants"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/tokens": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List tokens
+         * @description Needs a token with the scope admin.
+         */
+        get: operations["listTokens"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/webhooks": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List webhooks, and the newest messages with their answers
+         * @description Needs a token with the scope read.
+         */
+        get: operations["listWebhooks"];
         put?: never;
         post?: never;
         delete?: never;
@@ -717,6 +857,55 @@ export interface components {
             entries: components["schemas"]["AuditEntry"][];
             /** Next */
             next: number | null;
+        };
+        /**
+         * BlockedShown
+         * @description One reason that blocked a pool.
+         */
+        BlockedShown: {
+            /** Decisions */
+            decisions: number;
+            reason: components["schemas"]["ReasonExplained"];
+            /**
+             * Seconds
+             * @description For how long the decisions in force named it
+             */
+            seconds: number;
+            /**
+             * Since
+             * Format: date-time
+             * @description The first moment within the time
+             */
+            since: string;
+            /**
+             * Until
+             * Format: date-time
+             * @description The last moment within the time
+             */
+            until: string;
+        };
+        /**
+         * BlockedTimes
+         * @description What was blocked in a time, and why.
+         */
+        BlockedTimes: {
+            /**
+             * Is Cut
+             * @description The time has more decisions than were looked at: the newest 1,000 count
+             */
+            is_cut: boolean;
+            /** Pools */
+            pools: components["schemas"]["PoolTimeShown"][];
+            /**
+             * Since
+             * Format: date-time
+             */
+            since: string;
+            /**
+             * Until
+             * Format: date-time
+             */
+            until: string;
         };
         /**
          * ClusterStatus
@@ -986,6 +1175,70 @@ export interface components {
             led: boolean;
         };
         /**
+         * HostShown
+         * @description A machine or a place that failed.
+         */
+        HostShown: {
+            /** Avoid Until */
+            avoid_until: string | null;
+            /** Evidence */
+            evidence: unknown;
+            /**
+             * Key
+             * @description machine:<id>, or place:<data centre>|<GPU type>
+             */
+            key: string;
+            /**
+             * Last Failure
+             * Format: date-time
+             */
+            last_failure: string;
+            /** Strikes */
+            strikes: number;
+        };
+        /**
+         * HostsShown
+         * @description What is avoided now, the newest failure first.
+         */
+        HostsShown: {
+            /** Hosts */
+            hosts: components["schemas"]["HostShown"][];
+        };
+        /**
+         * LimitShown
+         * @description How many tasks of a concurrency key or a type run at once.
+         */
+        LimitShown: {
+            /**
+             * Is Set
+             * @description Whether somebody set it; a key without a limit has 1
+             */
+            is_set: boolean;
+            /** Most */
+            most: number;
+            /** Name */
+            name: string;
+            /** Ready */
+            ready: number;
+            /** Running */
+            running: number;
+            /**
+             * Scope
+             * @enum {string}
+             */
+            scope: "key" | "type";
+            /** Waiting */
+            waiting: number;
+        };
+        /**
+         * LimitsShown
+         * @description The limits, those with most waiting tasks first.
+         */
+        LimitsShown: {
+            /** Limits */
+            limits: components["schemas"]["LimitShown"][];
+        };
+        /**
          * LogShown
          * @description A part of an attempt's log.
          */
@@ -1108,6 +1361,51 @@ export interface components {
         MembersShown: {
             /** Members */
             members: components["schemas"]["MemberShown"][];
+        };
+        /**
+         * MessageShown
+         * @description A message, and what came of it.
+         */
+        MessageShown: {
+            /** Attempts */
+            attempts: number;
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /** Event */
+            event: string;
+            /**
+             * Failure
+             * @description The answer to the last attempt
+             */
+            failure: string | null;
+            /**
+             * Give Up At
+             * Format: date-time
+             */
+            give_up_at: string;
+            /** Host */
+            host: string;
+            /** Id */
+            id: string;
+            /** Next At */
+            next_at: string | null;
+            /** Sent At */
+            sent_at: string | null;
+            /**
+             * State
+             * @enum {string}
+             */
+            state: "waiting" | "undeliverable" | "sent";
+            /** Task Id */
+            task_id: string | null;
+            /**
+             * Webhook
+             * @description null: the task's own webhook_url
+             */
+            webhook: string | null;
         };
         /**
          * NodeTaskKind
@@ -1342,6 +1640,32 @@ export interface components {
             pool: string;
         };
         /**
+         * PoolTimeShown
+         * @description What a pool decided in a time.
+         */
+        PoolTimeShown: {
+            /** Actions */
+            actions: string[];
+            /** Blocked */
+            blocked: components["schemas"]["BlockedShown"][];
+            /** Decisions */
+            decisions: number;
+            /**
+             * Idle
+             * @description Decisions without any action
+             */
+            idle: number;
+            /** Pool */
+            pool: string;
+            /** Sentence */
+            sentence: string;
+            /**
+             * Target
+             * @description Of the decision in force at the end
+             */
+            target: number;
+        };
+        /**
          * PoolsShown
          * @description The pools, and the offers of the fleet.
          */
@@ -1423,6 +1747,86 @@ export interface components {
             at: string;
             /** Pools */
             pools: components["schemas"]["PoolExplained"][];
+        };
+        /**
+         * ScheduleRunShown
+         * @description What came of a due time.
+         */
+        ScheduleRunShown: {
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /**
+             * Due At
+             * Format: date-time
+             */
+            due_at: string;
+            /**
+             * Outcome
+             * @enum {string}
+             */
+            outcome: "fired" | "skipped" | "missed";
+            /** Reason */
+            reason: string | null;
+            /** Task Id */
+            task_id: string | null;
+        };
+        /**
+         * ScheduleShown
+         * @description A recurring task.
+         */
+        ScheduleShown: {
+            /** Catch Up */
+            catch_up: string;
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /** Cron */
+            cron: string | null;
+            /** Every S */
+            every_s: number | null;
+            last_run: components["schemas"]["ScheduleRunShown"] | null;
+            /** Name */
+            name: string;
+            /**
+             * Next At
+             * @description null: paused, never, or not worked out yet
+             */
+            next_at: string | null;
+            /** Overlap */
+            overlap: string;
+            /** Paused At */
+            paused_at: string | null;
+            /** Problem */
+            problem: string | null;
+            /**
+             * Recent
+             * @description Of its last 100 due times, how many have each outcome
+             */
+            recent: {
+                [key: string]: number;
+            };
+            /** Task Type */
+            task_type: string | null;
+            /** Timezone */
+            timezone: string;
+        };
+        /**
+         * SchedulesShown
+         * @description The schedules, by name.
+         */
+        SchedulesShown: {
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /** Schedules */
+            schedules: components["schemas"]["ScheduleShown"][];
         };
         /**
          * SubmittedTask
@@ -1722,6 +2126,33 @@ export interface components {
             tasks: components["schemas"]["TaskInput"][];
         };
         /**
+         * TenantShown
+         * @description A tenant with a weight or live tasks.
+         */
+        TenantShown: {
+            /** Ready */
+            ready: number;
+            /** Running */
+            running: number;
+            /**
+             * Tenant
+             * @description null: tasks without a tenant
+             */
+            tenant: string | null;
+            /** Waiting */
+            waiting: number;
+            /** Weight */
+            weight: number;
+        };
+        /**
+         * TenantsShown
+         * @description The tenants, by name.
+         */
+        TenantsShown: {
+            /** Tenants */
+            tenants: components["schemas"]["TenantShown"][];
+        };
+        /**
          * TerminateInput
          * @description How a worker is to end.
          */
@@ -1737,6 +2168,48 @@ export interface components {
              * @default asked for through the API
              */
             reason: string;
+        };
+        /**
+         * TokenShown
+         * @description A token of the API, without what it is made of.
+         */
+        TokenShown: {
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /** Expires At */
+            expires_at: string | null;
+            /**
+             * Last Used At
+             * @description To the minute
+             */
+            last_used_at: string | null;
+            /** Name */
+            name: string;
+            /**
+             * Pools
+             * @description null: all
+             */
+            pools: string[] | null;
+            /** Revoked At */
+            revoked_at: string | null;
+            /** Scopes */
+            scopes: string[];
+            /**
+             * Tenant
+             * @description null: all
+             */
+            tenant: string | null;
+        };
+        /**
+         * TokensShown
+         * @description The tokens of the fleet, newest first.
+         */
+        TokensShown: {
+            /** Tokens */
+            tokens: components["schemas"]["TokenShown"][];
         };
         /**
          * Waited
@@ -1770,6 +2243,56 @@ export interface components {
              * @description Who must act: orchestrator, provider, operator or nobody
              */
             who: string;
+        };
+        /**
+         * WebhookShown
+         * @description An address that is told about the end of tasks.
+         */
+        WebhookShown: {
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /** Name */
+            name: string;
+            /**
+             * Origin
+             * @description Scheme and host; the rest of the URL may be a secret
+             */
+            origin: string;
+            /** Progress */
+            progress: boolean;
+            /**
+             * Task Type
+             * @description null: tasks of every type
+             */
+            task_type: string | null;
+        };
+        /**
+         * WebhooksShown
+         * @description The addresses, and the newest messages.
+         */
+        WebhooksShown: {
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /**
+             * Late
+             * @description Messages that are due for longer than five minutes
+             */
+            late: number;
+            /** Messages */
+            messages: components["schemas"]["MessageShown"][];
+            /**
+             * Undeliverable
+             * @description Messages that were given up within a day
+             */
+            undeliverable: number;
+            /** Webhooks */
+            webhooks: components["schemas"]["WebhookShown"][];
         };
         /**
          * WorkerAsked
@@ -2103,6 +2626,8 @@ export interface operations {
                 before?: number;
                 /** @description Rows of the page */
                 limit?: number;
+                /** @description By default every pool that the token sees */
+                pool?: string;
             };
             header?: never;
             path?: never;
@@ -2325,6 +2850,208 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["HealthShown"];
+                };
+            };
+            /** @description The request cannot be read */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token is missing or not valid */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token may not do this */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description There is no such thing for this token, or the API is off */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The request is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description Too many requests; Retry-After says when to try again */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description An error within the orchestrator */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The bucket refuses the orchestrator */
+            502: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The database or the bucket gave no clear answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+        };
+    };
+    listAvoidedHosts: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description List machines and places that are avoided */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HostsShown"];
+                };
+            };
+            /** @description The request cannot be read */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token is missing or not valid */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token may not do this */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description There is no such thing for this token, or the API is off */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The request is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description Too many requests; Retry-After says when to try again */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description An error within the orchestrator */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The bucket refuses the orchestrator */
+            502: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The database or the bucket gave no clear answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+        };
+    };
+    listLimits: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description List limits of concurrency keys and types */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LimitsShown"];
                 };
             };
             /** @description The request cannot be read */
@@ -3551,6 +4278,123 @@ export interface operations {
             };
         };
     };
+    explainBlocked: {
+        parameters: {
+            query?: {
+                /** @description By default an hour before its end */
+                since?: string;
+                /** @description By default now */
+                until?: string;
+                /** @description By default every pool that the token sees */
+                pool?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Explain what was blocked in a time */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BlockedTimes"];
+                };
+            };
+            /** @description The request cannot be read */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token is missing or not valid */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token may not do this */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description There is no such thing for this token, or the API is off */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The request is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The request is not valid */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description Too many requests; Retry-After says when to try again */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description An error within the orchestrator */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The bucket refuses the orchestrator */
+            502: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The database or the bucket gave no clear answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+        };
+    };
     explainScaling: {
         parameters: {
             query?: never;
@@ -3567,6 +4411,107 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ScalingExplained"];
+                };
+            };
+            /** @description The request cannot be read */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token is missing or not valid */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token may not do this */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description There is no such thing for this token, or the API is off */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The request is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description Too many requests; Retry-After says when to try again */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description An error within the orchestrator */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The bucket refuses the orchestrator */
+            502: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The database or the bucket gave no clear answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+        };
+    };
+    listSchedules: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description List recurring tasks */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SchedulesShown"];
                 };
             };
             /** @description The request cannot be read */
@@ -4872,6 +5817,314 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Waited"];
+                };
+            };
+            /** @description The request cannot be read */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token is missing or not valid */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token may not do this */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description There is no such thing for this token, or the API is off */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The request is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description Too many requests; Retry-After says when to try again */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description An error within the orchestrator */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The bucket refuses the orchestrator */
+            502: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The database or the bucket gave no clear answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+        };
+    };
+    listTenants: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description List tenants */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TenantsShown"];
+                };
+            };
+            /** @description The request cannot be read */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token is missing or not valid */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token may not do this */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description There is no such thing for this token, or the API is off */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The request is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description Too many requests; Retry-After says when to try again */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description An error within the orchestrator */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The bucket refuses the orchestrator */
+            502: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The database or the bucket gave no clear answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+        };
+    };
+    listTokens: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description List tokens */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TokensShown"];
+                };
+            };
+            /** @description The request cannot be read */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token is missing or not valid */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token may not do this */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description There is no such thing for this token, or the API is off */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The request is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description Too many requests; Retry-After says when to try again */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description An error within the orchestrator */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The bucket refuses the orchestrator */
+            502: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The database or the bucket gave no clear answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+        };
+    };
+    listWebhooks: {
+        parameters: {
+            query?: {
+                /** @description By default all */
+                state?: "waiting" | "undeliverable" | "sent";
+                /** @description Rows of the page */
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description List webhooks, and the newest messages with their answers */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["WebhooksShown"];
                 };
             };
             /** @description The request cannot be read */

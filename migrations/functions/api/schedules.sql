@@ -31,16 +31,20 @@ begin
 end
 $$;
 
--- All schedules, each with its last run.
+-- All schedules, each with its last run, and how many of its last runs have each outcome.
 create or replace function public.task_schedules(p_now timestamptz default null) returns jsonb
 language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     select jsonb_build_object('now', public.internal_clock(task_schedules.p_now), 'schedules', coalesce((
         select jsonb_agg(to_jsonb(s.*) - 'task' || jsonb_build_object(
-                   'task_type', s.task->>'task_type', 'last_run', r.run) order by s.name)
+                   'task_type', s.task->>'task_type', 'last_run', r.runs->0, 'recent', coalesce((
+                       select jsonb_object_agg(o.outcome, o.n)
+                         from (select x.run->>'outcome' as outcome, count(*) as n
+                                 from jsonb_array_elements(r.runs) x (run) group by 1) o), '{}')) order by s.name)
           from (select * from public.schedules order by name limit 1000) s
           left join lateral (
-              select to_jsonb(n.*) - 'schedule' as run from public.schedule_runs n
-               where n.schedule = s.name order by n.due_at desc limit 1) r on true), '[]'))
+              select jsonb_agg(to_jsonb(n.*) - 'schedule' order by n.due_at desc) as runs
+                from (select * from public.schedule_runs n
+                       where n.schedule = s.name order by n.due_at desc limit 100) n) r on true), '[]'))
 $$;
 
 -- Stops or resumes a schedule. A due time that passes while it is paused gets no row.

@@ -243,6 +243,47 @@ begin
 end
 $$;
 
+-- The decisions of these pools (null: of all) between two moments, the newest first, and the one of each pool that was
+-- in force when the time began; at most p_limit: {now, decisions, more}.
+create or replace function public.fleet_decisions_between(
+    p_fleet text, p_pools jsonb, p_since timestamptz, p_until timestamptz, p_limit int, p_now timestamptz default null
+) returns jsonb
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off
+set plan_cache_mode = force_custom_plan as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    v_limit int := least(greatest(coalesce(p_limit, 100), 1), 1000);
+    v_first bigint;  -- the newest decision before the time, of any fleet and pool
+    v_last bigint;  -- … and the newest one in it
+begin
+    perform public.internal_check_window(p_since, p_until);
+    v_first := coalesce((select d.id from public.decisions d where d.at < p_since order by d.at desc limit 1), 0);
+    v_last := coalesce((select d.id from public.decisions d where d.at < p_until order by d.at desc limit 1), 0);
+    return (
+        with recursive pools (pool) as (  -- from one to the next in the index, however many decisions each has
+            (select d.pool from public.decisions d where d.fleet = p_fleet order by d.pool limit 1)
+            union all
+            select (select d.pool from public.decisions d where d.fleet = p_fleet and d.pool > p.pool
+                     order by d.pool limit 1)
+              from pools p where p.pool is not null
+        ), found as (
+            select d.* from pools p
+             cross join lateral (
+                   (select * from public.decisions d where d.fleet = p_fleet and d.pool = p.pool
+                       and d.id > v_first and d.id <= v_last order by d.id desc limit v_limit + 1)
+                   union all
+                   (select * from public.decisions d where d.fleet = p_fleet and d.pool = p.pool
+                       and d.id <= v_first order by d.id desc limit 1)) d
+             where p.pool is not null
+               and (jsonb_typeof(p_pools) is distinct from 'array' or coalesce(p_pools ? p.pool, false))
+        )
+        select jsonb_build_object('now', v_now, 'more', (select count(*) > v_limit from found), 'decisions', coalesce((
+            select jsonb_agg(to_jsonb(d.*) order by d.id desc)
+              from (select * from found f order by f.id desc limit v_limit) d), '[]')));
+end
+$$;
+
 -- The usual duration of each stage of a bring-up on this GPU type, and of a task of each type.
 create or replace function public.fleet_usual(p_fleet text, p_gpu_type text, p_now timestamptz default null)
 returns jsonb

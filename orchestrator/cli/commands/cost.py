@@ -25,7 +25,7 @@ HOUR = timedelta(hours=1)
 PROVIDER_TIMEOUT_S = 20.0  # the rest is shown without it
 ROWS = 20  # lines shown of each table; --all and --json have them all
 MANY = 10_000  # lines by tenant or label, with --all or --json
-BY = ("worker", "pool", "cluster", "kind", "type", "task", "tenant")
+BY = ("worker", "pool", "cluster", "gpu", "kind", "type", "task", "tenant")
 LABEL = "label:"
 
 
@@ -124,7 +124,7 @@ def _listing(found: tuple[CostLine, ...], by: str) -> Table:
     took, spent = [span(line.seconds) for line in found], usd_column([line.usd for line in found])
     names = [one_line(line.name, 80) for line in found]
     counts = [f"{line.count:,}" for line in found]
-    if by in {"worker", "pool", "cluster"}:
+    if by in {"worker", "pool", "cluster", "gpu"}:
         of_kinds = [usd_column([line.kinds.get(kind, 0.0) for line in found]) for kind in KINDS]
         counted = {} if by == "worker" else {"workers": counts}
         columns = {by: names, **counted, "took": took, "cost": spent, **dict(zip(KINDS, of_kinds, strict=True))}

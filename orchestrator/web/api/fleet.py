@@ -17,7 +17,6 @@ from orchestrator.web.api.fleet_models import (
     AuditPage,
     ConditionShown,
     CostShown,
-    DecisionsShown,
     HealthShown,
     PauseShown,
     PausesShown,
@@ -51,13 +50,6 @@ async def terminate(api: Api, call: ApiCall) -> Response:
     name = (await visible_worker(api, call))["id"]
     answer = await api.rows.terminate(call.holder.name, name, call.body.reason, at_once=call.body.at_once)
     return shown(WorkerAsked(outcome=answer["outcome"]), 202)
-
-
-async def decisions(api: Api, call: ApiCall) -> Response:
-    """A page of the decisions."""
-    rows = await api.rows.decisions(call.holder, before=call.query.before, limit=call.query.limit)
-    following = rows[-1]["id"] if len(rows) == call.query.limit else None
-    return shown(DecisionsShown(decisions=list(rows), next=following))
 
 
 async def pools(api: Api, call: ApiCall) -> Response:
@@ -105,7 +97,7 @@ async def costs(api: Api, call: ApiCall) -> Response:
     if call.holder.pools is not None:
         raise Problem(403, NOT_ALLOWED, "a token that is restricted to pools sees no costs")
     since, until = call.query.since or datetime.now(UTC) - timedelta(days=1), call.query.until
-    found = await api.rows.cost(_utc(since), until and _utc(until))
+    found = await api.rows.cost(utc(since), until and utc(until))
     listed = list(found["workers"])
     left_out = max(0, len(listed) - MAX_LINES)
     return shown(CostShown.model_validate({**found, "workers": listed[:MAX_LINES], "workers_left_out": left_out}))
@@ -121,7 +113,7 @@ async def audit(api: Api, call: ApiCall) -> Response:
     return shown(AuditPage(entries=list(entries), next=following))
 
 
-def _utc(at: datetime) -> str:
+def utc(at: datetime) -> str:
     """The time in UTC, for which every database has room. Raises Problem."""
     try:
         return at.astimezone(UTC).isoformat()

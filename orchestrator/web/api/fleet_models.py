@@ -33,13 +33,6 @@ class WorkerQuery(QueryModel):
     limit: Limit = MAX_PAGE
 
 
-class RecentQuery(QueryModel):
-    """Which decisions."""
-
-    before: EntryId | None = Field(None, description="`next` of a page")
-    limit: Limit = 50
-
-
 class EventQuery(QueryModel):
     """Which events."""
 

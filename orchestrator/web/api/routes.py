@@ -20,6 +20,8 @@ from orchestrator.web.api import (
     fleet,
     fleet_events,
     fleet_models,
+    list_models,
+    lists,
     logs,
     models,
     outputs,
@@ -110,8 +112,12 @@ OPERATIONS: tuple[Operation, ...] = (
         fleet_models.WorkerAsked, body=fleet_models.TerminateInput, status=202, problems=(404, 422),
     ),
     Operation(
-        "GET", "/decisions", "listDecisions", "List scaling decisions, newest first", READ, fleet.decisions,
-        fleet_models.DecisionsShown, query=fleet_models.RecentQuery,
+        "GET", "/decisions", "listDecisions", "List scaling decisions, newest first", READ, lists.decisions,
+        fleet_models.DecisionsShown, query=list_models.DecisionQuery,
+    ),
+    Operation(
+        "GET", "/scaling/blocked", "explainBlocked", "Explain what was blocked in a time", READ, lists.blocked,
+        list_models.BlockedTimes, query=list_models.BlockedQuery, problems=(422,),
     ),
     Operation(
         "GET", "/events", "listEvents", "Read or follow what happens to the workers", READ, fleet_events.read,
@@ -122,6 +128,10 @@ OPERATIONS: tuple[Operation, ...] = (
         fleet_models.HealthShown,
     ),
     Operation("GET", "/pools", "listPools", "List pools and offers", READ, fleet.pools, fleet_models.PoolsShown),
+    Operation(
+        "GET", "/hosts", "listAvoidedHosts", "List machines and places that are avoided", READ, lists.hosts,
+        list_models.HostsShown,
+    ),
     Operation("GET", "/pauses", "listPauses", "List pauses", READ, fleet.pauses, fleet_models.PausesShown),
     Operation(
         "POST", "/pauses", "pause", "Stop spawning", OPERATE, fleet.pause, fleet_models.PausesShown,
@@ -140,6 +150,19 @@ OPERATIONS: tuple[Operation, ...] = (
         "GET", "/audit", "listAudit", "Read the audit log, newest first", ADMIN, fleet.audit, fleet_models.AuditPage,
         query=fleet_models.AuditQuery,
     ),
+    Operation(
+        "GET", "/schedules", "listSchedules", "List recurring tasks", READ, lists.schedules, list_models.SchedulesShown,
+    ),
+    Operation(
+        "GET", "/webhooks", "listWebhooks", "List webhooks, and the newest messages with their answers", READ,
+        lists.webhooks, list_models.WebhooksShown, query=list_models.WebhookQuery,
+    ),
+    Operation(
+        "GET", "/limits", "listLimits", "List limits of concurrency keys and types", READ, lists.limits,
+        list_models.LimitsShown,
+    ),
+    Operation("GET", "/tenants", "listTenants", "List tenants", READ, lists.tenants, list_models.TenantsShown),
+    Operation("GET", "/tokens", "listTokens", "List tokens", ADMIN, lists.tokens, list_models.TokensShown),
     Operation(
         "GET", INSTANCES, "listAppInstances", "List clusters", READ, clusters.instances,
         cluster_models.AppInstancesShown, problems=(404,),

@@ -89,8 +89,8 @@ def environment() -> Environment:
     )
     made.filters |= {
         "usd": amounts.usd, "span": amounts.span, "gpu": amounts.gpu_name, "octets": amounts.octets,
-        "clock": amounts.clock, "since": _since, "at": _at, "line": _line, "many": "{:,}".format, "brief": _brief,
-        "part": _part_id,
+        "clock": amounts.clock, "since": _since, "at": _at, "until": _until, "line": _line, "many": "{:,}".format,
+        "brief": _brief, "part": _part_id,
     }  # fmt: skip
     made.globals |= {"static": static_url, "csrf": Markup(CSRF)}  # noqa: S704 - a constant
     return made
@@ -137,6 +137,15 @@ def _since(context: Context, value: Any, after: str = " ago") -> Any:
     seconds = (context["now"] - then).total_seconds()
     text = amounts.span(seconds) + after if seconds >= 0 else f"in {amounts.span(-seconds)}"
     return _time(then, text, f' data-ago="{html.escape(after)}"')
+
+
+@pass_context
+def _until(context: Context, value: Any) -> Any:
+    """`in 6m02s`; `any moment` for an end that was expected by now."""
+    then = amounts.moment(value)
+    if then is None or then > context["now"]:
+        return _since(context, value)
+    return _time(then, "any moment", "")
 
 
 def _at(value: Any, form: str = "%H:%M:%S") -> Any:

@@ -52,6 +52,7 @@ FUNCTIONS_ONLY_REAL = {
     "fleet_report": SHOWN,
     "fleet_efficiency": SHOWN,
     "fleet_history": SHOWN,
+    "fleet_decisions_between": SHOWN,
     "fleet_worker_history": SHOWN,
     "fleet_usage": SHOWN,
     "fleet_record": "the history of charts, totals and roll-ups: for people",

@@ -1,6 +1,18 @@
 """The table of pages, in the order of the navigation."""
 
-from orchestrator.web.dashboard.pages import audit, cost, decisions, overview, pools, task, tasks, worker, workers
+from orchestrator.web.dashboard.pages import (
+    audit,
+    blocked,
+    cost,
+    decisions,
+    lists,
+    overview,
+    pools,
+    task,
+    tasks,
+    worker,
+    workers,
+)
 from orchestrator.web.dashboard.views import Page
 
 PAGES: tuple[Page, ...] = (
@@ -10,7 +22,12 @@ PAGES: tuple[Page, ...] = (
     tasks.PAGE,
     task.PAGE,
     decisions.PAGE,
+    blocked.PAGE,
     cost.PAGE,
     pools.PAGE,
+    lists.SCHEDULES,
+    lists.WEBHOOKS,
+    lists.LIMITS,
+    lists.TOKENS,
     audit.PAGE,
 )

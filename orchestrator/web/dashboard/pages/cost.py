@@ -1,17 +1,19 @@
-"""`/cost`: what was spent in a time, on what, and what of it did no work."""
+"""`/cost`: what was spent in a time, on what, what of it did no work, and where the day ends."""
 
+import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from orchestrator.core.plurals import counted
-from orchestrator.diagnostics.amounts import span, usd
-from orchestrator.diagnostics.cost import KINDS, CostLine, lines
+from orchestrator.diagnostics import spending
+from orchestrator.diagnostics.amounts import usd
+from orchestrator.diagnostics.cost import KINDS, lines
 from orchestrator.errors import BAD_ARGUMENT
 from orchestrator.web.api.problems import Problem
 from orchestrator.web.dashboard.views import Facts, Page, Reads, View
 
-RANGES = {"1h": "last hour", "24h": "last 24 hours", "7d": "last 7 days", "30d": "last 30 days"}
+TODAY = "today"
+RANGES = {TODAY: "today", "1h": "last hour", "24h": "last 24 hours", "7d": "last 7 days", "30d": "last 30 days"}
 LENGTHS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7), "30d": timedelta(days=30)}
 USUAL = "24h"
 WORKERS = 20  # the most expensive ones
@@ -22,22 +24,33 @@ Row = Mapping[str, Any]
 async def facts(reads: Reads, view: View) -> Facts:
     """The cost of a time that begins at a full hour, as the provider bills."""
     asked = _range(view)
-    begin = (datetime.now(UTC) - LENGTHS[asked]).replace(minute=0, second=0, microsecond=0)
-    report = await reads.get("cost", begin.isoformat(), None)
+    now = datetime.now(UTC)
+    begin = _begin(asked, now)
+    report, done, seen = await asyncio.gather(
+        reads.get("cost", begin.isoformat(), None),
+        reads.get("efficiency", begin.isoformat(), None),
+        reads.get("observe"),
+    )
     total, workers = float(report["usd"]), lines(report, "worker")
     prices = {row["id"]: row for row in report["workers"]}
+    policy, wasted = reads.api.policy, spending.wasted(report)
+    budgets = (policy.daily_budget_usd, policy.hourly_budget_usd) if policy else (None, None)
     return {
-        "title": f"{usd(total)} in the {RANGES[asked]}",
+        "title": f"{usd(total)} {RANGES[asked]}" if asked == TODAY else f"{usd(total)} in the {RANGES[asked]}",
         "ranges": RANGES,
         "asked": asked,
         "report": report,
         "total": total,
         "kinds": kinds(report, total),
-        "groups": {"pool": lines(report, "pool"), "GPU": lines(report, "gpu_type")},
+        "groups": {"pool": lines(report, "pool"), "GPU": lines(report, "gpu")},
         "types": lines(report, "type"),
         "workers": [{"line": one, "row": prices[one.name]} for one in workers[:WORKERS]],
         "counted_workers": len(workers),
-        "wasted": wasted(report, workers),
+        "wasted": wasted,
+        "wasted_usd": sum(one.usd for one in wasted),
+        "done": done,
+        "day": spending.forecast(seen["spent"], now, *budgets),
+        "knows_budgets": policy is not None,
     }
 
 
@@ -58,32 +71,17 @@ def kinds(report: Row, total: float) -> list[Row]:
     return made
 
 
-def wasted(report: Row, workers: tuple[CostLine, ...]) -> list[Row]:
-    """What did no work, by name, the most expensive first."""
-    kind = {line.name: line for line in lines(report, "kind")}
-    texts = {
-        "idle": ("idle, waiting for work", "a shorter idle timeout, or tasks that come together"),
-        "booting": ("booting, before the first task", "fewer and longer-lived workers; failed bring-ups count here"),
-        "draining": ("draining, before the pod is deleted", "nothing: logs are shipped in this time"),
-    }
-    made: list[Row] = []
-    for name, (label, less) in texts.items():
-        line = kind.get(name)
-        if line is None or not line.usd:
-            continue
-        of = sum(one.kinds.get(name, 0.0) > 0 for one in workers)
-        sum_of = f"{span(line.seconds)} of {counted(of, 'worker')}, each second at the price of its worker"
-        most = [one for one in sorted(workers, key=lambda one: -one.kinds.get(name, 0.0))[:3] if one.kinds.get(name)]
-        made.append({"name": label, "usd": line.usd, "sum": sum_of, "less": less, "part": None,
-                     "most": [(one.name, one.kinds[name]) for one in most]})  # fmt: skip
-    lost = [line for line in lines(report, "type") if line.wasted_usd]
-    if lost:
-        made.append({
-            "name": "attempts that did not complete", "usd": sum(line.wasted_usd for line in lost),
-            "sum": "the time of each attempt that failed or was lost, times the price of its worker", "most": (),
-            "less": "see the errors of " + ", ".join(line.name for line in lost[:3]), "part": "of busy",
-        })  # fmt: skip
-    return sorted(made, key=lambda one: -one["usd"])
+def _begin(asked: str, now: datetime) -> datetime:
+    """Where a range begins: at a full hour, or with the day (UTC)."""
+    if asked == TODAY:
+        return now.replace(hour=0, minute=0, second=0, microsecond=0)
+    return (now - LENGTHS[asked]).replace(minute=0, second=0, microsecond=0)
+
+
+def since_of(view: View) -> str:
+    """The range as the command line takes it."""
+    asked = _range(view)
+    return f"{_begin(asked, datetime.now(UTC)):%Y-%m-%dT%H:%MZ}" if asked == TODAY else asked
 
 
 def _range(view: View) -> str:
@@ -94,6 +92,6 @@ def _range(view: View) -> str:
 
 
 PAGE = Page(
-    "/cost", "Cost", "cost.html", facts, lambda view: f"orchestrator cost --since {_range(view)}",
+    "/cost", "Cost", "cost.html", facts, lambda view: f"orchestrator cost --since {since_of(view)}",
     is_fleets=True, look_s=10.0,
 )  # fmt: skip

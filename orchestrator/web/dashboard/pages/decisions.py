@@ -2,14 +2,13 @@
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
 from orchestrator.core.blocked import from_json
 from orchestrator.core.decision_text import row_sentence
-from orchestrator.diagnostics import scaling
+from orchestrator.diagnostics import decision_lines, scaling
 from orchestrator.errors import BAD_ARGUMENT
 from orchestrator.web.api.problems import Problem
 from orchestrator.web.dashboard.views import Facts, Page, Reads, View
@@ -22,7 +21,9 @@ Row = Mapping[str, Any]
 async def facts(reads: Reads, view: View) -> Facts:
     """A page of decisions, equal ones folded, and the last one of each pool."""
     before, pool = before_of(view), view.query.get("pool")
-    found, rows = await asyncio.gather(reads.get("scaling"), _decisions(reads, view, before, pool))
+    found, rows = await asyncio.gather(
+        reads.get("scaling"), reads.seen("decisions", before=before, limit=DECISIONS, pool=pool)
+    )
     last = {name: row for name, row in sorted(found["decisions"].items()) if row and view.holder.sees(name)}
     kept = {"pool": pool} if pool else {}
     return {
@@ -32,7 +33,7 @@ async def facts(reads: Reads, view: View) -> Facts:
         "pools": list(last),
         "pool": pool,
         "before": before,
-        "folded": folded(rows),
+        "folded": decision_lines.folded(rows),
         "newest": f"/decisions?{urlencode(kept)}" if kept else "/decisions",
         "earlier": f"/decisions?{urlencode({**kept, 'before': rows[-1]['id']})}" if len(rows) == DECISIONS else None,
     }  # fmt: skip
@@ -46,43 +47,9 @@ def before_of(view: View) -> int | None:
     return None if text is None else int(text)
 
 
-def folded(rows: Sequence[Row]) -> Sequence[Row]:
-    """Equal decisions of a pool, one after the other, as one line: newest first, with their number and time range."""
-    lines: list[dict[str, Any]] = []
-    open_lines: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        blocked = [(one["kind"], one["count"], one["unit"]) for one in row["blocked"] or ()]
-        same = (row["rule"], row["target"], list(row["actions"] or ()), blocked)
-        line = open_lines.get(row["pool"])
-        if line is not None and line["same"] == same:
-            line["count"] += 1
-            line["first_at"] = row["at"]
-            continue
-        line = {**row, "same": same, "count": 1, "first_at": row["at"], "text": row_sentence(row),
-                "reasons": reasons(row)}  # fmt: skip
-        open_lines[row["pool"]] = line
-        lines.append(line)
-    return lines
-
-
 def reasons(row: Row) -> list[scaling.Reason]:
     """What a decision wanted and did not get, why, and until when."""
     return [scaling.explained_reason(from_json(one)) for one in row["blocked"] or ()]
-
-
-async def _decisions(reads: Reads, view: View, before: int | None, pool: str | None) -> Sequence[Row]:
-    """Those that the holder sees, of one pool or all."""
-    if pool is None:
-        rows: Sequence[Row] = await reads.seen("decisions", before=before, limit=DECISIONS)
-        return rows
-    if not view.holder.sees(pool):
-        return ()
-    holder = replace(view.holder, pools=frozenset({pool}))
-    ask = f"decisions of {pool} before {before}"
-    made: Sequence[Row] = await reads.once_a_second(
-        ask, lambda: reads.api.rows.decisions(holder, before=before, limit=DECISIONS)
-    )
-    return made
 
 
 PAGE = Page("/decisions", "Decisions", "decisions.html", facts, lambda _: "orchestrator explain scaling")

@@ -13,6 +13,7 @@ from orchestrator.core.plurals import counted
 from orchestrator.core.policy import Policy
 from orchestrator.core.provider import place_of
 from orchestrator.diagnostics import scaling
+from orchestrator.web.dashboard.pages.lists import others
 from orchestrator.web.dashboard.views import Facts, Page, Reads, View
 
 Row = Mapping[str, Any]
@@ -20,7 +21,7 @@ Row = Mapping[str, Any]
 
 async def facts(reads: Reads, view: View) -> Facts:
     """The pools that the holder sees."""
-    seen, found = await asyncio.gather(reads.get("observe"), reads.get("scaling"))
+    seen, found, hosts = await asyncio.gather(reads.get("observe"), reads.get("scaling"), _avoided(reads, view))
     pools = _pools(seen, found, reads.api.policy, view)
     limited = sum(bool(one["why"] and one["why"].blocked) for one in pools)
     paused = sum(one["paused"] is not None for one in pools)
@@ -35,11 +36,29 @@ async def facts(reads: Reads, view: View) -> Facts:
         "every": (seen["paused"] or {}).get(EVERY_POOL),
         "offers": seen["offers"],
         "places": {key: place_of(key) for key in keys},
-        "avoided": sorted(seen["avoid"].items()),
+        "avoided": hosts,
+        "prices": prices(seen),
+        "lists": others(view),
         "knows": reads.api.policy is not None,
         "may_act": view.holder.may({TokenScope.OPERATE}),
         "sees_all": view.holder.pools is None,
     }
+
+
+async def _avoided(reads: Reads, view: View) -> Sequence[Row]:
+    """What is avoided, with evidence; nothing for a holder of some pools, because hosts are those of every pool."""
+    hosts: Sequence[Row] = await reads.get("hosts", avoided=True) if view.holder.pools is None else ()
+    return hosts
+
+
+def prices(seen: Row) -> Mapping[str, float]:
+    """The dollars per hour of one GPU of the newest pod of each offer, as far as it is known."""
+    known = {one["offer"]: float(one["usd_per_gpu_hour"]) for one in seen["pod_prices"]}
+    for one in sorted(seen["workers"], key=lambda worker: worker["created_at"]):
+        offer, usd, count = one["metadata"].get("offer"), one["price_usd_per_hour"], one["gpu_count"]
+        if offer and usd is not None and count:
+            known[offer] = float(usd) / count
+    return known
 
 
 def _pools(seen: Row, found: Row, policy: Policy | None, view: View) -> Sequence[Row]:

@@ -1,0 +1,132 @@
+"""The pages of decisions, cost, pools, and what people set up: for whom they are, and what they say."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from orchestrator.core.blocked import Blocked, BlockedReason
+from orchestrator.core.host_strikes import Strike
+from orchestrator.web.dashboard.pages import PAGES
+from tests.process.web.api_rig import ADMIN, VIEWER
+from tests.process.web.dashboard_rig import HOSTILE, DashboardRig
+
+FLEETS = ("/cost", "/schedules", "/webhooks", "/limits", "/audit", "/tokens")
+FULL = Blocked(BlockedReason.MAX_ACTIVE, 3, detail={"limit": 2}).as_json()
+
+
+async def test_every_page_of_this_list_answers_in_a_new_fleet_and_in_a_furnished_one(board: DashboardRig) -> None:
+    """With its command, and nothing inline."""
+    browser = await board.visitor(ADMIN)
+    for _ in range(2):
+        for page in (one for one in PAGES if "{" not in one.path):
+            answer = await browser.get(page.path)
+            assert answer.status_code == 200, (page.path, answer.text[:500])
+            assert 'class="cmd"' in answer.text
+            assert "style=" not in answer.text
+        await board.furnish()
+
+
+@pytest.mark.parametrize("path", FLEETS)
+async def test_what_is_about_the_whole_fleet_is_not_for_a_token_of_a_pool(board: DashboardRig, path: str) -> None:
+    """It has no link to it either."""
+    browser = await board.visitor(await board.token("admin", pools=[board.pool]))
+    assert (await browser.get(path)).status_code == 403
+    assert f'href="{path}"' not in (await browser.get("/pools")).text
+
+
+async def test_tokens_and_the_audit_log_are_for_an_admin(board: DashboardRig) -> None:
+    """A reader sees no link to them."""
+    reader = await board.visitor(VIEWER)
+    for path in ("/tokens", "/audit"):
+        assert (await reader.get(path)).status_code == 403
+        assert f'href="{path}"' not in (await reader.get("/pools")).text
+    token = await board.token("submit", tenant="acme")
+    page = (await (await board.visitor(ADMIN)).get("/tokens")).text
+    assert "submit" in page
+    assert "acme" in page
+    assert token not in page
+
+
+async def test_a_time_says_what_was_blocked_and_how_to_fix_it(board: DashboardRig) -> None:
+    """A token of another pool sees nothing of it. A time that is none is refused with a page."""
+    row = {"pool": board.pool, "rule": "min(5, 2) = 2", "target": 2, "inputs": {}, "blocked": [FULL]}
+    await board.store.record_decision(board.term, row)
+    after = datetime.now(UTC) + timedelta(minutes=2)
+    browser = await board.visitor(VIEWER)
+    time = {"from": (after - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M")}
+    pages = [(await browser.get("/decisions/blocked", params=one)).text for one in (time, {**time, "pool": board.pool})]
+    earlier = {"from": "2020-01-01T00:00", "to": "2020-01-02T00:00"}
+    assert "No pool had a decision" in (await browser.get("/decisions/blocked", params=earlier)).text
+    assert all("No pool had a decision" in page or "raise MAX_ACTIVE_GPUS" in page for page in pages)
+    for wrong in ({"from": "yesterday"}, {"from": "2100-01-01T00:00"}, {"from": "0001-01-01T00:00+23:00"},
+                  {"to": "2020-01-01", "from": "2020-01-01"}, {"pool": "<b>"}):  # fmt: skip
+        assert (await browser.get("/decisions/blocked", params=wrong)).status_code == 400
+    other = await board.visitor(await board.token("read", pools=["other"]))
+    assert board.pool not in (await other.get("/decisions/blocked")).text
+
+
+async def test_decisions_that_say_the_same_are_one_line(board: DashboardRig) -> None:
+    """With their number."""
+    for n in range(3):
+        row = {"pool": board.pool, "rule": f"rule {n}", "target": 2, "inputs": {}, "blocked": [FULL | {"count": n + 1}]}
+        await board.store.record_decision(board.term, row)
+    page = (await (await board.visitor(VIEWER)).get("/decisions", params={"pool": board.pool})).text
+    assert "3 times from" in page
+    assert "rule 2" in page
+    assert "rule 1" not in page
+
+
+async def test_pools_show_what_is_avoided_with_its_evidence(board: DashboardRig) -> None:
+    """To those who see every pool. What a pod said is harmless."""
+    await board.furnish()
+    strike = Strike("machine:m-1", avoid_s=3_600, after=1, memory_s=60)
+    evidence = {"worker_id": board.workers[0].id, "error": HOSTILE}
+    await board.store.strike(board.term, strike, code="ECC_ERRORS", evidence=evidence)
+    page = (await (await board.visitor(VIEWER)).get("/pools")).text
+    assert all(text in page for text in ("machine:m-1", "ECC_ERRORS", board.workers[0].id, "&lt;script&gt;"))
+    assert "<script>document" not in page
+    mine = await board.visitor(await board.token("read", pools=[board.pool]))
+    assert "machine:m-1" not in (await mine.get("/pools")).text
+
+
+async def test_lists_show_hostile_names_as_text(board: DashboardRig, hand: psycopg.AsyncConnection[Any]) -> None:
+    """Of limits, tenants, schedules and answers of receivers. The secret part of an address is not shown."""
+    name = board.pool
+    script = "<script>document.title='taken'</script>"
+    await board.gateway.submit(name, 2, concurrency_key=script, tenant=script)
+    task = '{"task_type": "<script>x</script>"}'
+    await hand.execute("insert into schedules (name, every_s, task, problem) values (%s, 60, %s, %s)",
+                       (name, task, HOSTILE))  # fmt: skip
+    await hand.execute("insert into webhooks (name, url, created_at) values (%s, %s, now())",
+                       (name, "https://hooks.example.com/T0/hush"))  # fmt: skip
+    await hand.execute(
+        "insert into webhook_messages (event, task_id, webhook, url, host, body, created_at, give_up_at, failure) "
+        "values ('task.failed', gen_random_uuid(), %s, 'https://h.example.com/hush', %s, '{}', now(), now(), %s)",
+        (name, HOSTILE, HOSTILE),
+    )
+    browser = await board.visitor(ADMIN)
+    try:
+        for path in ("/limits", "/schedules", "/webhooks", "/webhooks?state=undeliverable"):
+            page = (await browser.get(path)).text
+            assert "&lt;script&gt;" in page
+            assert "<script>document" not in page
+            assert "\x1b" not in page
+            assert "hush" not in page
+        assert (await browser.get("/webhooks?state=lost")).status_code == 400
+    finally:
+        for statement in ("delete from webhook_messages where webhook = %s", "delete from webhooks where name = %s",
+                          "delete from schedules where name = %s"):  # fmt: skip
+            await hand.execute(statement, (name,))
+
+
+async def test_the_cost_of_a_day_ends_with_its_forecast(board: DashboardRig) -> None:
+    """Each range has its command; another one is refused."""
+    await board.furnish()
+    browser = await board.visitor(VIEWER)
+    today = (await browser.get("/cost?since=today")).text
+    assert f"orchestrator cost --since {datetime.now(UTC):%Y-%m-%d}T00:00Z" in today
+    assert "the day ends at" in today
+    assert "orchestrator cost --since 7d --by gpu" in (await browser.get("/cost?since=7d")).text
+    assert (await browser.get("/cost?since=9d")).status_code == 400
