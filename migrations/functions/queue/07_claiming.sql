@@ -185,7 +185,8 @@ begin
             v_began := clock_timestamp();
             v_tasks := orchestrator.publish_running(v_ids, p_now, v_is_slow);
             if clock_timestamp() > v_began + c_slow then
-                perform orchestrator.note_slow_call(p_launch.pool, p_now);
+                insert into orchestrator.slow_calls (pool, at)
+                select p_launch.pool, p_now where exists (select from orchestrator.users_triggers);
             end if;
             exit when v_tasks is not null;
         else
@@ -255,34 +256,23 @@ begin
                        array[i.id], p_now, p_later or i.id <> all (v_free))) e (task));
     end if;
     select * into v_task from public.tasks t where t.id = p_ids[1];
-    if not orchestrator.leave_unshown(p_ids[1], v_task) then
-        return null;
-    end if;
-    return (select json_build_array(orchestrator.for_agent(v_task, h.*)) from orchestrator.held h
-             where h.task_id = p_ids[1]);
-end
-$$;
-
--- Leaves the publication of a taken task to the leader; false if the task has ended. The rows are ours, so it does not
--- have the 10 ms of publications: on a busy server, a table may take longer than that to grow by a page.
-create or replace function orchestrator.leave_unshown(p_id uuid, p_task public.tasks) returns boolean
-language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '900ms' as $$
-#variable_conflict use_variable
-begin
-    if p_task.id is null or p_task.status in ('Complete', 'Failed', 'Cancelled') then
+    -- The rows below are ours. On a busy server, a table may take longer than 10 ms to grow by a page.
+    perform set_config('lock_timeout', '900ms', true);
+    if v_task.id is null or v_task.status in ('Complete', 'Failed', 'Cancelled') then
         -- It was written while the triggers were off, or a user's trigger has ended it now.
-        insert into orchestrator.rechecks (kind, name) values ('edit', p_id::text);
-        return false;
+        insert into orchestrator.rechecks (kind, name) values ('edit', p_ids[1]::text);
+        return null;
     end if;
     with unshown as (
         update orchestrator.live q
-           set shown = case when p_task.status = 'In Progress' then p_task.published else 0 end,
-               attempts_shown = coalesce(p_task.attempts, 0)
-         where q.task_id = p_id and p_task.published < 2 * q.attempt
+           set shown = case when v_task.status = 'In Progress' then v_task.published else 0 end,
+               attempts_shown = coalesce(v_task.attempts, 0)
+         where q.task_id = p_ids[1] and v_task.published < 2 * q.attempt
         returning q.task_id
     )
     insert into orchestrator.rechecks (kind, name) select 'show', u.task_id::text from unshown u;
-    return true;
+    return (select json_build_array(orchestrator.for_agent(v_task, h.*)) from orchestrator.held h
+             where h.task_id = p_ids[1]);
 end
 $$;
 
