@@ -14,6 +14,17 @@ from urllib.parse import quote, urlsplit
 ALGORITHM = "AWS4-HMAC-SHA256"
 
 
+def origins(endpoint_url: str | None, bucket: str, region: str) -> str:
+    """Return the origins that presigned URLs of a bucket can have, as a Content-Security-Policy lists them."""
+    if endpoint_url:
+        parts = urlsplit(endpoint_url)
+        return f"{parts.scheme}://{parts.netloc}"
+    hosts = (f"s3.{region}.amazonaws.com", "s3.amazonaws.com")  # the second one: of us-east-1
+    if "." in bucket:  # its name is a part of the path: the certificate of AWS does not cover such a host
+        return " ".join(f"https://{host}" for host in hosts)
+    return " ".join(f"https://{bucket}.{host}" for host in hosts)
+
+
 def presigned(
     method: str,
     url: str,

@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 
 from orchestrator.adapters.api_rows import ApiRows
 from orchestrator.adapters.metered import MeteredWorkerDb
+from orchestrator.adapters.s3_signing import origins
 from orchestrator.config.settings import Settings
 from orchestrator.service.adapters import GATEWAY_POOL
 from orchestrator.service.control_loop import Parts
@@ -61,8 +62,17 @@ async def open_application(
             proxy_hops=settings.proxy_hops,
             sealed=sealed_token_for(settings),
             api=api,
-            dashboard=Dashboard(api, settings.fleet_id, has_proxy=settings.proxy_hops > 0),
+            dashboard=Dashboard(
+                api, settings.fleet_id, bucket_origin=bucket_origin(settings), has_proxy=settings.proxy_hops > 0
+            ),
         )
+
+
+def bucket_origin(settings: Settings) -> str | None:
+    """Return from where browsers load outputs; None without a bucket."""
+    if not settings.s3_bucket:
+        return None
+    return origins(settings.s3_endpoint_url, settings.s3_bucket, settings.aws_region)
 
 
 def text_of(secret: SecretStr | None) -> str | None:

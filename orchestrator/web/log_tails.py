@@ -23,14 +23,14 @@ Row = Mapping[str, Any]
 T = TypeVar("T")
 
 
-class Ledger(Protocol):
+class LedgerRows(Protocol):
     """Which pieces of a worker's logs there are."""
 
     async def log_pieces(self, worker_id: str) -> Sequence[Row]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TailLine:
     """A line, or a gap."""
 
     place: str  # unique within its log: of the first byte
@@ -39,11 +39,11 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class LogTail:
     """The last lines of a stream."""
 
     stream: str
-    lines: Sequence[Line]
+    lines: Sequence[TailLine]
     stored_bytes: int
     is_whole: bool  # whether the lines are all there are
 
@@ -52,7 +52,7 @@ class Tail:
 class _Tail:
     """The lines of one stream or attempt, of which the oldest are dropped."""
 
-    lines: deque[Line] = field(default_factory=deque)
+    lines: deque[TailLine] = field(default_factory=deque)
     chars: int = 0
     half: bytes = b""  # the incomplete last line …
     half_at: str = "0"  # … and its place
@@ -67,7 +67,7 @@ class _Tail:
         begin = first - len(self.half)
         *whole, self.half = (self.half + content).split(b"\n")
         for line in whole:
-            self._append(Line(f"{launch}-{begin}", _text(line)))
+            self._append(TailLine(f"{launch}-{begin}", _text(line)))
             begin += len(line) + 1
         self.half_at = f"{launch}-{begin}"
         if len(self.half) > MAX_TAIL_CHARS:
@@ -76,18 +76,18 @@ class _Tail:
     def gap(self, place: str, why: str) -> None:
         """Note that bytes are missing here."""
         self._end_line()
-        self._append(Line(place, why, is_gap=True))
+        self._append(TailLine(place, why, is_gap=True))
 
-    def shown(self) -> list[Line]:
+    def shown(self) -> list[TailLine]:
         """The lines, with the incomplete last one."""
-        return [*self.lines, *([Line(self.half_at, _text(self.half))] if self.half else [])]
+        return [*self.lines, *([TailLine(self.half_at, _text(self.half))] if self.half else [])]
 
     def _end_line(self) -> None:
         if self.half:
-            self._append(Line(self.half_at, _text(self.half)))
+            self._append(TailLine(self.half_at, _text(self.half)))
             self.half = b""
 
-    def _append(self, line: Line) -> None:
+    def _append(self, line: TailLine) -> None:
         self.lines.append(line)
         self.chars += len(line.text)
         while len(self.lines) > MAX_LINES or self.chars > MAX_TAIL_CHARS:
@@ -117,12 +117,12 @@ class _Attempt:
 class LogTails:
     """The ends of the logs of workers and attempts. All methods run on one event loop, and raise PortError."""
 
-    def __init__(self, rows: Ledger, objects: LogObjects) -> None:
+    def __init__(self, rows: LedgerRows, objects: LogObjects) -> None:
         self._rows, self._objects = rows, objects
         self._workers: OrderedDict[str, _Worker] = OrderedDict()
         self._attempts: OrderedDict[tuple[str, int], _Attempt] = OrderedDict()
 
-    async def of_worker(self, worker_id: str) -> Sequence[Tail]:
+    async def of_worker(self, worker_id: str) -> Sequence[LogTail]:
         """The tail of each stream of a worker that has anything stored or lost, the handler's first."""
         known = _remembered(self._workers, worker_id, _Worker)
         async with known.lock:
@@ -135,7 +135,7 @@ class LogTails:
             order = sorted(known.tails, key=lambda name: (name != FIRST_STREAM, name))
             return [_tail(name, known.tails[name], stored[name]) for name in order]
 
-    async def of_attempt(self, attempt: Row) -> Sequence[Tail]:
+    async def of_attempt(self, attempt: Row) -> Sequence[LogTail]:
         """The tail of an attempt's log, as far as it is stored."""
         key = (attempt["task_id"], attempt["attempt"])
         known = _remembered(
@@ -196,8 +196,8 @@ def _begin(pieces: Sequence[Row]) -> int:
     return begin
 
 
-def _tail(stream: str, tail: _Tail, stored_bytes: int) -> Tail:
-    return Tail(stream, tail.shown(), stored_bytes, not tail.dropped)
+def _tail(stream: str, tail: _Tail, stored_bytes: int) -> LogTail:
+    return LogTail(stream, tail.shown(), stored_bytes, not tail.dropped)
 
 
 def _text(line: bytes) -> str:

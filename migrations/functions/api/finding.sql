@@ -68,7 +68,7 @@ create or replace function public.internal_find_tasks(p_filter jsonb, p_looked_a
 returns table (id uuid, status text)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off
 set enable_seqscan = off set plan_cache_mode = force_custom_plan as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     v_ids uuid[] := case when jsonb_typeof(p_filter->'ids') = 'array'
                          then array(select jsonb_array_elements_text(p_filter->'ids')::uuid) end;
@@ -101,7 +101,7 @@ $$;
 create or replace function public.internal_next_task(p_filter jsonb, p_looked_at int) returns jsonb
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off
 set enable_seqscan = off set plan_cache_mode = force_custom_plan as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     v_since timestamptz := coalesce((p_filter->>'since')::timestamptz, '-infinity');
     v_at timestamptz := coalesce((p_filter->'before'->>'created_at')::timestamptz, 'infinity');

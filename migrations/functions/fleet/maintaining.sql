@@ -54,6 +54,17 @@ begin
 end
 $$;
 
+-- Looks again at tasks whose needs another transaction had locked.
+create or replace function orchestrator.look_at_needs(p_ids uuid[]) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+begin
+    insert into orchestrator.rechecks (kind, name)
+    select 'needs', n.id::text from unnest(orchestrator.look_again(p_ids, false)) n (id);
+    perform orchestrator.end_cycles(p_ids);
+end
+$$;
+
 -- Looks again at what another transaction had locked, at most so many; returns how many it looked at.
 create or replace function orchestrator.look_at_rechecks(p_most int) returns int
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
@@ -97,21 +108,19 @@ begin
         perform orchestrator.enter_free(v_entered);
     end if;
     if v_edges is not null then
-        perform orchestrator.drop_edges(array(select i.id from unnest(v_edges) i (id)
-                                               where not exists (select from orchestrator.live q
-                                                                  where q.task_id = i.id)));
+        perform orchestrator.drop_old_edges(v_edges);
     end if;
     if v_edited is not null then
         perform orchestrator.reconcile_free(v_edited);
+        perform orchestrator.enter_free(array(  -- a user's trigger has queued a task again as its end was published
+            select i.id from unnest(v_edited) i (id)
+             where not exists (select from orchestrator.live q where q.task_id = i.id)));
     end if;
     if v_unmet is not null then
         perform orchestrator.unmeet_again(v_unmet);
     end if;
     if v_needs is not null then
-        v_needs := orchestrator.with_few_needs(v_needs, c_needs, 'needs');
-        insert into orchestrator.rechecks (kind, name)
-        select 'needs', n.id::text from unnest(orchestrator.look_again(v_needs, false)) n (id);
-        perform orchestrator.end_cycles(v_needs);
+        perform orchestrator.look_at_needs(orchestrator.with_few_needs(v_needs, c_needs, 'needs'));
     end if;
     if v_keys is not null then
         perform orchestrator.admit('key', v_keys, null);

@@ -30,7 +30,7 @@ create or replace function orchestrator.used(
 ) returns table (task_id uuid, attempt int, outcome text, pool text, full_s numeric, seconds numeric, usd numeric)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_custom_plan
 set enable_seqscan = off as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 begin
     return query
     select a.task_id, a.attempt, a.outcome, w.pool, extract(epoch from a.to_at - a.from_at) / a.of, b.seconds,
@@ -51,7 +51,7 @@ create or replace function orchestrator.usage_of_tasks(
 ) returns setof orchestrator.usage
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_custom_plan
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 begin
     return query
     select p_fleet, d.dimension, 'part'::text, p_since, d.name,
@@ -86,7 +86,7 @@ create or replace function orchestrator.usage_of_workers(
     p_fleet text, p_since timestamptz, p_until timestamptz, p_now timestamptz, p_only text
 ) returns setof orchestrator.usage
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 begin
     return query
     select p_fleet, d.dimension, 'part'::text, p_since, d.name, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint,
@@ -106,7 +106,7 @@ create or replace function orchestrator.usage_between(
 ) returns setof orchestrator.usage
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_custom_plan
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     v_is_work boolean := p_dimension not in ('kind', 'pool', 'gpu');
     v_parts timestamptz := orchestrator.part_of(p_since);

@@ -52,6 +52,29 @@ begin
 end
 $$;
 
+-- Looks again at edges that another transaction had locked as their tasks left the queue. A task that was inserted with
+-- the id of a deleted one must not fail with what only that one needed.
+create or replace function orchestrator.drop_old_edges(p_ids uuid[]) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_live uuid[] := array(select q.task_id from orchestrator.live q where q.task_id = any (p_ids));
+begin
+    perform orchestrator.drop_edges(array(select i.id from unnest(p_ids) i (id)
+                                           where (i.id in (select unnest(v_live))) is not true));
+    delete from orchestrator.edges e
+     where e.ctid = any (array(
+               select f.ctid from orchestrator.edges f
+                where f.task_id = any (v_live)
+                  and (select f.needs = any (orchestrator.needs(t.*)) from public.tasks t
+                        where t.id = f.task_id) is not true for update skip locked));
+    insert into orchestrator.rechecks (kind, name)
+    select distinct 'edges', e.task_id::text from orchestrator.edges e
+     where e.task_id = any (v_live)
+       and (select e.needs = any (orchestrator.needs(t.*)) from public.tasks t where t.id = e.task_id) is not true;
+end
+$$;
+
 -- These tasks are Complete: dependants that need no other task advance.
 create or replace function orchestrator.meet(p_ids uuid[]) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$

@@ -63,7 +63,7 @@ create or replace function orchestrator.queue_heads(p_now timestamptz, p_most in
 returns table (pool text, task_type text)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
 set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 begin
     return query
     with recursive pools (pool) as (  -- from one to the next in the index, however many tasks each has

@@ -66,6 +66,7 @@ declare
     v_task public.tasks := orchestrator.current_task(p_task_id);
     v_live orchestrator.live;
     c_ahead constant int := 10000;  -- tasks before it that are counted
+    c_waiting constant int := 40;  -- tasks that need it
 begin
     select * into v_live from orchestrator.live q where q.task_id = p_task_id;
     return (select jsonb_build_object(
@@ -104,7 +105,14 @@ begin
                                              'deadline_at', w.deadline_at)
                      from public.workers w where w.id = v_task.worker_id),
         'dependants', (select count(*) from orchestrator.edges e join orchestrator.live q on q.task_id = e.task_id
-                        where e.needs = p_task_id and q.state = 'waits_for_tasks'))
+                        where e.needs = p_task_id and q.state = 'waits_for_tasks'),
+        'waiting', coalesce((
+            select jsonb_agg(to_jsonb(n.*) order by n.id)
+              from (select q.task_id as id, t.task_type, q.pool
+                      from orchestrator.edges e join orchestrator.live q on q.task_id = e.task_id
+                      join public.tasks t on t.id = e.task_id
+                     where e.needs = p_task_id and q.state = 'waits_for_tasks' order by e.task_id limit c_waiting) n),
+            '[]'))
         || public.internal_task_needs(v_task)
         || jsonb_build_object('attempts', public.internal_attempts_with_cost(p_task_id, v_now)));
 end

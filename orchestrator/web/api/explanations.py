@@ -62,7 +62,8 @@ def without_others(holder: TokenHolder, found: Mapping[str, Any]) -> Mapping[str
         for one in found["dependencies"]
     ]
     limit = found.get("limit")
-    return {**found, "dependencies": dependencies, "limit": limit and {**limit, "next": None}}
+    waiting = [one for one in found["waiting"] if holder.sees(one["pool"])]
+    return {**found, "dependencies": dependencies, "waiting": waiting, "limit": limit and {**limit, "next": None}}
 
 
 def _shown(at: str, subject: str, explanation: Mapping[str, Any], *, until: str | None) -> Response:

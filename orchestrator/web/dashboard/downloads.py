@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute
 
-from orchestrator.core.api_tokens import TokenHolder, TokenScope
+from orchestrator.core.api_tokens import TokenHolder
 from orchestrator.errors import NO_LOG, NOT_ALLOWED
 from orchestrator.ports import PortError
 from orchestrator.web.api.operations import Api, ApiCall
@@ -20,10 +20,10 @@ from orchestrator.web.api.outputs import output
 from orchestrator.web.api.problems import Problem
 from orchestrator.web.dashboard.answers import Answer, route
 from orchestrator.web.dashboard.dashboard import Dashboard
-from orchestrator.web.dashboard.pages.task import chosen, task_id_of
+from orchestrator.web.dashboard.pages.task import absent, chosen, task_id_of
 from orchestrator.web.dashboard.pages.worker import seen_worker
 from orchestrator.web.dashboard.sign_in import sign_in_page
-from orchestrator.web.dashboard.views import Reads, View
+from orchestrator.web.dashboard.views import READ, Reads, View
 from orchestrator.web.errors import NO_STORE
 from orchestrator.web.fair_turns import CALLER
 from orchestrator.web.log_tails import readable
@@ -54,11 +54,15 @@ def _checked(dashboard: Dashboard, answer: HolderAnswer) -> Answer:
         if session is None:
             return await sign_in_page(dashboard, request, 401)
         CALLER.set(f"page:{session.holder.name}")
-        if session.holder.tenant is not None or not session.holder.may(frozenset({TokenScope.READ})):
-            raise Problem(403, NOT_ALLOWED, f"the token {session.holder.name} needs the scope read")
+        _check(session.holder)
         return await answer(request, session.holder)
 
     return checked
+
+
+def _check(holder: TokenHolder) -> None:
+    if holder.tenant is not None or not holder.may(READ):
+        raise Problem(403, NOT_ALLOWED, f"the token {holder.name} may not look at the fleet: it needs the scope read")
 
 
 async def _output(api: Api, request: Request, holder: TokenHolder) -> Response:
@@ -92,9 +96,12 @@ class _Logs:
     async def of_attempt(self, request: Request, holder: TokenHolder) -> Response:
         """All that is stored of the log of an attempt."""
         api, name = self._dashboard.api, task_id_of(request.path_params["task_id"])
-        attempt = chosen((await api.rows.task(holder, name))["attempts"], request.query_params.get("attempt"))
+        found = await api.rows.task(holder, name)
+        if found["task"] is None:
+            raise absent()
+        attempt = chosen(found["attempts"], request.query_params.get("attempt"))
         if attempt is None:
-            raise Problem(404, NO_LOG, "no worker has run this task, or it is not for this token")
+            raise Problem(404, NO_LOG, "no worker has run it yet")
 
         async def parts() -> AsyncGenerator[bytes]:
             async with api.log_parts.turn(), aclosing(AttemptLog(api.rows, api.pieces, attempt).more()) as found:

@@ -7,7 +7,7 @@ from typing import Any
 from orchestrator.ports import PortError
 from orchestrator.web.dashboard.render import clean
 from orchestrator.web.dashboard.views import Reads
-from orchestrator.web.log_tails import MAX_LINE_CHARS, Line, Tail
+from orchestrator.web.log_tails import MAX_LINE_CHARS, LogTail, TailLine
 
 BUCKET_S = 2.0  # how long a page waits for the bucket; the reading goes on, and a later look shows it
 MAX_FIND_CHARS = 200
@@ -16,7 +16,7 @@ Stream = Mapping[str, Any]
 
 
 async def streams(
-    reads: Reads, name: str, ask: Callable[[], Awaitable[Sequence[Tail]]], find: str
+    reads: Reads, name: str, ask: Callable[[], Awaitable[Sequence[LogTail]]], find: str
 ) -> tuple[list[Stream], str | None]:
     """The streams of a log, and why they cannot be read now. `name` says what is asked for, the same for everybody."""
     try:
@@ -29,7 +29,7 @@ async def streams(
     return [stream(one, find[:MAX_FIND_CHARS]) for one in tails], None
 
 
-def stream(tail: Tail, find: str) -> Stream:
+def stream(tail: LogTail, find: str) -> Stream:
     """One stream; with `find`, only the lines that contain it."""
     lines = [(line, clean(line.text.expandtabs(), MAX_LINE_CHARS)) for line in tail.lines]
     shown = [(line, text) for line, text in lines if find.lower() in text.lower()]
@@ -42,7 +42,7 @@ def stream(tail: Tail, find: str) -> Stream:
     }
 
 
-def _shown(name: str, line: Line, text: str, find: str) -> Mapping[str, Any]:
+def _shown(name: str, line: TailLine, text: str, find: str) -> Mapping[str, Any]:
     return {"id": f"{name}-{line.place}", "parts": parted(text, find), "is_gap": line.is_gap}
 
 

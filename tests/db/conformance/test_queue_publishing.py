@@ -218,6 +218,26 @@ async def test_another_status_of_a_users_trigger_is_a_wish(
     assert await (await owner.execute("select from orchestrator.live")).fetchall() == []
 
 
+async def test_a_task_that_a_users_trigger_queues_again_is_ready_within_a_second(
+    fleet: Fleet, owner: AsyncConnection[DictRow]
+) -> None:
+    """Also in a long table, of which each second's audit reads a part: here the part between the two ends."""
+    agent = await fleet.agent()
+    await installed(owner, "Complete", "before update on tasks for each row", "new.status := 'Queued'")
+    bad, tasks = await claimed(fleet, agent, 1)
+    await owner.execute(
+        """insert into tasks (task_type, status, params)
+           select 't', 'Complete', jsonb_build_object('x', repeat('x', 1500)) from generate_series(1, 400)"""
+    )
+    assert await completed(agent, tasks) == ["ok"]
+    await owner.execute(
+        """insert into orchestrator.audits (rel, next_block, began_at) values ('public.tasks', 30, now())
+           on conflict (rel) do update set next_block = 30"""
+    )
+    await fleet.maintain(1)
+    assert [task["id"] for task in await agent.claim()] == [bad]
+
+
 @size
 async def test_a_task_that_a_users_trigger_cancels_at_its_claim_is_not_handed_out(
     fleet: Fleet, owner: AsyncConnection[DictRow], batch: int

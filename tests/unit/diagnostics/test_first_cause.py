@@ -117,7 +117,7 @@ class Database:
                     "limit": None,
                 }
                 facts |= {"refusal": None, "decision": decision, "ahead": 0, "workers": {}, "worker": None}
-                lists = {"dependencies": [], "dependants": 0, "attempts": []}
+                lists = {"dependencies": [], "dependants": 0, "waiting": [], "attempts": []}
                 return standing | {"paused": self.paused} | facts | lists
         raise AssertionError(function)
 

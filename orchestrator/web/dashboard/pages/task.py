@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from orchestrator.core.api_tokens import TokenScope
 from orchestrator.diagnostics import tasks
 from orchestrator.errors import NO_TASK
 from orchestrator.outputs import owner_of
 from orchestrator.web.api.explanations import without_others
 from orchestrator.web.api.problems import Problem
+from orchestrator.web.dashboard.actions import CHANGE_TASKS
 from orchestrator.web.dashboard.log_parts import streams
 from orchestrator.web.dashboard.views import Facts, Page, Reads, View
 
@@ -48,12 +48,12 @@ async def facts(reads: Reads, view: View) -> Facts:
         "result": shown_json(seen["result_data"]),
         "needs": [one for one in found["dependencies"] if one["id"]],
         "need_counts": found["dependency_counts"],
-        "waiting": found.get("waiting") or (),
+        "waiting": found["waiting"],
         "attempt": attempt,
         "logs": logs,
         "log_trouble": log_trouble,
         "find": view.query.get("find", ""),
-        "may_change": view.holder.may(frozenset({TokenScope.SUBMIT, TokenScope.OPERATE})),
+        "may_change": view.holder.may(CHANGE_TASKS),
     }
 
 

@@ -1,6 +1,7 @@
 """`/tasks`: tasks by status, type, tenant and label, newest first, and those whose id begins with some digits."""
 
 import asyncio
+import json
 import re
 import uuid
 from collections.abc import Mapping, Sequence
@@ -8,6 +9,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from orchestrator.core.plurals import counted
 from orchestrator.diagnostics.tasks import progress
 from orchestrator.errors import BAD_ARGUMENT
 from orchestrator.web.api.cursors import cursor_of, place_of
@@ -38,7 +40,7 @@ async def facts(reads: Reads, view: View) -> Facts:
     demand = [one for one in seen["demand"] if view.holder.sees(one["pool"])]
     open_ = figures(demand)
     return {
-        "title": f"{open_['Queued'] + open_['In Progress']:,} open tasks",
+        "title": counted(sum(open_.values()), "open task") if any(open_.values()) else "No open tasks",
         "sentence": sentence(demand),
         "oldest": min((one["oldest_claimable_at"] for one in demand if one["oldest_claimable_at"]), default=None),
         "tasks": [{**one, "note": note(one)} for one in found["tasks"]],
@@ -67,7 +69,7 @@ async def _page(reads: Reads, view: View, wanted: Mapping[str, str]) -> Row:
     labels = [dict([pair.split("=", 1)]) for pair in given.label or ()]
     sought = given.model_dump(include={"status", "task_type", "tenant"}) | {"labels": labels}
     place = place_of(view.query.get("cursor"), lambda task_id: str(uuid.UUID(task_id)))
-    name = f"tasks {sorted(sought.items())} {place} {view.holder.restriction()}"
+    name = json.dumps(["tasks", sought, place, view.holder.restriction()], sort_keys=True)
     found: Row = await reads.once_a_second(name, lambda: reads.api.rows.tasks(view.holder, sought, place, ON_A_PAGE))
     return found
 

@@ -101,8 +101,8 @@
   };
   const ages = () => {
     for (const time of document.querySelectorAll("time[data-ago]")) {
-      const s = (Date.now() - ahead - Date.parse(time.dateTime)) / 1000;
-      const text = s >= 0 ? span(s) + time.dataset.ago : `in ${span(-s)}`;
+      const age = (Date.now() - ahead - Date.parse(time.dateTime)) / 1000;
+      const text = age >= 0 ? `${span(age)}${time.dataset.ago}` : `in ${span(-age)}`;
       if (time.textContent !== text) (time.firstChild || time).nodeValue = text; // the same node: a selection survives
     }
   };
