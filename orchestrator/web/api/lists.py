@@ -25,6 +25,8 @@ from orchestrator.web.api.operations import Api, ApiCall, shown
 from orchestrator.web.api.problems import Problem
 
 MAX_DECISIONS = 1_000  # of a time
+HOUR = timedelta(hours=1)
+EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)  # an hour before year 1 is no time
 
 
 async def decisions(api: Api, call: ApiCall) -> Response:
@@ -38,7 +40,7 @@ async def decisions(api: Api, call: ApiCall) -> Response:
 async def blocked(api: Api, call: ApiCall) -> Response:
     """What was blocked in a time."""
     until = call.query.until or datetime.now(UTC)
-    since = call.query.since or until - timedelta(hours=1)
+    since = call.query.since or max(until, EARLIEST) - HOUR
     found = await api.rows.decisions_between(
         call.holder, utc(since), utc(until), limit=MAX_DECISIONS, pool=call.query.pool
     )

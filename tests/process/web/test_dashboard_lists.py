@@ -61,7 +61,8 @@ async def test_a_time_says_what_was_blocked_and_how_to_fix_it(board: DashboardRi
     assert "No pool had a decision" in (await browser.get("/decisions/blocked", params=earlier)).text
     assert all("No pool had a decision" in page or "raise MAX_ACTIVE_GPUS" in page for page in pages)
     for wrong in ({"from": "yesterday"}, {"from": "2100-01-01T00:00"}, {"from": "0001-01-01T00:00+23:00"},
-                  {"to": "2020-01-01", "from": "2020-01-01"}, {"pool": "<b>"}):  # fmt: skip
+                  {"to": "2020-01-01", "from": "2020-01-01"}, {"to": "0001-01-01", "from": "2020-01-01"},
+                  {"pool": "<b>"}):  # fmt: skip
         assert (await browser.get("/decisions/blocked", params=wrong)).status_code == 400
     other = await board.visitor(await board.token("read", pools=["other"]))
     assert board.pool not in (await other.get("/decisions/blocked")).text

@@ -1,25 +1,24 @@
 """`/decisions/blocked`: why nothing happened in a time, by the decisions that were in force."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from orchestrator.core.decision_text import row_sentence
 from orchestrator.core.model import ID_PATTERN
 from orchestrator.diagnostics import blocked_times
 from orchestrator.errors import BAD_ARGUMENT
-from orchestrator.web.api.lists import MAX_DECISIONS
+from orchestrator.web.api.lists import EARLIEST, HOUR, MAX_DECISIONS
 from orchestrator.web.api.problems import Problem
 from orchestrator.web.dashboard.views import Facts, Page, Reads, View
 
-HOUR = timedelta(hours=1)
 FIELD = "%Y-%m-%dT%H:%M"  # of <input type="datetime-local">, in UTC
 
 
 async def facts(reads: Reads, view: View) -> Facts:
     """What was blocked between two moments; without them, in the hour before the minute that has begun."""
     now = datetime.now(UTC).replace(second=0, microsecond=0)
-    until = min(moment(view.query, "to") or now, now)
+    until = min(max(moment(view.query, "to") or now, EARLIEST), now)
     since = moment(view.query, "from") or until - HOUR
     if since >= until:
         raise Problem(400, BAD_ARGUMENT, "the time begins after its end, or in the future", fix="correct its two ends")
