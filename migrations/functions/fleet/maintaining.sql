@@ -112,9 +112,6 @@ begin
     end if;
     if v_edited is not null then
         perform orchestrator.reconcile_free(v_edited);
-        perform orchestrator.enter_free(array(  -- a user's trigger has queued a task again as its end was published
-            select i.id from unnest(v_edited) i (id)
-             where not exists (select from orchestrator.live q where q.task_id = i.id)));
     end if;
     if v_unmet is not null then
         perform orchestrator.unmeet_again(v_unmet);

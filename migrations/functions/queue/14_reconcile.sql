@@ -135,6 +135,9 @@ begin
     perform orchestrator.reconcile_each(orchestrator.with_few_needs(array(
         select i.id from unnest(p_ids) with ordinality i (id, n) where i.id in (select unnest(v_free)) order by i.n),
         c_needs));
+    perform orchestrator.enter_free(array(  -- a user's trigger has queued a task again as its end was published
+        select i.id from unnest(p_ids) i (id)
+         where not exists (select from orchestrator.live q where q.task_id = i.id)));
 end
 $$;
 
