@@ -19,6 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
 from markupsafe import Markup
 
+from orchestrator.core.plurals import counted
 from orchestrator.diagnostics import amounts
 from orchestrator.observability.redaction import plain, redact
 
@@ -27,6 +28,7 @@ STATIC = HERE / "static"
 PART = re.compile(r"<!--#([A-Za-z0-9_.:-]{1,200})-->(.*?)<!--/-->", re.DOTALL)
 AGE = re.compile(r'(<time [^<>]{1,200} data-ago="[^"<>]{0,40}">)[^<>]{0,60}')  # an open page counts on by itself
 CSRF = f"csrf-{secrets.token_hex(16)}"  # stands in shared HTML for what each session has of its own; no text has it
+BADGE = "badge"  # a part outside of the content
 MAX_TEXT_CHARS = 20_000  # of one text on a page
 BRIEF_S = 10.0  # seconds that are shown with tenths
 MAX_LINE_CHARS = 300  # … in a row
@@ -56,9 +58,17 @@ def rendered(template: str, facts: Mapping[str, Any], nav: Mapping[str, Any], at
         return f"<!--#{found[1]}-->"
 
     frame = AGE.sub(r"\1", PART.sub(part, content))
+    if "problems" in nav:
+        parts[BADGE] = badge(nav["problems"])
     marks = {name: AGE.sub(r"\1", text) for name, text in parts.items()}
     digest = hashlib.sha256("\0".join((frame, *marks.values())).encode()).hexdigest()[:24]
     return Rendered(str(facts["title"]), content, frame, parts, marks, digest, at, nav)
+
+
+def badge(problems: int) -> Markup:
+    """The number of problems in the navigation, which every open page keeps up to date."""
+    said = f' aria-label="{counted(problems, "problem")}"' if problems else " hidden"
+    return Markup(f'<i id="{BADGE}" class="count"{said}>{problems}</i>')  # noqa: S704 - a number
 
 
 def page(content: Rendered, **around: Any) -> str:
@@ -92,7 +102,7 @@ def environment() -> Environment:
         "clock": amounts.clock, "since": _since, "at": _at, "until": _until, "line": _line, "many": "{:,}".format,
         "brief": _brief, "part": _part_id,
     }  # fmt: skip
-    made.globals |= {"static": static_url, "csrf": Markup(CSRF)}  # noqa: S704 - a constant
+    made.globals |= {"static": static_url, "badge": badge, "csrf": Markup(CSRF)}  # noqa: S704 - a constant
     return made
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator.ports import PortError
 from orchestrator.web.api.problems import Problem, of_port_error
-from orchestrator.web.dashboard.render import CSRF, Rendered, changes
+from orchestrator.web.dashboard.render import BADGE, CSRF, Rendered, changes
 
 KEEP_ALIVE_S = 2.0  # a page that hears nothing for longer says that it is old
 STREAM_S = 3_600.0  # then the browser connects again
@@ -72,7 +72,12 @@ def _told(before: Rendered | None, after: Rendered, last: str | None) -> str | N
 
 
 def _whole(content: Rendered) -> dict[str, Any]:
-    return {"at": content.at.isoformat(), "title": content.title, "html": content.html}
+    return {
+        "at": content.at.isoformat(),
+        "title": content.title,
+        "html": content.html,
+        "badge": content.parts.get(BADGE, ""),
+    }
 
 
 def _event(name: str, event_id: str, content: dict[str, Any]) -> str:

@@ -78,7 +78,7 @@
     });
     on("main", (data) => {
       const told = JSON.parse(data);
-      waiting.clear(); waiting.set("", told.html); title = `${told.title} · ${document.querySelector(".name").textContent}`; hear(told.at);
+      waiting.clear(); waiting.set("", told.html); waiting.set("badge", told.badge); title = `${told.title} · ${document.querySelector(".name").textContent}`; hear(told.at);
     });
     on("parts", (data) => {
       const told = JSON.parse(data);
