@@ -76,7 +76,7 @@ async def _run(options: Options, narrator: Narrator, status: "asyncio.Task[None]
             orchestrator = await stack.start_orchestrator()
             narrator.tell("event", f"the orchestrator runs as process {orchestrator.pid}")
             narrator.tell("event", "the dashboard opens once, within a minute, at")
-            click.echo(f"         {await link(stack)}", err=True)
+            click.echo(f"   {await link(stack)}", err=True)
             ids = await submit(stack, job.tasks)
             narrator.tell("event", what_was_submitted(job.segments))
             kill = asyncio.create_task(kill_a_busy_pod(stack, other, job.segments // 2, narrator))
