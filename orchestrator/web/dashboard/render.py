@@ -25,7 +25,7 @@ from orchestrator.observability.redaction import plain, redact
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
-PART = re.compile(r"<!--#([A-Za-z0-9_.:-]{1,200})-->(.*?)<!--/-->", re.DOTALL)
+MARK = re.compile(r"<!--(?:#([A-Za-z0-9_.:-]{1,200})|/)-->")  # the begin of a part with its id, or the end
 AGE = re.compile(r'(<time [^<>]{1,200} data-ago="[^"<>]{0,40}">)[^<>]{0,60}')  # an open page counts on by itself
 CSRF = f"csrf-{secrets.token_hex(16)}"  # stands in shared HTML for what each session has of its own; no text has it
 BADGE = "badge"  # a part outside of the content
@@ -51,13 +51,13 @@ class Rendered:
 def rendered(template: str, facts: Mapping[str, Any], nav: Mapping[str, Any], at: datetime) -> Rendered:
     """Render the content of a page: its template's macro-free body, and `title`, which the facts name."""
     content = environment().get_template(template).render(facts, now=at)
-    parts: dict[str, str] = {}
-
-    def part(found: re.Match[str]) -> str:
-        parts[found[1]] = found[2].strip()
-        return f"<!--#{found[1]}-->"
-
-    frame = AGE.sub(r"\1", PART.sub(part, content))
+    pieces = iter(MARK.split(content))  # a text, and for each mark its id, None at an end, and the text after it
+    outside, parts = [next(pieces)], dict[str, str]()
+    for name, text in zip(pieces, pieces, strict=True):
+        if name is not None:
+            parts[name] = text.strip()
+        outside.append(text if name is None else f"<!--#{name}-->")
+    frame = AGE.sub(r"\1", "".join(outside))
     if "problems" in nav:
         parts[BADGE] = badge(nav["problems"])
     marks = {name: AGE.sub(r"\1", text) for name, text in parts.items()}

@@ -10,6 +10,10 @@ from tests.proofs.simulator.sql.queue import Json
 from tests.proofs.simulator.sql.tables import Row, check_keys, greatest, jsonable, refuse
 
 DECISION_KEYS = ("pool", "rule", "target", "inputs", "actions", "blocked")
+RETAINED = (
+    "decisions", "worker_events", "worker_attempts", "attempts", "audit_log", "costs", "log_objects", "pool_minutes",
+    "tasks", "workers",
+)  # fmt: skip
 LEDGER = {"first_byte": "first", "last_byte": "last"}
 
 
@@ -175,7 +179,7 @@ class Records(Database):
         if done_at is not None and done_at > self.now - timedelta(seconds=p_every_s):
             return {"deleted": None}
         self.retained_at[p_fleet] = self.now
-        return {"deleted": {"decisions": 0, "worker_events": 0, "worker_attempts": 0}}
+        return {"deleted": dict.fromkeys(RETAINED, 0)}
 
     # --- the log ledger
 
