@@ -97,11 +97,17 @@ class Ledger:
         return EARLIER.get(self.tables[-1], "") if is_earlier else ""
 
     def missing(self, files: SqlFiles) -> tuple[SqlFile, ...]:
-        """Return the table files that are not applied yet."""
+        """Return the table files that are not applied yet, and those from the first one on that made what is lost.
+
+        Later files have indexes and settings of such a table.
+        """
         if self.contained:
             return tuple(file for file in files.tables if file.version > self.contained)
+        damaged = next((file.version for file in files.tables if not file.made.isdisjoint(self.lost)), None)
         return tuple(
-            file for file in files.tables if file.version not in self.tables or not file.made.isdisjoint(self.lost)
+            file
+            for file in files.tables
+            if file.version not in self.tables or (damaged is not None and file.version >= damaged)
         )
 
     def changed(self, files: SqlFiles) -> tuple[SqlFile, ...]:
