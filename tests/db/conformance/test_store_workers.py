@@ -517,8 +517,8 @@ async def test_old_rows_are_deleted_and_needed_ones_stay(
     alive = await fleet.agent()
     fleet.wait(91 * 86_400)
     fleet.term = (await fleet.lead())["term"]
-    assert await fleet.fleet("retention") == {"decisions": 1, "worker_events": 4, "worker_attempts": 0}
-    assert await fleet.fleet("retention") == {"decisions": 0, "worker_events": 0, "worker_attempts": 0}
+    deleted = [await fleet.fleet("retention") for _ in range(2)]
+    assert [{kind: n for kind, n in each.items() if n} for each in deleted] == [{"decisions": 1, "worker_events": 4}, {}]
     assert [row["target"] for row in await store.decisions()] == [2]
     workers = {row["worker_id"] for row in await (await hand.execute("select worker_id from worker_events")).fetchall()}
     assert workers == {alive.id}
