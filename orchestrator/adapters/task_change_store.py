@@ -16,7 +16,7 @@ class TaskChangeStore:
         self._db, self._fleet = db, fleet
 
     async def preview(self, holder: TokenHolder, action: str, wanted: Row) -> Row:
-        """What `cancel` or `retry` would change: {now, filter, tasks, looked, is_all, by, types, usd}.
+        """What `cancel` or `retry` would change: {now, filter, tasks, looked, is_all, by, groups, usd}.
 
         `is_all`: no older task was left out. BadArgument says what is wrong with the filter.
         """
@@ -25,9 +25,8 @@ class TaskChangeStore:
 
     async def start(self, holder: TokenHolder, action: str, wanted: Row, *, key: str | None) -> Row:
         """Start a change, once for a key: {outcome: started, repeated or key_reused, id}."""
-        args = {"p_actor": holder.name, "p_scope": holder.restriction(), "p_key": key}
-        args |= {"p_action": action, "p_filter": wanted}
-        return dict(await self._db.call("task_changes_start", p_fleet=self._fleet, **args))
+        args = {"p_actor": holder.name, "p_scope": holder.restriction(), "p_action": action, "p_filter": wanted}
+        return dict(await self._db.call("task_changes_start", p_fleet=self._fleet, p_key=key, **args))
 
     async def all(self, holder: TokenHolder, limit: int) -> Row:
         """The newest changes that a holder sees: {now, changes}."""

@@ -1,6 +1,7 @@
 -- Actions on all tasks that fit a filter: a preview, and a change that the leader carries out in the background. A
--- change is a row with its place: each step changes some tasks and moves the place in one transaction, so an interrupted
--- step has done nothing, and the next leader goes on from there. p_scope {pools, tenant} restricts the caller.
+-- change is a row with its place: each step changes some tasks and moves the place in one transaction. So an
+-- interrupted step has done nothing, and the next leader goes on from there. p_scope {pools, tenant} restricts the
+-- caller.
 
 -- The filter of an action with the statuses that it changes, if it names none. Raises OR007.
 create or replace function public.internal_change_filter(p_action text, p_filter jsonb) returns jsonb
@@ -41,10 +42,10 @@ begin
 end
 $$;
 
--- What an action would change: {now, filter, tasks, looked, is_all, by: [{task_type, status, tasks, usd}], types, usd}.
--- It looks at the newest so many tasks that may fit; is_all: there are no more. usd: of a retry, what that many
+-- What an action would change: {now, filter, tasks, looked, is_all, by: [{task_type, status, tasks, usd}], groups,
+-- usd}. It looks at the newest so many tasks that may fit; is_all: there are no more. usd: of a retry, what that many
 -- attempts of the type have cost on average within seven days, null without such a figure; of a cancel, what the
--- running attempts have cost so far. `by` has the largest groups, types is the number of all.
+-- running attempts have cost so far. `by` has the largest groups, `groups` is the number of all.
 create or replace function public.task_changes_preview(
     p_fleet text, p_scope jsonb, p_action text, p_filter jsonb, p_now timestamptz default null
 ) returns jsonb
@@ -83,7 +84,7 @@ begin
         'now', v_now, 'filter', v_filter,
         'tasks', (select coalesce(sum((e->>'tasks')::bigint), 0) from jsonb_array_elements(v_groups) e),
         'looked', least(v_looked, c_looked_at), 'is_all', v_looked <= c_looked_at, 'by', v_by,
-        'types', jsonb_array_length(v_groups),
+        'groups', jsonb_array_length(v_groups),
         'usd', (select case when bool_and(e->>'usd' is not null) then sum((e->>'usd')::numeric) end
                   from jsonb_array_elements(v_groups) e));
 end
@@ -163,8 +164,8 @@ language sql immutable security definer set search_path = pg_catalog, pg_temp as
             or coalesce(internal_sees_change.p_scope->>'tenant' = internal_sees_change.p_of->>'tenant', false))
 $$;
 
--- Stops a change: {outcome: stopped, already or not_found}. It waits for the leader's step, and no step follows. What is
--- changed stays changed.
+-- Stops a change: {outcome: stopped, already or not_found}. It waits for the leader's step, and no step follows. What
+-- is changed stays changed.
 create or replace function public.task_changes_stop(
     p_fleet text, p_actor text, p_scope jsonb, p_id bigint, p_now timestamptz default null
 ) returns jsonb
@@ -289,8 +290,8 @@ begin
 end
 $$;
 
--- Changes one task, if it still fits, and counts it. A refusal of a user's trigger or constraint undoes this task alone.
--- One that another transaction has locked is tried again later, unless p_is_last.
+-- Changes one task, if it still fits, and counts it. A refusal of a user's trigger or constraint undoes this task
+-- alone. One that another transaction has locked is tried again later, unless p_is_last.
 create or replace function public.internal_change_task(
     p_change orchestrator.bulk_changes, p_id uuid, p_is_last boolean, p_now timestamptz
 ) returns orchestrator.bulk_changes

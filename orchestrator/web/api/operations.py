@@ -18,7 +18,7 @@ from orchestrator.ports import Blobs, PortError
 from orchestrator.ports.clusters import ClusterRows
 from orchestrator.web.api.authentication import Authentication
 from orchestrator.web.api.event_feed import EventFeed
-from orchestrator.web.api.list_rows import ListRows
+from orchestrator.web.api.list_rows import ListRows, TaskChangeRows
 from orchestrator.web.api.models import Nothing, QueryModel
 from orchestrator.web.api.problems import Problem, of_port_error, of_refusal, too_fast
 from orchestrator.web.api.waiting import TaskWatch
@@ -57,6 +57,8 @@ class ApiTasks(ListRows, Protocol):
     def fleet(self) -> str: ...
     @property
     def clusters(self) -> ClusterRows: ...
+    @property
+    def task_changes(self) -> TaskChangeRows: ...
     async def use_token(self, token_hash: str) -> Mapping[str, Any]: ...
     async def open_session(self, session: Mapping[str, Any], actor: str) -> None: ...
     async def session(self, session_hash: str) -> Mapping[str, Any] | None: ...
@@ -140,6 +142,7 @@ class Operation:
     has_version: bool = False  # the answer has an ETag
     takes_version: bool = False  # If-Match
     is_idempotent_by_key: bool = False
+    takes_trace: bool = False  # the header traceparent
     also: Mapping[int, str] = field(default_factory=dict)  # other statuses than refusals
     problems: tuple[int, ...] = ()  # beyond those of every operation
     media_types: tuple[str, ...] = ("application/json",)

@@ -107,8 +107,9 @@ async def test_a_change_of_thousands_is_done_in_parts_and_each_task_is_audited_o
     row = await shown(store, change)
     assert (row["outcome"], row["looked"] >= 3_000, row["changed"], row["refused"]) == ("done", True, 3_000, 0)
     assert await statuses(hand) == {"Cancelled": 3_000, "Queued": 12}
-    rows = await (await hand.execute("select action, actor, count(distinct subject) as subjects, count(*) as n "
-                                     "from audit_log where action <> 'task.submit' group by 1, 2 order by 1")).fetchall()  # fmt: skip
+    query = """select action, actor, count(distinct subject) as subjects, count(*) as n from audit_log
+                where action <> 'task.submit' group by 1, 2 order by 1"""
+    rows = await (await hand.execute(query)).fetchall()
     assert [(row["action"], row["actor"], row["subjects"], row["n"]) for row in rows] == [
         ("task.cancel", "anna", 3_000, 3_000), ("tasks.cancel", "anna", 1, 1), ("tasks.done", "anna", 1, 1)
     ]  # fmt: skip
