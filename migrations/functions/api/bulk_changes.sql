@@ -150,7 +150,8 @@ language sql stable security definer set search_path = pg_catalog, pg_temp set j
         select jsonb_agg(to_jsonb(c.*) - array['fleet', 'key', 'scope', 'place_id', 'locked']
                          || jsonb_build_object('locked', cardinality(c.locked)) order by c.id desc)
           from (select * from orchestrator.bulk_changes b
-                 where b.fleet = task_changes.p_fleet and b.id = coalesce(task_changes.p_id, b.id)
+                 where b.fleet = task_changes.p_fleet
+                   and b.id between coalesce(task_changes.p_id, 0) and coalesce(task_changes.p_id, 9223372036854775807)
                    and public.internal_sees_change(task_changes.p_scope, b.scope)
                  order by b.id desc limit least(greatest(coalesce(task_changes.p_limit, 100), 1), 1000)) c), '[]'))
 $$;
