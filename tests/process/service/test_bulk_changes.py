@@ -10,7 +10,7 @@ from testbed.stack import Stack
 from tests.process.service.test_alert_messages import until
 
 TASKS = 900
-START = """select task_changes_start('default', 'anna', '{"pools": null, "tenant": null}', 'k', 'cancel',
+START = """select task_changes_start(%s, 'anna', '{"pools": null, "tenant": null}', 'k', 'cancel',
                                      '{"task_type": "t"}')"""
 CHANGED = "select 1 from orchestrator.bulk_changes where changed >= {}"
 ENDED = "select 1 from orchestrator.bulk_changes where outcome = 'done'"
@@ -25,7 +25,7 @@ async def test_leaders_that_are_killed_change_each_task_once(tmp_path: Path) -> 
             stack.environment["DATABASE_URL"], autocommit=True, row_factory=dict_row
         ) as hand:
             await hand.execute("insert into tasks (task_type) select 't' from generate_series(1, %s)", (TASKS,))
-            await hand.execute(START)
+            await hand.execute(START, (stack.environment.get("FLEET_ID", "default"),))
             for query in (CHANGED.format(1), CHANGED.format(TASKS // 3), ENDED):
                 leader = await stack.start_orchestrator({"MAX_ACTIVE_GPUS": "0", "ORCHESTRATOR_POLL_SEC": "2"})
                 await until(stack, query)
