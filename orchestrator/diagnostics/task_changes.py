@@ -38,12 +38,22 @@ def groups_text(seen: Row) -> str:
 def cost_text(action: str, seen: Row) -> str:
     """Return what a previewed action costs: a cancel loses work, a retry takes attempts."""
     at_least = "" if seen["is_all"] else "at least "
+    if not seen["by"]:
+        return "No task fits now." if seen["is_all"] else "None of those tasks fits."
     if action == "cancel":
+        if seen["is_all"] and all(one["status"] == "Queued" for one in seen["by"]):
+            return "None of them runs, so no work is lost."
         return f"Their running attempts have cost {at_least}{usd(seen['usd'] or 0)} so far, which is lost."
+    known = [one["usd"] for one in seen["by"] if one["usd"] is not None]
     unknown = sorted({str(one["task_type"]) for one in seen["by"] if one["usd"] is None})
-    text = f"One attempt of each costs about {at_least}{usd(sum(one['usd'] or 0 for one in seen['by']))}"
-    text += ", at the mean cost of its type in the last seven days"
-    return f"{text}; what {', '.join(unknown[:NAMED])} would cost is unknown." if unknown else f"{text}."
+    texts = []
+    if known:
+        which = "each of the others" if unknown else "each"
+        texts.append(f"One attempt of {which} costs about {at_least}{usd(sum(known))}, as in the last seven days.")
+    if unknown:
+        names = ", ".join(unknown[:NAMED]) + (", …" if len(unknown) > NAMED else "")
+        texts.append(f"What an attempt of {names} costs is unknown: none ended in the last seven days.")
+    return " ".join(reversed(texts))
 
 
 def state(change: Row) -> State:

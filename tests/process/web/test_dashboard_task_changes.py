@@ -36,7 +36,7 @@ async def test_tasks_of_a_filter_are_cancelled_after_a_question_that_counts_them
     assert "Cancel 3 tasks?" in asked.text
     for text in (
         "3 Queued of type upscale",
-        "have cost $0.00 so far",
+        "no work is lost",
         "--status Queued --type upscale",
         "--background",
     ):
@@ -80,7 +80,7 @@ async def test_a_retry_says_what_it_costs_or_that_nobody_knows(board: DashboardR
     visitor = await board.visitor(ADMIN)
     await visitor.post(f"/do/cancel?task={task}", data={"csrf": csrf_of(await visitor.get("/tasks")), "task": task})
     asked = await visitor.get(f"/do/retry-tasks?status=Cancelled&pool={board.pool}")
-    assert all(text in asked.text for text in ("Retry 1 task?", "what rare would cost is unknown"))
+    assert all(text in asked.text for text in ("Retry 1 task?", "What an attempt of rare costs is unknown"))
     await visitor.post("/do/retry-tasks", data=form_of(asked))
     await work(board)
     assert (await board.rows.task_changes.all(ENV_ADMIN, 1))["changes"][0]["changed"] == 1
