@@ -38,7 +38,8 @@ QUIET_S = 30  # after the last worker came up
 ELSEWHERE = """set session_replication_role = replica; update tasks set pool = 'archive' where status = 'Queued';
     update orchestrator.live set pool = 'archive'; reset session_replication_role"""
 ADDRESSES = (
-    "/", "/workers", "/tasks", "/tasks?status=Queued", "/decisions", "/decisions/blocked", "/cost", "/pools", "/limits", "/audit",
+    "/", "/workers", "/tasks", "/tasks?status=Queued", "/decisions", "/decisions/blocked", "/cost", "/pools",
+    "/limits", "/audit",
 )  # fmt: skip
 GOALS = {
     "core_share_of_50_pages": ("<=", 0.05),
