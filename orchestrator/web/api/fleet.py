@@ -108,7 +108,7 @@ async def audit(api: Api, call: ApiCall) -> Response:
     if call.holder.pools is not None:
         raise Problem(403, NOT_ALLOWED, "a token that is restricted to pools does not see the audit log")
     limit = call.query.limit
-    entries = await api.rows.audit(before=call.query.before, limit=limit)
+    entries = await api.rows.audit(before=call.query.before, limit=limit, subject=call.query.subject)
     following = entries[-1]["id"] if len(entries) == limit else None
     return shown(AuditPage(entries=list(entries), next=following))
 
