@@ -49,7 +49,7 @@ def cost_text(action: str, seen: Row) -> str:
     texts = []
     if known:
         which = "each of the others" if unknown else "each"
-        texts.append(f"One attempt of {which} costs about {at_least}{usd(sum(known))}, as in the last seven days.")
+        texts.append(f"One attempt of {which} costs {at_least}about {usd(sum(known))}, as in the last seven days.")
     if unknown:
         names = ", ".join(unknown[:NAMED]) + (", …" if len(unknown) > NAMED else "")
         texts.append(f"What an attempt of {names} costs is unknown: none ended in the last seven days.")

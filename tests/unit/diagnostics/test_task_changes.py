@@ -36,8 +36,10 @@ def seen(*by: tuple[str, str, int, float | None], is_all: bool = True, groups: i
         (
             "retry",
             seen(("t", "Failed", 3, None), ("u", "Failed", 3, 2), is_all=False),
-            "What an attempt of t costs is unknown: none ended in the last seven days. "
-            + "One attempt of each of the others costs about at least $2.00, as in the last seven days.",
+            (
+                "What an attempt of t costs is unknown: none ended in the last seven days. "
+                "One attempt of each of the others costs at least about $2.00, as in the last seven days."
+            ),
         ),
     ],
 )
