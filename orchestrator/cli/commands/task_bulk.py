@@ -90,7 +90,7 @@ def _list(output: Output, found: Row) -> None:
         output.document(**found)
         return
     now = datetime.fromisoformat(found["now"])
-    shown = table("id", "action", "state", "changed", "refused", "when", "tasks")
+    shown = table("id", "action", "state", "changed", "refused", "when", "filter")
     for one in found["changes"]:
         counts = [f"{one[name]:,}" for name in ("changed", "refused")]
         about = one_line(filter_text(one["filter"]))
