@@ -183,9 +183,26 @@ class ApiRows:
         answer = await self._act(actor, "pool.pause" if args else "pool.resume", pool or EVERY_POOL, args)
         return dict(answer["paused"])
 
+    async def scale_limits(self) -> Row:
+        """The limits of workers in force: {pool: {most, reason, until}}; `*` is the whole fleet."""
+        return dict((await self._db.call("fleet_scale_limits", p_fleet=self._fleet))["limits"])
+
+    async def limit_workers(
+        self, actor: str, most: int | None, reason: str = "", *, pool: str | None, for_s: float = 0
+    ) -> Row:
+        """Allow at most so many workers for a time (None: end the limit). Return the limits in force."""
+        args = {} if most is None else {"most": most, "reason": reason, "for_s": for_s}
+        answer = await self._act(actor, "pool.limit" if args else "pool.unlimit", pool or EVERY_POOL, args)
+        return dict(answer["limits"])
+
     async def cost(self, since: str, until: str | None) -> Row:
         """Dollars between two moments, by worker, kind of state, task type and task."""
         return dict(await self._db.call("fleet_cost", p_fleet=self._fleet, p_since=since, p_until=until))
+
+    async def usage(self, dimension: str, span: str, since: str, until: str | None) -> Row:
+        """What was done and spent in each hour or day, from the roll-ups: {until, points: [{at, name, usd, …}]}."""
+        args = {"p_dimension": dimension, "p_span": span, "p_since": since, "p_until": until}
+        return dict(await self._db.call("fleet_usage", p_fleet=self._fleet, **args))
 
     async def efficiency(self, since: str, until: str | None) -> Row:
         """Throughput, utilisation, queue depth and dollars per task between two moments."""

@@ -32,6 +32,7 @@ def routes(dashboard: Dashboard) -> list[BaseRoute]:
         fields = {name: given.get(name, "")[:MAX_FIELD_CHARS] for name in (*action.fields, *action.asks)}
         effect = await action.effect(dashboard.api, session.holder, fields)
         dashboard.notices.add(session.csrf, await action.act(dashboard.api, session.holder, fields))
+        dashboard.shared.forget_all()  # the page to which it goes back shows what was done
         return RedirectResponse(effect.back, status_code=303)
 
     return [route(dashboard, "/do/{action}", answer, "GET", "POST")]

@@ -38,6 +38,10 @@ class Shared:
         """Ask again the next time."""
         self._answers.pop(key, None)
 
+    def forget_all(self) -> None:
+        """Ask everything again the next time: somebody has just changed something."""
+        self._answers.clear()
+
     def _keep(self, key: Hashable, began_s: float, answer: asyncio.Task[Any]) -> None:
         """Keep an answer, also an exception, until it is as old as that; nobody may be left who waits for it."""
         failed = answer.cancelled() or answer.exception() is not None  # asyncio reports one that nobody has read

@@ -518,7 +518,10 @@ async def test_old_rows_are_deleted_and_needed_ones_stay(
     fleet.wait(91 * 86_400)
     fleet.term = (await fleet.lead())["term"]
     deleted = [await fleet.fleet("retention") for _ in range(2)]
-    assert [{kind: n for kind, n in each.items() if n} for each in deleted] == [{"decisions": 1, "worker_events": 4}, {}]
+    assert [{kind: n for kind, n in each.items() if n} for each in deleted] == [
+        {"decisions": 1, "worker_events": 4},
+        {},
+    ]
     assert [row["target"] for row in await store.decisions()] == [2]
     workers = {row["worker_id"] for row in await (await hand.execute("select worker_id from worker_events")).fetchall()}
     assert workers == {alive.id}

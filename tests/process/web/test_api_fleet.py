@@ -62,6 +62,33 @@ async def test_a_pause_begins_and_ends(rig: ApiRig) -> None:
     assert actions == ["pool.resume", "pool.pause"]
 
 
+async def test_a_limit_of_workers_begins_and_ends(rig: ApiRig) -> None:
+    """With its reason and its end; both are in the audit log. Without an end, or above what can be, it is refused."""
+    body = {"most": 8, "reason": "a demo elsewhere", "for_s": 3_600}
+    made = (await rig.call("POST", "/scale-limits", json=body)).json()["limits"]["*"]
+    assert (made["most"], made["reason"]) == (8, "a demo elsewhere")
+    assert made["until"] is not None
+    assert (await rig.call("GET", "/scale-limits", VIEWER)).json()["limits"]["*"] == made
+    for wrong in ({"most": 8}, {"for_s": 60}, body | {"most": 0}, body | {"for_s": 0}, body | {"most": 100_001}):
+        assert refusal(await rig.call("POST", "/scale-limits", json=wrong))[0] == 422
+    assert refusal(await rig.call("POST", "/scale-limits", VIEWER, json=body)) == (403, "E072")
+    assert (await rig.call("DELETE", "/scale-limits")).json() == {"limits": {}}
+    actions = [one["action"] for one in (await rig.call("GET", "/audit")).json()["entries"]]
+    assert actions == ["pool.unlimit", "pool.limit"]
+
+
+async def test_a_token_of_a_pool_limits_its_pool_alone(rig: ApiRig) -> None:
+    """It sees the limit of the whole fleet too, which concerns it."""
+    mine, body = await rig.token("operate", pools=["mine"]), {"most": 3, "for_s": 60}
+    for pool in (None, rig.pool):
+        assert refusal(await rig.call("POST", "/scale-limits", mine, json=body | {"pool": pool})) == (403, "E072")
+    assert refusal(await rig.call("DELETE", "/scale-limits", mine)) == (403, "E072")
+    for pool in (None, rig.pool):
+        await rig.call("POST", "/scale-limits", json=body | {"pool": pool})
+    limited = await rig.call("POST", "/scale-limits", mine, json=body | {"pool": "mine"})
+    assert set(limited.json()["limits"]) == {"mine", "*"}
+
+
 async def test_costs_are_those_of_the_command_line(rig: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """By kind, type and worker. A time that ends before it begins is refused. A long list is cut, and says so."""
     worker = await rig.worker()
