@@ -221,6 +221,11 @@ class ApiRows:
         args = {"p_state": state, "p_task_id": None, "p_limit": limit}
         return dict(await self._db.call("fleet_webhooks", p_fleet=self._fleet, **args))
 
+    async def resend(self, actor: str, message_id: str | None) -> int:
+        """Make one unsent message, or all that were given up, due for another day. Return how many."""
+        args = {"p_actor": actor, "p_id": message_id}
+        return int((await self._db.call("fleet_webhook_retry", p_fleet=self._fleet, **args))["due"])
+
     async def limits(self) -> Sequence[Row]:
         """Limits and keys in use: {scope, name, most, is_set, running, ready, waiting}."""
         return list((await self._db.call("task_limits"))["limits"])

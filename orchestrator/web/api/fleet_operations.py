@@ -110,6 +110,10 @@ FLEET_OPERATIONS: tuple[Operation, ...] = (
         lists.webhooks, list_models.WebhooksShown, query=list_models.WebhookQuery,
     ),
     Operation(
+        "POST", "/webhooks/resend", "resendMessages", "Send unsent messages again, for another day", OPERATE,
+        lists.resend, list_models.Resent, body=list_models.ResendInput, problems=(404, 422),
+    ),
+    Operation(
         "GET", "/limits", "listLimits", "List limits of concurrency keys and types", READ, lists.limits,
         list_models.LimitsShown,
     ),

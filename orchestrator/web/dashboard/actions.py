@@ -15,7 +15,7 @@ from orchestrator.diagnostics.amounts import usd
 from orchestrator.errors import NO_TASK, NO_WORKER, WRONG_STATE
 from orchestrator.web.api.operations import Api
 from orchestrator.web.api.problems import Problem
-from orchestrator.web.dashboard import pool_actions
+from orchestrator.web.dashboard import message_actions, pool_actions
 from orchestrator.web.dashboard.action_effects import ActionEffect, Fields, reason_of
 
 OPERATE = frozenset({TokenScope.OPERATE})
@@ -131,6 +131,8 @@ ACTIONS: Mapping[str, PageAction] = {
         PageAction("drain", "Drain", ("worker",), OPERATE, _terminate_effect, _terminate, asks=("reason",)),
         PageAction("terminate", "End now", ("worker", "at_once"), OPERATE, _terminate_effect, _terminate,
                    asks=("reason",), is_dangerous=True),
+        PageAction("resend", "Send again", ("message",), OPERATE, message_actions.resend_effect,
+                   message_actions.resend),
         PageAction("cancel", "Cancel the task", ("task",), CHANGE_TASKS, _cancel_effect, _cancel, is_dangerous=True),
         PageAction("retry", "Retry the task", ("task",), CHANGE_TASKS, _retry_effect, _retry),
     )

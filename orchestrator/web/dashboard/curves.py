@@ -30,15 +30,16 @@ def curves(found: Row, worker: Row) -> Row | None:
     used, total = ([(at, value / MIB_PER_GIB) for at, value in one] for one in (used, total))
     memory = [Series("memory of its GPUs", "line-2", _stepped(total, step_s, max)),
               Series("in use", "area", _stepped(used, step_s, max))]  # fmt: skip
+    most_total = max((value for _, value in total), default=None)
     percents = [value for _, value in load]
     return {
         "load": chart("Load of its GPUs", span, [Series("busy", "area", _stepped(load, step_s, _mean))],
                       "{:.0f} %".format, top=FULL) if load else None,
-        "memory": chart("Memory of its GPUs", span, memory, "{:.3g} GiB".format) if used else None,
+        "memory": chart("Memory of its GPUs", span, memory, "{:.3g} GiB".format, top=most_total) if used else None,
         "mean_percent": _mean(percents) if percents else None,
         "most_percent": max(percents, default=None),
         "most_used": max((value for _, value in used), default=None),
-        "total": max((value for _, value in total), default=None),
+        "total": most_total,
         "minutes": len(points),
         "step_min": round(step_s / MINUTE.total_seconds()),
         "is_cut": since > _minute(worker["created_at"]),

@@ -140,8 +140,6 @@ MUTANTS = (
     Mutant("an operator's limit of a pool is forgotten", "limit", "orchestrator/core/policy.py",
            "        return self.max_active if self.scale_limit is None else min(self.max_active, self.scale_limit.most)",
            "        return self.max_active"),
-    Mutant("the pools do not share the limit of the fleet", "limit", "orchestrator/core/scale_limits.py",
-           "    left = max(0, fleet.most - sum(worker.pool not in here for worker in live))", "    left = fleet.most * 9"),
     Mutant("spawning workers do not count", "I4", "orchestrator/core/pool_size.py",
            "return len(self.ready) + len(self.spawning)", "return len(self.ready)"),
     Mutant("the cool-down is forgotten", "market", CAP,

@@ -1,8 +1,11 @@
-"""What people do to pools on the pages: limits of workers for a time."""
+"""What people do on the pages: limit workers for a time, and send messages again."""
 
+import uuid
 from collections.abc import Mapping
+from typing import Any
 
 import httpx
+import psycopg
 
 from orchestrator.core.states import State
 from tests.process.web.api_rig import ADMIN, VIEWER
@@ -70,3 +73,48 @@ async def test_a_token_of_a_pool_limits_that_pool_alone(board: DashboardRig) -> 
     assert (await browser.post("/do/limit", data=given)).status_code == 403
     await act(browser, f"/do/limit?pool={board.pool}", {"max": "2", "minutes": "5"})
     assert set(await board.rows.scale_limits()) == {board.pool}
+
+
+async def test_messages_that_were_given_up_are_sent_again(
+    board: DashboardRig, hand: psycopg.AsyncConnection[Any]
+) -> None:
+    """One, or all; the page names the hosts first. Nobody who may look only does it."""
+    ids = []
+    for _ in range(2):
+        made = await hand.execute(
+            "insert into webhook_messages (event, task_id, webhook, url, host, body, created_at, give_up_at, failure) "
+            "values ('task.failed', gen_random_uuid(), %s, 'https://h.example.com/x', 'h.example.com', '{}', now(), "
+            "now(), 'it answered 500') returning id::text",
+            (board.pool,),
+        )
+        ids += [row[0] for row in await made.fetchall()]
+    browser = await board.visitor(ADMIN)
+    try:
+        page = (await browser.get("/webhooks")).text
+        assert f'href="/do/resend?message={ids[0]}"' in page
+        assert 'href="/do/resend"' in page
+        assert "/do/resend" not in (await (await board.visitor(VIEWER)).get("/webhooks")).text
+        asked = (await browser.get(f"/do/resend?message={ids[0]}")).text
+        assert "This message to h.example.com is due now." in asked
+        assert f"orchestrator webhooks retry {ids[0]}" in asked
+        done = await act(browser, f"/do/resend?message={ids[0]}", {})
+        assert (done.status_code, done.headers["location"]) == (303, "/webhooks")
+        assert "1 message is due now." in (await browser.get("/webhooks")).text
+        assert "h.example.com" in (await browser.get("/do/resend")).text
+        await act(browser, "/do/resend", {})
+        left = await hand.execute(
+            "select count(*) from webhook_messages where id = any (%s) and next_at is null", (ids,)
+        )
+        assert await left.fetchone() == (0,)
+        assert (await act(browser, f"/do/resend?message={uuid.uuid4()}", {})).status_code == 404
+        assert (await browser.get("/do/resend?message=x")).status_code == 404
+        mine = await board.visitor(await board.token("operate", "read", pools=[board.pool]))
+        assert (await mine.get("/do/resend")).status_code == 403
+        api = {"Authorization": f"Bearer {ADMIN}"}
+        again = await board.client.post("/api/v1/webhooks/resend", json={"message_id": ids[0]}, headers=api)
+        assert again.json() == {"due": 1}
+        assert (await board.client.post("/api/v1/webhooks/resend", headers=api)).status_code == 200
+        unknown = {"message_id": str(uuid.uuid4())}
+        assert (await board.client.post("/api/v1/webhooks/resend", json=unknown, headers=api)).status_code == 404
+    finally:
+        await hand.execute("delete from webhook_messages where webhook = %s", (board.pool,))
