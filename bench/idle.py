@@ -52,8 +52,8 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
         daemon = await stack.start_orchestrator({**OPERATOR, **fleet})
         client = httpx.AsyncClient(base_url=stack.url, headers={"Authorization": f"Bearer {token}"}, trust_env=False)
         async with await stack.connect() as sql, client:
-            await _until(sql, IDLE, tries)
-            await _until(sql, QUIET.format(QUIET_S), 1)
+            await until(sql, IDLE, tries)
+            await until(sql, QUIET.format(QUIET_S), 1)
             before = await _look(sql, client, daemon)
             await asyncio.sleep(WATCH_S)
             after = await _look(sql, client, daemon)
@@ -69,7 +69,7 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
     }
 
 
-async def _until(sql: Any, statement: str, wanted: int) -> None:
+async def until(sql: Any, statement: str, wanted: int) -> None:
     async with asyncio.timeout(PHASE_TIMEOUT_S):
         while (await row(sql, statement))["n"] != wanted:
             await asyncio.sleep(LOOK_S)

@@ -39,7 +39,7 @@ QUICK = (
     "commands",
     "idle",
 )
-LONG = ("week", "thousand", "adopt", "reads")  # minutes each: by name only
+LONG = ("week", "thousand", "adopt", "reads", "page")  # minutes each: by name only
 TIMEOUT_S = 600.0  # of one benchmark without a bound of its own
 RELATIONS: Mapping[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
 

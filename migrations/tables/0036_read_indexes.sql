@@ -24,3 +24,5 @@ create index concurrently if not exists workers_id_begins on public.workers (id 
 create index concurrently if not exists workers_id_ends on public.workers (reverse(id) collate "C");
 create index concurrently if not exists workers_pod on public.workers (pod_id collate "C") where pod_id is not null;
 create index concurrently if not exists audit_log_age on public.audit_log (at);
+-- What was done with one task or worker, and by whom.
+create index concurrently if not exists audit_log_subject on public.audit_log (fleet, subject, id desc);

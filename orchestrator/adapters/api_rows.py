@@ -78,9 +78,10 @@ class ApiRows:
         """Minutes of one worker: {now, points: [{at, status, running, gpu_percent, …}]}."""
         return dict(await self._db.call("fleet_worker_history", p_fleet=self._fleet, p_worker_id=worker_id))
 
-    async def audit(self, *, before: int | None = None, limit: int = 100) -> Sequence[Row]:
-        """The newest entries of the audit log, or those before an entry."""
-        answer = await self._db.call("fleet_audit", p_fleet=self._fleet, p_before=before, p_limit=limit)
+    async def audit(self, *, before: int | None = None, limit: int = 100, subject: str | None = None) -> Sequence[Row]:
+        """The newest entries of the audit log, of everything or of one task, worker or pool, before an entry."""
+        args = {"p_before": before, "p_limit": limit, "p_subject": subject}
+        answer = await self._db.call("fleet_audit", p_fleet=self._fleet, **args)
         return list(answer["entries"])
 
     async def submit(self, holder: TokenHolder, tasks: Sequence[Row], *, key: str | None, sha256: str) -> Row:

@@ -170,7 +170,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_act": ("p_fleet", "p_actor", "p_action", "p_subject", "p_args"),
         "fleet_pauses": ("p_fleet",),
         "fleet_scale_limits": ("p_fleet",),
-        "fleet_audit": ("p_fleet", "p_before", "p_limit"),
+        "fleet_audit": ("p_fleet", "p_before", "p_limit", "p_subject"),
         "fleet_schedules_due": ("p_fleet", "p_limit"),
         "fleet_schedule_run": ("p_fleet", "p_term", "p_name", "p_seen", "p_missed", "p_due_at", "p_next_at"),
         "fleet_schedule_problem": ("p_fleet", "p_term", "p_name", "p_problem"),

@@ -55,10 +55,6 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Workers": {
         "list": ("orchestrator.cli.commands.workers:list_workers", "The workers, one line each."),
-        "top": (
-            "orchestrator.cli.commands.top:top",
-            "The queue, workers, cost and decisions on a live screen.",
-        ),
         "status": ("orchestrator.cli.commands.workers:status", "Everything about one worker."),
         "logs": (
             "orchestrator.cli.commands.logs:logs",
@@ -139,7 +135,6 @@ EXAMPLES = (
     ("migrate", "prepare DATABASE_URL"),
     ("run", "the daemon"),
     ("list --watch", "the workers, refreshed"),
-    ("top", "queue, workers and cost, live"),
     ("explain <worker>", "why it is in this state"),
     ("explain scaling", "why the pools have this size"),
     ("logs <worker> -f", "its log"),

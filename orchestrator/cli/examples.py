@@ -80,7 +80,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("--pool big --state idle --gpu 4090", "some of them"),
         ("--watch", "refreshed"),
     ),
-    "top": (("", "live; enter explains, l shows logs, q quits"),),
     "status": (("18865e9b", "by the end of its id"), (f"{WORKER} --json", "for a program")),
     "logs": (
         ("18865e9b --lines 500", "more of it"),

@@ -60,6 +60,13 @@ class TokenHolder:
         """Whether a task of this pool and tenant exists for it."""
         return (self.pools is None or pool in self.pools) and (self.tenant is None or tenant == self.tenant)
 
+    def concerned(self, pools: Collection[str] | None) -> bool:
+        """Whether something that makes tasks of these pools wait (None: of every pool) is for it.
+
+        What holds no pool up, such as a pod that goes on costing money, is for those who see the whole fleet.
+        """
+        return self.pools is None or pools is None or any(map(self.sees, pools))
+
     def pools_of(self, pool: str | None) -> list[str] | None:
         """The argument `p_pools` of SQL functions, for one pool or for every pool that it sees."""
         if pool is None:

@@ -2710,6 +2710,8 @@ export interface operations {
     listAudit: {
         parameters: {
             query?: {
+                /** @description only what was done with this task, worker or pool */
+                subject?: string;
                 /** @description `next` of a page */
                 before?: number;
                 /** @description Rows of the page */

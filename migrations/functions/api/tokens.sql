@@ -91,15 +91,29 @@ begin
 end
 $$;
 
--- The newest entries of the audit log, before the entry p_before (null: from the newest on).
+-- The newest entries of the audit log before the entry p_before (null: from the newest on), of everything or of one
+-- subject: a task, worker or pool.
 create or replace function public.fleet_audit(
-    p_fleet text, p_before bigint, p_limit int, p_now timestamptz default null
+    p_fleet text, p_before bigint, p_limit int, p_subject text default null, p_now timestamptz default null
 ) returns jsonb
-language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
-    select jsonb_build_object('entries', coalesce(jsonb_agg(to_jsonb(e.*) - 'fleet' order by e.id desc), '[]'))
-      from (select * from public.audit_log a
-             where a.fleet = fleet_audit.p_fleet and a.id < coalesce(fleet_audit.p_before, 9223372036854775807)
-             order by a.id desc limit least(greatest(coalesce(fleet_audit.p_limit, 100), 0), 1000)) e
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_before bigint := coalesce(p_before, 9223372036854775807);
+    v_limit int := least(greatest(coalesce(p_limit, 100), 0), 1000);
+    v_entries public.audit_log[];
+begin
+    if p_subject is null then
+        v_entries := array(select a from public.audit_log a where a.fleet = p_fleet and a.id < v_before
+                            order by a.id desc limit v_limit);
+    else
+        v_entries := array(select a from public.audit_log a
+                            where a.fleet = p_fleet and a.subject = p_subject and a.id < v_before
+                            order by a.id desc limit v_limit);
+    end if;
+    return jsonb_build_object('entries', coalesce((
+        select jsonb_agg(to_jsonb(e.*) - 'fleet' order by e.id desc) from unnest(v_entries) e), '[]'));
+end
 $$;
 
 -- Records an action. A detail that is too large is left out, and the entry says so.

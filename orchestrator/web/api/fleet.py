@@ -65,7 +65,7 @@ async def pools(api: Api, call: ApiCall) -> Response:
 async def health(api: Api, call: ApiCall) -> Response:
     """What is wrong, as far as it concerns the pools of the token."""
     standing = await api.rows.standing()
-    found = [_condition(call.holder, row) for row in first_cause.known(standing) if _concerns(call.holder, row)]
+    found = [_condition(call.holder, row) for row in first_cause.known(standing) if call.holder.concerned(row["pools"])]
     led = standing["leader"] is not None
     first = next((one for one in found if one.severity == HIGH or not led), None)
     healthy = False if first else None if standing["conditions"] is None else True
@@ -108,7 +108,7 @@ async def audit(api: Api, call: ApiCall) -> Response:
     if call.holder.pools is not None:
         raise Problem(403, NOT_ALLOWED, "a token that is restricted to pools does not see the audit log")
     limit = call.query.limit
-    entries = await api.rows.audit(before=call.query.before, limit=limit)
+    entries = await api.rows.audit(before=call.query.before, limit=limit, subject=call.query.subject)
     following = entries[-1]["id"] if len(entries) == limit else None
     return shown(AuditPage(entries=list(entries), next=following))
 
@@ -140,11 +140,6 @@ def _condition(holder: TokenHolder, row: Row) -> ConditionShown:
     same = {name: row[name] for name in ("kind", "subject", "who", "then", "since", "until")}
     same["pools"] = row["pools"] and list(filter(holder.sees, row["pools"]))
     return ConditionShown(severity=row["priority"], text=row["issue"], evidence=row["detail"], **same)
-
-
-def _concerns(holder: TokenHolder, row: Row) -> bool:
-    """Whether a condition is about every pool, or about one that the holder sees."""
-    return holder.pools is None or row["pools"] is None or any(map(holder.sees, row["pools"]))
 
 
 def _worker_id(name: str) -> str:

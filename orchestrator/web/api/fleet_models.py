@@ -3,10 +3,11 @@
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, Field
+from pydantic import AwareDatetime, Field, StringConstraints
 
 from orchestrator.web.api.models import MAX_PAGE, AnswerModel, Cursor, InputModel, Limit, PoolName, QueryModel, Reason
 
+Subject = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,300}$")]
 EntryId = Annotated[int, Field(ge=1, le=2**62)]
 
 
@@ -45,6 +46,7 @@ class EventQuery(QueryModel):
 class AuditQuery(QueryModel):
     """Which entries of the audit log."""
 
+    subject: Subject | None = Field(None, description="only what was done with this task, worker or pool")
     before: EntryId | None = Field(None, description="`next` of a page")
     limit: Limit = 50
 

@@ -87,8 +87,7 @@ class Dashboard:
 async def _nav(fleet: str, page: Page, reads: Reads, view: View) -> Mapping[str, Any]:
     """What stands around every page: the pages that this holder may see, who leads, and how many things are wrong."""
     standing = await reads.get("standing")
-    sees = view.holder.sees
-    found = [one for one in first_cause.known(standing) if one["pools"] is None or any(map(sees, one["pools"]))]
+    found = [one for one in first_cause.known(standing) if view.holder.concerned(one["pools"])]
     shown = [
         one for one in PAGES
         if one.title and view.holder.may(one.scopes) and not (one.is_fleets and view.holder.pools is not None)

@@ -157,7 +157,7 @@ async def test_a_sick_worker_without_room_for_a_second_one_is_replaced(fleet: Fl
 
 async def test_a_bad_release_is_named_and_no_further_worker_is_started(fleet: Fleet) -> None:
     """Its workers try now and then, so that it costs few attempts, and it recovers by itself if the world does."""
-    ids = await fleet.submit(count=300, max_attempts=9)
+    ids = await fleet.submit(count=160, max_attempts=9)
     broken = True
     agents = [await on_machine(fleet, f"m{number}", release="image@") for number in range(2)]
     run = Run(fleet, lambda *_: broken, agents)

@@ -13,7 +13,7 @@ from psycopg.rows import DictRow
 from orchestrator.adapters.postgres import PostgresDb
 from tests.db.conformance.builders import Fleet, limit
 
-SMALL, LARGE = 500, 2000
+SMALL, LARGE = 250, 1000
 MOST_GROWTH = 1.5 * LARGE / SMALL  # four times the rows are sixteen times the work if it is quadratic
 STATEMENTS = {
     "a change of priority": "update tasks set priority = priority + 1 where labelled = {n}",

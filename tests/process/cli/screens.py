@@ -22,15 +22,12 @@ from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
 from orchestrator.cli.main import Commands
 from orchestrator.cli.output import Output
-from orchestrator.cli.top.rows import Rows
-from orchestrator.cli.top.screen import Top
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.states import Stage, State
 from orchestrator.diagnostics import rules
 from orchestrator.ports import StageAttempt
 from testbed.shared_services import SharedServices
 from tests.process.cli.builders import ROOT, Fleet
-from tests.unit.core.build import policy
 
 PAGE = ROOT / "docs" / "screens.md"
 FLEET_ID = "screens"
@@ -60,8 +57,6 @@ SCREENS: Mapping[str, tuple[Sequence[str], Sequence[int]]] = {  # title -> comma
     "doctor": (("doctor", "settings", "database", "leader"), (80,)),
     "migrate --plan": (("migrate", "--plan"), (80,)),
 }
-TOP = ((80, 24), (200, 50))  # columns, lines
-TOP_TIMEOUT_S = 60.0
 BEAT_S = 1.0
 PROGRESS = {"fraction": 0.61, "message": "frame 88 of 144"}
 HEAD = """\
@@ -85,7 +80,6 @@ VOLATILE = (
     (re.compile(r"\b(?:booting|busy|idle|draining) USD,\s+"), ""),  # a state too short to cost anything is not named
     (re.compile(r"\b\d+(?:\.\d+)+(?:-\d+\.\d+\.\d+-[0-9a-f]+)?\b|\b\d{4}-\d+\.\d+\.\d+-[0-9a-f]+"), "VERSION"),
     (re.compile(r"\d+"), "N"),
-    (re.compile(r"[▁▂▃▄▅▆▇█]+( +[▁▂▃▄▅▆▇█]+)*"), "BARS"),  # a gap where a minute has no value
     (re.compile(r"\s+"), " "),
     (re.compile(r"\((?:(?:booting|busy|idle|draining) USD,? ?)+\)"), "(KINDS)"),  # those that cost anything yet
 )
@@ -105,7 +99,7 @@ def compared(page: str) -> list[str]:
 async def page(services: SharedServices) -> str:
     """Return the text of docs/screens.md."""
     parts = [HEAD]
-    async with _fleet(services) as fleet:
+    async with _fleet(services):
         for title, (command, widths) in SCREENS.items():
             parts.append(f"## {title}\n")
             for width in widths:
@@ -113,10 +107,6 @@ async def page(services: SharedServices) -> str:
                 folded = (line for line in text.splitlines() if not line.lstrip().startswith("fix: "))
                 assert max(map(len, folded)) <= width, (command, width, text)
                 parts.append(f"`orchestrator {' '.join(command)}`, {width} columns:\n\n{_block(text)}")
-        parts.append("## top\n")
-        for width, height in TOP:
-            text = await _top(fleet, width, height)
-            parts.append(f"{width} columns, {height} lines:\n\n{_block(text)}")
     return "\n".join(parts)
 
 
@@ -198,28 +188,6 @@ async def shown(width: int, *command: str) -> str:
     output.err.is_interactive = False
     await asyncio.to_thread(Commands().main, [*command], "orchestrator", standalone_mode=False, obj=output)
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
-
-
-async def _top(fleet: Fleet, width: int, height: int) -> str:
-    app = Top(fleet.store, policy(), every_s=0.2)
-    async with app.run_test(size=(width, height)) as pilot:
-        async with asyncio.timeout(TOP_TIMEOUT_S):
-            while not _is_whole(app, text := _text_of(app)):
-                await pilot.pause(0.05)
-    return text
-
-
-def _text_of(app: Top) -> str:
-    return "\n".join(strip.text.rstrip() for strip in app.screen._compositor.render_strips())
-
-
-def _is_whole(app: Top, text: str) -> bool:
-    """Whether all answers are shown. The columns get the widths of their cells one refresh after the rows are there."""
-    cells = [cell.plain for table in app.query(Rows) for n in range(table.row_count) for cell in table.get_row_at(n)]
-    # The bars are flat from the second round of questions on.
-    shown = all(words in text for words in ("  seen ", "▁▁▁", "last decisions", "q Quit", *cells))
-    is_slow = "asking the database" in text
-    return shown and not is_slow and all(table.row_count for table in app.query(Rows))
 
 
 async def main() -> None:

@@ -51,7 +51,7 @@ async def test_reading_commands_load_only_what_they_need(cli: Cli, command: str)
     ran = await run(sys.executable, "-c", look, environment={**cli.environment, **pair})
     loaded = set(ran.err.split())
     sdks = {"boto3", "botocore", "runpod", "aiohttp", "httpx", "supabase", "asyncssh", "jwt"}
-    services = {"starlette", "uvicorn", "apscheduler", "prometheus_client", "textual"}
+    services = {"starlette", "uvicorn", "apscheduler", "prometheus_client"}
     ours = {f"orchestrator.{name}" for name in ("service", "web", "worker_logs", "loop.daemon", "pods.bringup_stages")}
     assert {"psycopg", "orchestrator.adapters.store"} <= loaded
     assert not (sdks | services | ours) & loaded

@@ -49,7 +49,7 @@ def compiled(log: Path, since: int) -> list[str]:
 
 
 async def looked(url: str, fleet_id: str, worker_id: str) -> None:
-    """What the loop, `/metrics`, `top` and the pages read, in new sessions."""
+    """What the loop, `/metrics` and the pages read, in new sessions."""
     db = await PostgresDb.open(url)
     store, since = SqlStore(db, fleet_id), datetime.now(UTC) - timedelta(days=1)
     await store.snapshot()

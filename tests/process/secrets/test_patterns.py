@@ -21,7 +21,7 @@ import worker
 from orchestrator.observability.redaction import SHAPES, Redactor
 
 SIZES = (8 << 10, 64 << 10, 1 << 20)  # bytes
-SLACK = 4.0  # times linear growth: a quadratic search grows by 8 and by 16 times as much
+SLACK = 6.0  # times linear growth: a quadratic search grows by 8 and by 16 times as much
 OWN = tuple(f"orchestrator.{name}" for name in ("config.ssh_keys", "migrate", "config.types"))  # the operator's text
 SEARCHES = re.compile(r"\b(\w+)\.(?:search|finditer|findall|subn?|split)\(")
 SOURCES = Path(orchestrator.__file__).parent.rglob("*.py")

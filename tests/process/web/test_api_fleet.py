@@ -159,6 +159,8 @@ async def test_the_audit_log_is_read_page_by_page(rig: ApiRig) -> None:
     rest = (await rig.call("GET", "/audit", params={"limit": 3, "before": first["next"]})).json()
     assert [one["subject"] for one in (*first["entries"], *rest["entries"])] == ["4", "3", "2", "1", "0"]
     assert rest["next"] is None
+    (one,) = (await rig.call("GET", "/audit", params={"subject": "3"})).json()["entries"]
+    assert one["action"] == "pool.pause"
 
 
 async def test_workers_and_decisions_are_read_page_by_page(rig: ApiRig) -> None:

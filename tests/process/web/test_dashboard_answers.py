@@ -92,6 +92,14 @@ async def test_a_token_that_is_restricted_sees_its_own(board: DashboardRig, page
         assert 'href="/login"' in refused.text
 
 
+async def test_a_problem_that_holds_no_pool_up_is_for_those_who_see_the_whole_fleet(board: DashboardRig) -> None:
+    """RunPod does not answer, and no pool wants a pod now: the first line says so all the same."""
+    await board.condition("RunPod does not answer", [])
+    whole, mine = await board.visitor(ADMIN), await board.visitor(await board.token("read", pools=[board.pool]))
+    assert "1 thing needs you: RunPod does not answer</h1>" in (await whole.get("/")).text
+    assert "RunPod" not in (await mine.get("/")).text
+
+
 async def test_what_belongs_to_another_pool_is_missing_like_what_never_was(board: DashboardRig) -> None:
     """Its page, its stream and its log. Neither says which of the two it is; names that cannot be are missing too."""
     await board.furnish()

@@ -108,6 +108,26 @@ async def test_a_task_names_what_it_needs_and_what_needs_it(board: DashboardRig)
     assert ("0 of 1 complete" in text, f'href="/tasks/{first}"' in text) == (True, True)
 
 
+async def test_a_task_says_who_cancelled_it(board: DashboardRig) -> None:
+    """From the audit log, which is for an admin alone; not to a token that sees a part of the fleet."""
+    task, other = await board.gateway.submit(board.pool, count=2)
+    whole, reader, mine = [
+        await board.visitor(token)
+        for token in (ADMIN, await board.token("read"), await board.token("read", pools=[board.pool]))
+    ]
+    form = (await whole.get(f"/do/cancel?task={task}")).text.partition('name="csrf" value="')[2].partition('"')[0]
+    await whole.post("/do/cancel", data={"csrf": form, "task": task})
+    said = "<b>env:admin</b> task.cancel"
+    assert said in (await whole.get(f"/tasks/{task}")).text
+    assert f'href="/audit?subject={task}"' in (await whole.get(f"/tasks/{task}")).text
+    assert said in (await reader.get(f"/tasks/{task}")).text
+    assert "/audit" not in (await reader.get(f"/tasks/{task}")).text
+    assert "env:admin" not in (await mine.get(f"/tasks/{task}")).text
+    assert "Nobody has changed it" in (await whole.get(f"/tasks/{other}")).text
+    assert "task.cancel" in (await whole.get(f"/audit?subject={task}")).text
+    assert "Nobody has done anything with this" in (await whole.get(f"/audit?subject={other}")).text
+
+
 async def test_hostile_params_are_text_and_shortened(board: DashboardRig) -> None:
     """What people and pods wrote is shown as they wrote it, without effect."""
     params = {"a": HOSTILE, "long": "x" * 100_000}

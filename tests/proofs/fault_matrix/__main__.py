@@ -32,8 +32,13 @@ DOCUMENT = ROOT / "docs" / "faults.md"
 @click.option("--at-once", default=SIDE_BY_SIDE, show_default=True, type=click.IntRange(min=1), help="Side by side.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per case on stdout, the table on stderr.")
 @click.option("--write", is_flag=True, help="Write docs/faults.md.")
+@click.option(
+    "--pictures", type=click.Path(path_type=Path), help="Keep pictures of the dashboard here, as it names incidents."
+)
 @click.option("--list", "listing", is_flag=True, help="Name the cases, and run none.")
-def main(only: tuple[str, ...], quick: bool, at_once: int, as_json: bool, write: bool, listing: bool) -> None:
+def main(
+    only: tuple[str, ...], quick: bool, at_once: int, as_json: bool, write: bool, pictures: Path | None, listing: bool
+) -> None:
     """Inject every fault into a running stack and check the result. Exit with 1 if anything is wrong."""
     unknown = sorted(set(only) - {case.name for case in CASES})
     if unknown:
@@ -48,9 +53,11 @@ def main(only: tuple[str, ...], quick: bool, at_once: int, as_json: bool, write:
         raise click.ClickException(_not_run(lacking))
     chosen = [case for case in chosen if case.name not in lacking]
     directory = ROOT / ".demo-faults"
+    if pictures is not None:
+        pictures.mkdir(parents=True, exist_ok=True)
     try:
         with only_demo(directory):
-            results = asyncio.run(run_all(chosen, directory, at_once))
+            results = asyncio.run(run_all(chosen, directory, at_once, pictures))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     show(results, sys.stderr if as_json else sys.stdout)
@@ -71,14 +78,14 @@ def _not_run(lacking: Mapping[str, str]) -> str:
     return "not run on this machine\n" + "\n".join(sorted(lines))
 
 
-async def run_all(cases: Sequence[Case], directory: Path, at_once: int) -> list[Result]:
+async def run_all(cases: Sequence[Case], directory: Path, at_once: int, pictures: Path | None = None) -> list[Result]:
     """Run cases side by side on common servers, the long ones first; results in the order given."""
     gate = asyncio.Semaphore(at_once)
     results: dict[str, Result] = {}
 
     async def one(case: Case) -> None:
         async with gate:
-            results[case.name] = result = await run(case, shared, directory / case.name)
+            results[case.name] = result = await run(case, shared, directory / case.name, pictures=pictures)
         print(f"{'ok  ' if result.ok else 'BAD '} {case.name:24} {result.seconds:6.1f} s", file=sys.stderr, flush=True)
 
     async with SharedServices(directory / "ground") as shared, asyncio.TaskGroup() as group:

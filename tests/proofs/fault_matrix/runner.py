@@ -24,6 +24,7 @@ from tests.process.cli import forked
 from tests.proofs.fault_matrix.environment import Environment, NotWithin
 from tests.proofs.fault_matrix.health import HealthWatch, expected_of
 from tests.proofs.fault_matrix.invariants import NAMED_S, check
+from tests.proofs.fault_matrix.page_watch import INCIDENTS, PageWatch
 from tests.proofs.fault_matrix.secret_scan import give_password
 
 POLL_S = 0.2
@@ -111,10 +112,13 @@ class Result:
     seconds: float
 
 
-async def run(case: Case, shared: SharedServices, directory: Path, around: Around | None = None) -> Result:
+async def run(
+    case: Case, shared: SharedServices, directory: Path, around: Around | None = None, pictures: Path | None = None
+) -> Result:
     """Set up, inject faults under load, wait for the end, judge. What goes wrong on the way is part of the result.
 
-    `around` is entered before the first orchestrator starts, and left while all of them still run.
+    `around` is entered before the first orchestrator starts, and left while all of them still run. `pictures`: where
+    one of the dashboard is kept, if it is an incident that the dashboard's first line must name.
     """
     began = time.monotonic()
     async with AsyncExitStack() as exits:
@@ -132,7 +136,8 @@ async def run(case: Case, shared: SharedServices, directory: Path, around: Aroun
         if balancer is not None:
             await exits.enter_async_context(balancer)
         health = HealthWatch(lambda: stack.environment, expected_of(case.name, case.ends_as))
-        for watcher in (env.observer, health):
+        page = PageWatch(stack, stack.url, case.name, pictures) if case.name in INCIDENTS else None
+        for watcher in (env.observer, health, *([page] if page else ())):
             watching = asyncio.create_task(watcher.watch(lambda: env.fault_at > 0))
             exits.push_async_callback(cancelled, watching)
         wrong = await _run_case(case, env)
@@ -155,7 +160,7 @@ async def run(case: Case, shared: SharedServices, directory: Path, around: Aroun
         wrong.append(f"{judged.pods} pods rented, more than {case.pods}")
     if named_s is None:
         wrong.append("no row named the cause")
-    late = health.missed()
+    late = health.missed() + (page.missed() if page else [])
     late += [f"{name} took {took_s:g} s, not {most_s:g} s" for name, took_s, most_s in env.figures if took_s > most_s]
     if named_s is not None and named_s > case.named_within_s:
         late.append(f"the cause was named after {named_s} s")

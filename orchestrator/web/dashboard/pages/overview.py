@@ -31,7 +31,7 @@ async def facts(reads: Reads, view: View) -> Facts:
         reads.seen("decisions", before=None, limit=LAST_DECISIONS), past(reads, view.query.get("range")),
     )  # fmt: skip
     sees = view.holder.sees
-    needs = [one for one in first_cause.known(standing) if one["pools"] is None or any(map(sees, one["pools"]))]
+    needs = [one for one in first_cause.known(standing) if view.holder.concerned(one["pools"])]
     workers = [one for one in seen["workers"] if sees(one["pool"])]
     demand = [one for one in seen["demand"] if sees(one["pool"])]
     pools = pool_rows(found, demand, workers, reads.api.policy, view)
@@ -95,10 +95,11 @@ def charts(history: Row, view: View) -> dict[str, Markup]:
 
 
 def headline(needs: Sequence[Row], figures: Row, standing: Row) -> str:
-    """The title of the page, in a few words."""
+    """The title of the page: how many things need somebody, and what the first of them is."""
     if needs:
-        urgent = sum(one["priority"] == HIGH for one in needs)
-        return f"{counted(urgent or len(needs), 'thing')} {'needs' if (urgent or len(needs)) == 1 else 'need'} you"
+        urgent = [one for one in needs if one["priority"] == HIGH] or needs
+        verb = "needs" if len(urgent) == 1 else "need"
+        return f"{counted(len(urgent), 'thing')} {verb} you: {urgent[0]['issue']}"
     if standing["conditions"] is None:
         return "Nothing is known yet"
     return "All right" if figures["workers"] or figures["ready"] else "All right, nothing to do"

@@ -15,6 +15,7 @@ from orchestrator.web.api.explanations import without_others
 from orchestrator.web.api.problems import Problem
 from orchestrator.web.dashboard.actions import CHANGE_TASKS
 from orchestrator.web.dashboard.log_parts import streams
+from orchestrator.web.dashboard.pages.audit import done_with
 from orchestrator.web.dashboard.views import Facts, Page, Reads, View
 
 Row = Mapping[str, Any]
@@ -34,7 +35,9 @@ async def facts(reads: Reads, view: View) -> Facts:
         found = without_others(view.holder, found)
     task, explanation = seen["task"], tasks.explained(found, reads.api.policy)
     attempt = chosen(seen["attempts"], view.query.get("attempt"))
-    logs, log_trouble = await _log(reads, attempt, view.query.get("find", ""))
+    (logs, log_trouble), done = await asyncio.gather(
+        _log(reads, attempt, view.query.get("find", "")), done_with(reads, view, name)
+    )
     return {
         "title": f"{task['task_type'][:80]} {name[:8]}: {task['status']}",
         "task": task,
@@ -52,6 +55,7 @@ async def facts(reads: Reads, view: View) -> Facts:
         "attempt": attempt,
         "logs": logs,
         "log_trouble": log_trouble,
+        "done": done,
         "find": view.query.get("find", ""),
         "may_change": view.holder.may(CHANGE_TASKS),
     }
