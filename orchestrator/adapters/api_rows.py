@@ -190,9 +190,26 @@ class ApiRows:
         answer = await self._act(actor, "pool.pause" if args else "pool.resume", pool or EVERY_POOL, args)
         return dict(answer["paused"])
 
+    async def scale_limits(self) -> Row:
+        """The limits of workers in force: {pool: {most, reason, until}}; `*` is the whole fleet."""
+        return dict((await self._db.call("fleet_scale_limits", p_fleet=self._fleet))["limits"])
+
+    async def limit_workers(
+        self, actor: str, most: int | None, reason: str = "", *, pool: str | None, for_s: float = 0
+    ) -> Row:
+        """Allow at most so many workers for a time (None: end the limit). Return the limits in force."""
+        args = {} if most is None else {"most": most, "reason": reason, "for_s": for_s}
+        answer = await self._act(actor, "pool.limit" if args else "pool.unlimit", pool or EVERY_POOL, args)
+        return dict(answer["limits"])
+
     async def cost(self, since: str, until: str | None) -> Row:
         """Dollars between two moments, by worker, kind of state, task type and task."""
         return dict(await self._db.call("fleet_cost", p_fleet=self._fleet, p_since=since, p_until=until))
+
+    async def usage(self, dimension: str, span: str, since: str, until: str | None) -> Row:
+        """What was done and spent in each hour or day, from the roll-ups: {until, points: [{at, name, usd, …}]}."""
+        args = {"p_dimension": dimension, "p_span": span, "p_since": since, "p_until": until}
+        return dict(await self._db.call("fleet_usage", p_fleet=self._fleet, **args))
 
     async def efficiency(self, since: str, until: str | None) -> Row:
         """Throughput, utilisation, queue depth and dollars per task between two moments."""
@@ -210,6 +227,11 @@ class ApiRows:
         """The addresses, and the newest messages with their answers: {now, webhooks, troubles, messages}."""
         args = {"p_state": state, "p_task_id": None, "p_limit": limit}
         return dict(await self._db.call("fleet_webhooks", p_fleet=self._fleet, **args))
+
+    async def resend(self, actor: str, message_id: str | None) -> int:
+        """Make one unsent message, or all that were given up, due for another day. Return how many."""
+        args = {"p_actor": actor, "p_id": message_id}
+        return int((await self._db.call("fleet_webhook_retry", p_fleet=self._fleet, **args))["due"])
 
     async def limits(self) -> Sequence[Row]:
         """Limits and keys in use: {scope, name, most, is_set, running, ready, waiting}."""

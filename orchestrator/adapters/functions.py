@@ -173,6 +173,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_events": ("p_fleet", "p_pools", "p_after", "p_limit"),
         "fleet_act": ("p_fleet", "p_actor", "p_action", "p_subject", "p_args"),
         "fleet_pauses": ("p_fleet",),
+        "fleet_scale_limits": ("p_fleet",),
         "fleet_audit": ("p_fleet", "p_before", "p_limit", "p_subject"),
         "fleet_change_tasks": ("p_fleet", "p_term"),
         "fleet_schedules_due": ("p_fleet", "p_limit"),
@@ -246,6 +247,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         # within fleet_act; earlier versions call these two themselves
         "fleet_request_termination": ("p_fleet", "p_worker_id", "p_reason", "p_now_not_drain"),
         "fleet_pause": ("p_fleet", "p_pool", "p_reason", "p_for_s"),
+        "fleet_scale_limit": ("p_fleet", "p_pool", "p_most", "p_reason", "p_for_s"),  # within fleet_act
         "fleet_decisions": ("p_fleet", "p_limit"),
         "fleet_declare_pools": ("p_fleet", "p_term", "p_pools"),
         "fleet_declare_programs": ("p_fleet", "p_term", "p_pools", "p_stuck_s"),

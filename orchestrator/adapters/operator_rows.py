@@ -72,6 +72,21 @@ class OperatorRows:
         answer = await self._act(actor, "pool.pause" if args else "pool.resume", pool or EVERY_POOL, args)
         return dict(answer["paused"])
 
+    async def scale_limits(self) -> Row:
+        """Return the limits of workers in force: {pool: {most, reason, until}}; `*` is the whole fleet."""
+        return dict((await self._call("fleet_scale_limits"))["limits"])
+
+    async def limit_workers(
+        self, most: int | None, reason: str = "", *, pool: str | None = None, for_s: float = 0, actor: str = OPERATOR
+    ) -> Row:
+        """Allow at most so many workers (None: end the limit) in one pool or in the whole fleet, for a time.
+
+        Return the limits in force.
+        """
+        args = {} if most is None else {"most": most, "reason": reason, "for_s": for_s}
+        answer = await self._act(actor, "pool.limit" if args else "pool.unlimit", pool or EVERY_POOL, args)
+        return dict(answer["limits"])
+
     async def leadership(self) -> Row:
         """Return the leader ({holder, since, term} or None), else the last one: {leader, last, now, conditions}.
 

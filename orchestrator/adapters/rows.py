@@ -9,7 +9,16 @@ from orchestrator.core.cluster_states import LIVE_MEMBER, ClusterStatus, MemberR
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.findings import findings_of
-from orchestrator.core.model import ClusterNeed, Demand, EndedBringUp, FaultedWorker, HeldBack, PodPrice, Worker
+from orchestrator.core.model import (
+    ClusterNeed,
+    Demand,
+    EndedBringUp,
+    FaultedWorker,
+    HeldBack,
+    PodPrice,
+    ScaleLimit,
+    Worker,
+)
 from orchestrator.core.provider import OfferState
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.core.store_outage import waiting_since
@@ -126,6 +135,11 @@ def pod_price_of(row: Row) -> PodPrice:
 def fault_of(row: Row) -> FaultedWorker:
     """Decode a worker that ended because of its machine."""
     return FaultedWorker(row["worker_id"], _code_of(row["failure_code"]), moment(row["at"]))
+
+
+def scale_limits_of(rows: Row) -> Mapping[str, ScaleLimit]:
+    """Decode the operators' limits by pool."""
+    return {pool: ScaleLimit(pool, int(one["most"]), one["reason"], moment(one["until"])) for pool, one in rows.items()}
 
 
 def need_of(row: Row) -> ClusterNeed:

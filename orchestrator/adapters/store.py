@@ -15,6 +15,7 @@ from orchestrator.adapters.rows import (
     need_of,
     offer_of,
     pod_price_of,
+    scale_limits_of,
     worker_of,
 )
 from orchestrator.core.failures import FailureCode
@@ -253,6 +254,7 @@ def _half(row: Row) -> DatabaseHalf:
         expired_leases=int(row["expired_leases"]),
         offers={offer["key"]: offer_of(offer) for offer in row["offers"]},
         last_spawn_at={pool: moment(at) for pool, at in row["last_spawn_at"].items()},
+        scale_limits=scale_limits_of(row.get("scale_limits") or {}),
         paused={pool: Pause(pause["reason"], maybe_moment(pause["until"])) for pool, pause in row["paused"].items()},
         ended=tuple(ended_bringup_of(bring_up) for bring_up in row["ended"]),
         pod_prices=tuple(map(pod_price_of, row.get("pod_prices", ()))),

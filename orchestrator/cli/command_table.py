@@ -17,6 +17,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "pause": ("orchestrator.cli.commands.loop:pause", "Stop spawning, with a reason. Running workers continue."),
         "resume": ("orchestrator.cli.commands.loop:resume", "Spawn again."),
+        "scale": (
+            "orchestrator.cli.commands.scale:scale",
+            "Allow at most so many workers for a time: limit, unlimit, list.",
+        ),
     },
     "Why": {
         "explain": (

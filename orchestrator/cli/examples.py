@@ -15,6 +15,12 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "plan": (("", "exit 2 if the next tick would act"),),
     "pause": (('--reason "bad image" --for 30', "no spawns for half an hour"), ("--pool big", "one pool only")),
     "resume": (("", "every pool"), ("--pool big", "one pool only")),
+    "scale limit": (
+        ("--max 8 --for 2h", "the whole fleet, for two hours"),
+        ('--pool big --max 2 --until 18:00 --reason "the GPUs are needed elsewhere"', "one pool, until 18:00 UTC"),
+    ),
+    "scale list": (("", "what is in force, and until when"),),
+    "scale unlimit": (("", "every limit"), ("--pool big", "one pool only")),
     "explain": (
         ("18865e9b", "a worker, by the end of its id"),
         (TASK, "a task"),

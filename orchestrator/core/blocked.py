@@ -91,6 +91,10 @@ class BlockedReason(Explained):
         "The pool has as many workers as it may have.",
         OPERATOR, "nothing more is started until it is raised", "raise MAX_ACTIVE_GPUS",
         words=("The pool has all the workers that it may have: MAX_ACTIVE_GPUS={limit}.",))
+    SCALE_LIMIT = "scale_limit", BlockedRow(
+        "An operator allows fewer workers for a time.",
+        OPERATOR, "more are started once the limit ends", "python -m orchestrator scale unlimit",
+        words=("At most {limit} in {where}: {reason}.",), ends="It ends at {until:%H:%M:%S}.")
     HOURLY_BUDGET = "hourly_budget", BlockedRow(
         "Another worker would cost more per hour than allowed.", BUDGET, ROOM, MORE_MONEY,
         words=(HOUR,))

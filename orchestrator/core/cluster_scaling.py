@@ -8,6 +8,7 @@ Nothing ends because it is idle. The money for all missing nodes must be there b
 from copy import copy
 from dataclasses import replace
 
+from orchestrator.core import scale_limits
 from orchestrator.core.actions import Action, PoolDecision, Terminate
 from orchestrator.core.blocked import SPAWNS, TASKS, WORKERS, Blocked, BlockedReason
 from orchestrator.core.budget import BudgetRoom
@@ -36,7 +37,7 @@ def size(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozenset[s
     kept = {w.id for w in (*nodes, *free[:room])} | {w.id for w in here if _status(need, w) is MemberStatus.DRAINING}
     capacity = [*nodes, *free[:room]]
     draining = len(kept) - len(capacity)
-    target = max(0, min(wanted, pool.max_active - draining))
+    target = max(0, min(wanted, pool.most - draining))
     found = Size(
         demand,
         [w for w in capacity if w.state in READY],
@@ -94,13 +95,16 @@ def plan(pool: Pool, mine: Size, snapshot: Snapshot) -> tuple[list[Action], Pool
     if need is None:
         rule = "no cluster of this pool is live: 0"
     else:
-        rule = f"min({mine.wanted} nodes of cluster {need.id} ({need.status}), {pool.max_active} max) = {mine.target}"
+        nodes = f"{mine.wanted} nodes of cluster {need.id} ({need.status})"
+        rule = f"min({nodes}, {scale_limits.most_text(pool)}) = {mine.target}"
     reasons = []
     if need is None and mine.demand.claimable:
         reasons.append(Blocked(BlockedReason.NO_CLUSTER, mine.demand.claimable, TASKS))
     if mine.wanted > pool.max_active:
         limit = {"limit": pool.max_active}
         reasons.append(Blocked(BlockedReason.MAX_ACTIVE, mine.wanted - pool.max_active, WORKERS, limit))
+    if pool.scale_limit and (count := min(mine.wanted, pool.max_active) - min(mine.wanted, pool.most)):
+        reasons.append(scale_limits.reason(pool.scale_limit, count, WORKERS))
     if mine.refused is not None:
         reasons.append(replace(mine.refused, count=mine.asked, unit=SPAWNS))
     inputs: dict[str, object] = {

@@ -145,7 +145,7 @@ def kept(pool: Pool, snapshot: Snapshot, policy: Policy) -> list[str]:
         if w.state is State.IDLE and w.held_back and replace(w, held_back=None).is_fit
         if not w.is_fit and w.release == policy.release(pool)
     ]
-    return suspects[: max(0, min(max(pool.min_active, pool.keep_idle), pool.max_active) - live)]
+    return suspects[: max(0, min(max(pool.min_active, pool.keep_idle), pool.most) - live)]
 
 
 def _completed_elsewhere(worker: Worker, held: HeldBack, failed: str) -> Terminate:
@@ -189,10 +189,10 @@ def _no_room(worker: Worker, snapshot: Snapshot, policy: Policy) -> str | None:
     pool = next((pool for pool in policy.pools if pool.name == worker.pool), None)
     here = [w for w in snapshot.workers if w.pool == worker.pool and w.id != worker.id]
     live = [w for w in here if w.state is State.SPAWNING or w.state in READY]
-    free = pool.max_active - len(live) - 1 if pool is not None else 0
+    free = pool.most - len(live) - 1 if pool is not None else 0
     apart = any((w.machine_id or w.id) != worker.machine_id for w in live)
     if pool is None or free < 0 or (free == 0 and not apart):
-        return "MAX_ACTIVE_GPUS"
+        return "an operator's limit" if pool is not None and pool.scale_limit else "MAX_ACTIVE_GPUS"
     return None if apart or not _only_successor_fits(worker, pool, snapshot, policy) else "the budget"
 
 

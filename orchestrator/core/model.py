@@ -169,7 +169,7 @@ class Spent:
     hourly_usd: float  # of all live workers
 
 
-EVERY_POOL = "*"  # the key of a pause of every pool
+EVERY_POOL = "*"  # the key of a pause of every pool, and of a limit of the whole fleet
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +178,27 @@ class Pause:
 
     reason: str
     until: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleLimit:
+    """How many workers an operator allows at most in a pool or in the whole fleet, and until when."""
+
+    pool: str  # or EVERY_POOL: the whole fleet
+    most: int
+    reason: str
+    until: datetime
+    fleet_most: int | None = None  # of a pool's share of the limit of the whole fleet: that limit
+
+    @property
+    def allowed(self) -> int:
+        """Return the number that the operator gave."""
+        return self.most if self.fleet_most is None else self.fleet_most
+
+    @property
+    def where(self) -> str:
+        """Return what it limits, in words."""
+        return "the whole fleet" if self.pool == EVERY_POOL else f"pool {self.pool}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +276,7 @@ class Snapshot:
     foreign_pods: tuple[Pod, ...] = ()  # of a fleet of this name in another database; not in `pods`
     exited: Mapping[str, Absence] = field(default_factory=dict)  # pod id -> for how long lists have shown it as ended
     clusters: tuple[ClusterNeed, ...] = ()  # live ones, one of a pool
+    scale_limits: Mapping[str, ScaleLimit] = field(default_factory=dict)  # by pool, or EVERY_POOL
 
     def last_contact(self, worker: Worker) -> datetime:
         """Return when this orchestrator last heard of a worker: its heartbeat, or a call that got no answer."""

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 
-from orchestrator.core import breaker, store_outage
+from orchestrator.core import breaker, scale_limits, store_outage
 from orchestrator.core.actions import Create, Wait
-from orchestrator.core.blocked import Blocked, BlockedReason, line
+from orchestrator.core.blocked import SPAWNS, Blocked, BlockedReason, line
 from orchestrator.core.budget import BudgetRoom
-from orchestrator.core.model import Snapshot, Worker
+from orchestrator.core.model import EVERY_POOL, Snapshot, Worker
 from orchestrator.core.policy import Policy, Pool
 from orchestrator.core.provider import Offer, place_of
 from orchestrator.core.states import Stage, State, WaitingOn
@@ -27,8 +27,9 @@ BLOCKED_RETRY_S = 30.0  # while an intent waits for the budget or for a person
 class OfferSelector:
     """The offers during one tick. A choice counts at once, for all pools."""
 
-    def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
+    def __init__(self, snapshot: Snapshot, policy: Policy, *, leaving: frozenset[str] = frozenset()) -> None:
         self._now, self._offers, self._snapshot = snapshot.now, snapshot.offers, snapshot
+        self._left = scale_limits.room(snapshot, leaving=leaving)  # new workers; None: any number
         self.room = BudgetRoom(snapshot, policy)
         self.unpaid: dict[str, Blocked] = {}  # cluster pools whose missing nodes the rest of the budgets does not pay
         asking = (w for w in snapshot.workers if w.state is State.SPAWNING and _has_create_call(w, snapshot))
@@ -36,11 +37,15 @@ class OfferSelector:
 
     def choose(self, pool: Pool, own: Worker | None = None) -> Offer | None:
         """Choose the next offer and count it. None if no offer is free."""
+        if own is None and self._left == 0:
+            return None
         free = [offer for offer in self.within(pool) if self._is_free(pool, offer, own)]
         free.sort(key=self._is_avoided)  # a stable sort: the operator's order, with the avoided places last
         if not free:
             return None
         self._asked[free[0].key] += 1
+        if own is None and self._left is not None:
+            self._left -= 1
         self.room.take(pool, free[0], own)
         return free[0]
 
@@ -56,6 +61,8 @@ class OfferSelector:
         if not offers:
             center = volume.data_center if volume else None
             return Blocked(BlockedReason.NO_OFFER_AT_VOLUME, detail={"volume": pool.volume_name, "data_center": center})
+        if own is None and self._left == 0:
+            return scale_limits.reason(self._snapshot.scale_limits[EVERY_POOL], 0, SPAWNS)
         for offer in offers:
             money = self.room.refusal(pool, offer, own)
             if money and not self._is_closed(offer):

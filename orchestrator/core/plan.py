@@ -14,7 +14,7 @@ ends it, the calls to its pod are.
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from orchestrator.core import budget, lifecycle, offers, orphans, rescue, scaling, sharing, silence
+from orchestrator.core import budget, lifecycle, offers, orphans, rescue, scale_limits, scaling, sharing, silence
 from orchestrator.core.actions import (
     Action,
     Adopt,
@@ -54,7 +54,8 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     """
     if snapshot.pods is None:
         snapshot = replace(snapshot, absent={}, orphan_since={})  # earlier lists say nothing about the present
-    actions: list[Action] = [*lifecycle.plan(snapshot, policy), *orphans.plan(snapshot, policy)]
+    limited = scale_limits.in_force(policy, snapshot)
+    actions: list[Action] = [*lifecycle.plan(snapshot, limited), *orphans.plan(snapshot, policy)]
     actions += rescue.plan(snapshot, policy)
     actions = _replaced(actions, budget.plan(snapshot, policy, leaving=_ended(actions)))
     decisions = []
@@ -77,7 +78,8 @@ def plan_pools(
     """Return the actions and the decision of each pool, after `actions`. Pools that are not configured come last."""
     snapshot = _with_ends(snapshot, actions)
     leaving, lost = _ended(actions), _ended(a for a in actions if isinstance(a, Terminate) and a.cause in ABRUPT)
-    selector = offers.OfferSelector(snapshot, policy)
+    policy = scale_limits.in_force(policy, snapshot, leaving=leaving)
+    selector = offers.OfferSelector(snapshot, policy, leaving=leaving)
     sizes = {pool.name: scaling.size_of(pool, snapshot, policy, leaving=leaving) for pool in policy.pools}
     shares = sharing.offers(policy.pools, sizes, snapshot, policy, selector)
     plans = []

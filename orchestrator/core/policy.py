@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from orchestrator.core.model import Worker
+from orchestrator.core.model import ScaleLimit, Worker
 from orchestrator.core.provider import Offer
 from orchestrator.core.worker_metadata import metadata
 
@@ -48,6 +48,12 @@ class Pool:
     kind: PoolKind = PoolKind.QUEUE
     registry_auth: str | None = None  # the provider's name or id of the credentials for a private image
     install_slurm: bool = False  # a cluster pool: whether Slurm may be installed on pods whose image has none
+    scale_limit: ScaleLimit | None = None  # an operator's for a time, if it is lower than max_active (scale_limits.py)
+
+    @property
+    def most(self) -> int:
+        """Return how many workers it may have now."""
+        return self.max_active if self.scale_limit is None else min(self.max_active, self.scale_limit.most)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ def obsolete(worker: Worker, snapshot: Snapshot, policy: Policy) -> Terminate | 
 def awaited(pool: Pool, policy: Policy, workers: Sequence[Worker], demand: Demand) -> str | None:
     """Return what waits for a first worker of the present release, if anything. `workers` are all of the pool."""
     waiting = demand.claimable or demand.blocked.get("scheduled")
-    if not waiting or not pool.max_active:
+    if not waiting or not pool.most:
         return None
     if any(w.state in READY and w.release == policy.release(pool) for w in workers):
         return None

@@ -3,6 +3,8 @@
     target = clamp(max(ceil(demand / TASKS_PER_GPU_THRESHOLD), busy + MACHINES_TO_KEEP_IDLE, MIN_ACTIVE_GPUS),
                    0, MAX_ACTIVE_GPUS - ready workers that claim no more)
 
+An operator's limit for a time takes the place of MAX_ACTIVE_GPUS while it is lower (scale_limits.py).
+
 Demand is claimable plus running tasks; blocked tasks never scale anything. A pool grows at once, as far as pause,
 breaker, offers and budgets allow (sharing.py divides what pools share); core/blocked.py has the reasons for which it
 does not. It shrinks by idle workers, and by spawning workers that exceed the limit, or whose work is gone and whose
@@ -20,7 +22,7 @@ from datetime import UTC, datetime, timedelta
 from math import ceil
 from statistics import median
 
-from orchestrator.core import breaker, cluster_scaling, fitness, rollout, store_outage
+from orchestrator.core import breaker, cluster_scaling, fitness, rollout, scale_limits, store_outage
 from orchestrator.core.actions import Action, PoolDecision, Spawn, Terminate
 from orchestrator.core.blocked import INTENTS, SPAWNS, TASKS, WORKERS, Blocked, BlockedReason
 from orchestrator.core.exit_causes import ExitCause
@@ -55,7 +57,7 @@ def size_of(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozense
     wanted = max(ceil((demand.claimable + running) / pool.tasks_per_gpu), warm)
     awaited = rollout.awaited(pool, policy, [*here, *ending], demand)
     replacement = next((w for w in spawning if awaited and w.release == policy.release(pool)), None)
-    target = max(0, min(wanted, pool.max_active - len(unfit)))  # ending workers have pods until they are terminated
+    target = max(0, min(wanted, pool.most - len(unfit)))  # ending workers have pods until they are terminated
     counted = demand, ready, spawning, ending, busy, running, wanted, target
     return Size(*counted, awaited, replacement, suspects=len(kept), unfit=unfit)
 
@@ -87,7 +89,8 @@ def plan(
     demand, target = size.demand, size.target
     rule = (
         f"min(max(ceil(({demand.claimable} ready + {size.running} running) / {pool.tasks_per_gpu}), "
-        f"{size.busy} busy + {pool.keep_idle} kept idle, {pool.min_active} min), {pool.max_active} max) = {target}"
+        f"{size.busy} busy + {pool.keep_idle} kept idle, {pool.min_active} min), "
+        f"{scale_limits.most_text(pool)}) = {target}"
     )
     if size.suspects:
         rule += f"; {size.suspects} fewer, because as many suspects stay warm until tasks come"
@@ -97,16 +100,16 @@ def plan(
     actions: list[Action] = []
     if size.asked > 0:
         spawns = _spawns(pool, size, snapshot, policy, selector, offers, reasons)
-        if size.awaited is None or size.replacement or (spawns and size.live + len(size.unfit) < pool.max_active):
+        if size.awaited is None or size.replacement or (spawns and size.live + len(size.unfit) < pool.most):
             why = None if size.missing > 0 else size.awaited
             actions += [replace(spawn, reason=why) for spawn in spawns] if why else spawns
-        elif spawns or _only_money(pool, size, snapshot, policy, selector):
+        elif spawns or _lacks_room(pool, size, snapshot, policy, selector):
             actions += rollout.place(pool, snapshot, policy, [*size.unfit, *size.ready], size.awaited)
     if size.missing < 0 and not any(isinstance(action, Terminate) for action in actions):
         # The tasks of lost workers will be queued again soon, so idle workers stay for them.
         kept = ceil(sum(w.tasks_running for w in size.ending if w.id in lost) / pool.tasks_per_gpu)
         others = [w for w in size.spawning if w is not size.replacement]  # its start was not part of the target
-        actions += _terminations(pool, snapshot, policy, size.ready, others, min(target + kept, pool.max_active))
+        actions += _terminations(pool, snapshot, policy, size.ready, others, min(target + kept, pool.most))
     inputs: dict[str, object] = {
         "claimable": demand.claimable,
         "running": size.running,
@@ -121,6 +124,8 @@ def plan(
         "min_active": pool.min_active,
         "max_active": pool.max_active,
     } | ({"awaited": size.awaited} if size.awaited else {})
+    if pool.scale_limit:
+        inputs["scale_limit"] = pool.scale_limit.allowed
     return actions, PoolDecision(pool.name, rule, target, inputs, tuple(reasons))
 
 
@@ -137,10 +142,11 @@ def _of_cluster(
 def _blocked(pool: Pool, size: Size, snapshot: Snapshot) -> list[Blocked]:
     """Return the blocked reasons of the limit, a pause, and an outage of the store."""
     reasons = []
-    if size.wanted > size.target:
-        reasons.append(
-            Blocked(BlockedReason.MAX_ACTIVE, size.wanted - size.target, WORKERS, {"limit": pool.max_active})
-        )
+    within = max(size.target, min(size.wanted, pool.max_active - len(size.unfit)))
+    if size.wanted > within:
+        reasons.append(Blocked(BlockedReason.MAX_ACTIVE, size.wanted - within, WORKERS, {"limit": pool.max_active}))
+    if pool.scale_limit and within > size.target:
+        reasons.append(scale_limits.reason(pool.scale_limit, within - size.target, WORKERS))
     pause, blocked = snapshot.pause_of(pool.name), size.demand.blocked
     if pause and blocked.get("paused"):
         reasons.append(_paused(pause, blocked["paused"], TASKS))
@@ -176,7 +182,7 @@ def unserved(
     names = sorted(tasks.keys() | {w.pool for w in snapshot.workers if w.pool not in known})
     plans = []
     for name in names:
-        pool = replace(policy.pools[0], name=name, min_active=0, max_active=0, keep_idle=0)
+        pool = replace(policy.pools[0], name=name, min_active=0, max_active=0, keep_idle=0, scale_limit=None)
         actions, decision = plan(pool, size_of(pool, snapshot, policy, leaving=leaving), snapshot, policy, selector)
         blocked = (Blocked(BlockedReason.POOL_UNKNOWN, tasks[name], TASKS, {"pool": name}),) if tasks.get(name) else ()
         plans.append((actions, replace(decision, rule=f"no pool {name!r} is configured: 0", blocked=blocked)))
@@ -226,16 +232,19 @@ def _spawns(
     ]
 
 
-def _only_money(pool: Pool, size: Size, snapshot: Snapshot, policy: Policy, selector: OfferSelector) -> bool:
-    """Whether only the budget blocks a spawn."""
-    return allowed(pool, size, snapshot, policy) > 0 and selector.obstacle(pool).kind.row.who == BUDGET
+def _lacks_room(pool: Pool, size: Size, snapshot: Snapshot, policy: Policy, selector: OfferSelector) -> bool:
+    """Whether only the budget or the limit of the whole fleet blocks a spawn."""
+    if not allowed(pool, size, snapshot, policy):
+        return False
+    kind = selector.obstacle(pool).kind
+    return kind is BlockedReason.SCALE_LIMIT or kind.row.who == BUDGET
 
 
 def _terminations(
     pool: Pool, snapshot: Snapshot, policy: Policy, ready: list[Worker], spawning: list[Worker], target: int
 ) -> list[Terminate]:
     surplus = len(ready) + len(spawning) - target
-    beyond_limit = len(ready) + len(spawning) - pool.max_active
+    beyond_limit = len(ready) + len(spawning) - pool.most
     last_spawn = snapshot.last_spawn_at.get(pool.name)
     settled = last_spawn is None or snapshot.now - last_spawn >= timedelta(seconds=policy.scale_down_grace_s)
     boot_s = _usual_boot_s(pool, snapshot) or policy.spawning_grace_s
@@ -245,7 +254,11 @@ def _terminations(
         if len(out) >= surplus or worker.id in snapshot.in_flight:
             continue
         if len(out) < beyond_limit:
-            why = f"more than MAX_ACTIVE_GPUS={pool.max_active}, and not ready yet"
+            limit = pool.scale_limit
+            most = (
+                f"an operator's limit ({limit.allowed} in {limit.where})" if limit else f"MAX_ACTIVE_GPUS={pool.most}"
+            )
+            why = f"more than {most}, and not ready yet"
             out.append(Terminate(worker.id, State.SPAWNING, ExitCause.SCALE_DOWN, None, why))
         elif age_s >= policy.spawning_grace_s and not worker.metadata.asked_for:
             if _is_worth_finishing(worker, age_s, boot_s):
@@ -253,7 +266,7 @@ def _terminations(
             why = f"its work has gone: target {target}, still spawning after {age_s:.0f} s (usual: {boot_s:.0f} s)"
             out.append(Terminate(worker.id, State.SPAWNING, ExitCause.SCALE_DOWN, None, why))
     idle = [w for w in ready if w.state is State.IDLE and not w.tasks_running and w.id not in snapshot.in_flight]
-    beyond_warm = len(ready) - max(target, min(1, pool.max_active))
+    beyond_warm = len(ready) - max(target, min(1, pool.most))
     for worker in sorted(idle, key=lambda w: (w.release != policy.release(pool), w.created_at), reverse=True):
         if len(out) >= surplus:
             break

@@ -233,6 +233,9 @@ class ConditionKind(Explained):
     PAUSED = "paused", ConditionRow(
         "Orchestrator", "Spawning is paused in {where}", "{fix}", Impact.WAIT,
         then="no worker is started until it is resumed", after_s=600)
+    SCALE_LIMITED = "scale_limited", ConditionRow(
+        "Scaling", "An operator allows fewer workers in pool {pool} than its queue needs", "{fix}", Impact.WAIT,
+        then="more workers are started once the limit ends", after_s=600)
     BACKLOG = "backlog", ConditionRow(
         "Scaling", "Backlog in pool {pool}: {count:task waits|tasks wait}, the oldest for {oldest}", "{fix}",
         Impact.WAIT, alert="OrchestratorTasksWait", waits_s=1_800, after_s=300)

@@ -34,9 +34,10 @@ BLOCKED: Mapping[Reason, ConditionKind] = {
     Reason.REGISTRY_UNUSABLE: ConditionKind.OFFERS_UNUSABLE,
     Reason.POOL_UNKNOWN: ConditionKind.POOL_UNKNOWN,
     Reason.BREAKER_OPEN: ConditionKind.BREAKER_OPEN,
+    Reason.SCALE_LIMIT: ConditionKind.SCALE_LIMITED,
 }
 LIMITS = frozenset(
-    {ConditionKind.PAUSED, ConditionKind.BUDGET_SPENT}
+    {ConditionKind.PAUSED, ConditionKind.SCALE_LIMITED, ConditionKind.BUDGET_SPENT}
 )  # set on purpose: no impact while the pool's workers continue
 WAITS = {
     "capacity": ConditionKind.SOLD_OUT,

@@ -164,6 +164,7 @@ class Observer:
             bringing_up=bringing_up,
             last_spawn_at=half.last_spawn_at,
             paused=half.paused,
+            scale_limits=half.scale_limits,
             ended=half.ended,
             pod_prices=half.pod_prices,
             promoted_releases=half.promoted_releases,

@@ -1,7 +1,7 @@
 """The rows of the fleet, as the loop reads and writes them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from orchestrator.core.model import (
     FaultedWorker,
     Pause,
     PodPrice,
+    ScaleLimit,
     Spent,
     StoreOutage,
     Worker,
@@ -56,6 +57,7 @@ class DatabaseHalf:
     faults: tuple[FaultedWorker, ...] = ()  # none in an older schema
     clusters: tuple[ClusterNeed, ...] = ()  # the same
     pod_prices: tuple[PodPrice, ...] = ()  # the same
+    scale_limits: Mapping[str, ScaleLimit] = field(default_factory=dict)  # the same; by pool, or EVERY_POOL
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from orchestrator.web.api.problems import Problem
 from orchestrator.web.api.routes import BASE
 from orchestrator.web.api.routes import routes as api_routes
 from orchestrator.web.connections import Connections
+from orchestrator.web.dashboard.answers import nowhere
 from orchestrator.web.dashboard.dashboard import Dashboard
 from orchestrator.web.dashboard.routes import routes as dashboard_routes
 from orchestrator.web.errors import CLOSES, NO_STORE, Refusal
@@ -78,6 +79,11 @@ def build_app(
     async def readyz(request: Request) -> Response:
         return probed(request, health.ready)
 
+    async def refused(request: Request, error: Exception) -> Response:
+        response = await _refused(request, error)
+        is_missing = response.status_code == 404  # noqa: PLR2004
+        return nowhere(dashboard) if dashboard and is_missing and _wants_page(request) else response
+
     numbers = metrics or Metrics()
     routes: list[BaseRoute] = [
         *(dashboard_routes(dashboard) if dashboard else [Route("/", root, methods=["GET"])]),
@@ -92,7 +98,7 @@ def build_app(
         routes += api_routes(api)
     app = Starlette(
         routes=routes,
-        exception_handlers={HTTPException: _refused, Exception: _broken},
+        exception_handlers={HTTPException: refused, Exception: _broken},
     )
     app.state.connections = Connections(proxy_hops)
     app.state.status = status
@@ -124,6 +130,11 @@ async def _refused(request: Request, error: Exception) -> Response:
     code, message = names.get(status, ("PGRST000", "The request cannot be served"))
     connections: Connections = request.app.state.connections
     return connections.refuse(request, Refusal(status, code, message), time.monotonic())
+
+
+def _wants_page(request: Request) -> bool:
+    """Whether a person asks, not a program: browsers name HTML first."""
+    return request.headers.get("accept", "").partition(",")[0].strip() == "text/html"
 
 
 async def _broken(request: Request, _error: Exception) -> Response:

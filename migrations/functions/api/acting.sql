@@ -1,10 +1,10 @@
 -- Actions of people and programs: each is carried out and recorded in the audit log in one transaction.
 
--- Carries out an action: worker.spawn, worker.terminate, pool.pause, pool.resume, task.cancel, task.retry,
--- schedule.put, schedule.pause, schedule.resume, schedule.remove, cluster.create, cluster.scale, cluster.delete,
--- cluster.drain, cluster.reconcile, cluster.bootstrap_ssh, database.moved or database.copied. p_subject: the worker,
--- pool ('*': every pool), task, schedule, cluster or fleet. Returns the answer of the function that does it. An action
--- that changes nothing is not recorded.
+-- Carries out an action: worker.spawn, worker.terminate, pool.pause, pool.resume, pool.limit, pool.unlimit,
+-- task.cancel, task.retry, schedule.put, schedule.pause, schedule.resume, schedule.remove, cluster.create,
+-- cluster.scale, cluster.delete, cluster.drain, cluster.reconcile, cluster.bootstrap_ssh, database.moved or
+-- database.copied. p_subject: the worker, pool ('*': every pool, or the whole fleet), task, schedule, cluster or fleet.
+-- Returns the answer of the function that does it. An action that changes nothing is not recorded.
 create or replace function public.fleet_act(
     p_fleet text, p_actor text, p_action text, p_subject text, p_args jsonb, p_now timestamptz default null
 ) returns jsonb
@@ -25,6 +25,15 @@ begin
             p_fleet, v_pool, coalesce(p_args->>'reason', 'no reason given'), (p_args->>'for_s')::numeric, p_now);
     elsif p_action = 'pool.resume' then
         v_answer := public.fleet_pause(p_fleet, v_pool, null, null, p_now);
+    elsif p_action = 'pool.limit' then
+        if p_args->>'most' is null then
+            perform public.internal_refuse('OR007', 'a limit names how many workers are allowed at most');
+        end if;
+        v_answer := public.fleet_scale_limit(
+            p_fleet, v_pool, (p_args->>'most')::int, coalesce(p_args->>'reason', 'no reason given'),
+            (p_args->>'for_s')::numeric, p_now);
+    elsif p_action = 'pool.unlimit' then
+        v_answer := public.fleet_scale_limit(p_fleet, v_pool, null, null, null, p_now);
     elsif p_action = 'task.cancel' then
         v_answer := public.task_cancel(p_subject::uuid, p_now);
     elsif p_action = 'task.retry' then

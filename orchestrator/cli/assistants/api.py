@@ -14,11 +14,12 @@ from starlette.routing import Route
 
 from orchestrator.core.api_tokens import TokenScope
 from orchestrator.errors import NO_BUCKET
+from orchestrator.web.api.fleet_operations import READ
 from orchestrator.web.api.logs import attempt_of
 from orchestrator.web.api.models import MAX_INT, QueryModel
 from orchestrator.web.api.operations import Api, ApiCall, Operation, endpoint
 from orchestrator.web.api.problems import Problem
-from orchestrator.web.api.routes import BASE, INSTANCES, READ
+from orchestrator.web.api.routes import BASE, INSTANCES
 from orchestrator.web.api.routes import routes as api_routes
 from orchestrator.web.api.tasks import found_task
 from orchestrator.web.connections import Connections

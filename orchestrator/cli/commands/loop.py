@@ -21,6 +21,7 @@ from orchestrator.cli.tables import table
 from orchestrator.core import decision_text
 from orchestrator.core.actions import kind_of
 from orchestrator.core.blocked import line, text
+from orchestrator.core.plurals import counted
 from orchestrator.core.provider import place_of
 from orchestrator.diagnostics.amounts import clock
 from orchestrator.errors import NO_PROVIDER, Failure
@@ -156,6 +157,7 @@ def _seen_json(seen: "Snapshot") -> dict[str, Any]:
         "workers": dict(Counter(worker.state.value for worker in seen.workers)),
         "demand": [dataclasses.asdict(demand) for demand in seen.demand],
         "paused": {pool: dataclasses.asdict(pause) for pool, pause in seen.paused.items()},
+        "scale_limits": {pool: dataclasses.asdict(limit) for pool, limit in seen.scale_limits.items()},
         "spent": dataclasses.asdict(seen.spent),
     }
 
@@ -177,6 +179,9 @@ def _show_seen(output: Output, seen: "Snapshot") -> None:
         until = f", until {clock(pause.until)}" if pause.until else ""
         where = "every pool" if pool == "*" else one_line(pool)
         output.say(f"spawning is paused in {where}: {one_line(pause.reason)}{until}", "yellow")
+    for limit in seen.scale_limits.values():
+        most = f"{counted(limit.most, 'worker')} at most in {one_line(limit.where)}, until {clock(limit.until)}"
+        output.say(f"{most}: {one_line(limit.reason)}", "yellow")
 
 
 def _show_plan(output: Output, made: "Plan", *, verbose: bool) -> None:

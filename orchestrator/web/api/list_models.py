@@ -2,11 +2,12 @@
 
 from datetime import datetime
 from typing import Any, Literal
+from uuid import UUID
 
 from pydantic import AwareDatetime, Field
 
 from orchestrator.web.api.fleet_models import EntryId, ReasonExplained
-from orchestrator.web.api.models import AnswerModel, Limit, PoolName, QueryModel
+from orchestrator.web.api.models import AnswerModel, InputModel, Limit, PoolName, QueryModel
 
 
 class DecisionQuery(QueryModel):
@@ -133,6 +134,18 @@ class WebhooksShown(AnswerModel):
     messages: list[MessageShown]
     undeliverable: int = Field(description="Messages that were given up within a day")
     late: int = Field(description="Messages that are due for longer than five minutes")
+
+
+class ResendInput(InputModel):
+    """Which message."""
+
+    message_id: UUID | None = Field(None, description="By default all that were given up, 10,000 at once")
+
+
+class Resent(AnswerModel):
+    """How many messages are due now."""
+
+    due: int
 
 
 class LimitShown(AnswerModel):

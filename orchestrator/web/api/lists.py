@@ -9,13 +9,14 @@ from starlette.responses import Response
 
 from orchestrator.core.decision_text import row_sentence
 from orchestrator.diagnostics import blocked_times
-from orchestrator.errors import NOT_ALLOWED
+from orchestrator.errors import NO_WEBHOOK, NOT_ALLOWED
 from orchestrator.web.api.fleet import utc
 from orchestrator.web.api.fleet_models import DecisionsShown
 from orchestrator.web.api.list_models import (
     BlockedTimes,
     HostsShown,
     LimitsShown,
+    Resent,
     SchedulesShown,
     TenantsShown,
     TokensShown,
@@ -74,6 +75,16 @@ async def webhooks(api: Api, call: ApiCall) -> Response:
     counts = {name: found["troubles"][name] for name in ("undeliverable", "late")}
     answer = {"at": found["now"], "webhooks": addresses, "messages": found["messages"], **counts}
     return shown(WebhooksShown.model_validate(answer))
+
+
+async def resend(api: Api, call: ApiCall) -> Response:
+    """Send unsent messages again."""
+    _check_fleets(call, "the webhooks")
+    wanted = call.body.message_id
+    due = await api.rows.resend(call.holder.name, str(wanted) if wanted else None)
+    if wanted and not due:
+        raise Problem(404, NO_WEBHOOK, "there is no unsent message with this id", fix="GET /api/v1/webhooks")
+    return shown(Resent(due=due))
 
 
 def origin_of(url: str) -> str:

@@ -18,11 +18,7 @@ from orchestrator.web.api import (
     cluster_models,
     clusters,
     explanations,
-    fleet,
-    fleet_events,
     fleet_models,
-    list_models,
-    lists,
     logs,
     models,
     outputs,
@@ -30,18 +26,15 @@ from orchestrator.web.api import (
     task_events,
     tasks,
 )
+from orchestrator.web.api.fleet_operations import FLEET_OPERATIONS, JSON, OPERATE, READ, STREAM
 from orchestrator.web.api.openapi import document
 from orchestrator.web.api.operations import Api, Operation, endpoint, too_many_refusals
 from orchestrator.web.api.problems import Problem, of_port_error
 from orchestrator.web.errors import NO_STORE
 
 BASE = "/api/v1"
-READ = frozenset({TokenScope.READ})
 SUBMIT = frozenset({TokenScope.SUBMIT})
 CHANGE_TASKS = frozenset({TokenScope.SUBMIT, TokenScope.OPERATE})
-OPERATE = frozenset({TokenScope.OPERATE})
-ADMIN = frozenset({TokenScope.ADMIN})
-JSON, STREAM = ("application/json",), ("text/event-stream",)
 INSTANCES = "/projects/{project}/app-instances"
 INSTANCE = INSTANCES + "/{app_instance_id}"
 
@@ -115,78 +108,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "POST", "/task-changes/{change_id}/stop", "stopTaskChange", "Stop an action on a filter", CHANGE_TASKS,
         task_changes.stop, change_models.TaskChangeStopped, is_tenants=True, problems=(404,),
     ),
-    Operation(
-        "GET", "/workers", "listWorkers", "List workers, newest first", READ, fleet.workers, fleet_models.WorkersShown,
-        query=fleet_models.WorkerQuery,
-    ),
-    Operation(
-        "GET", "/workers/{worker_id}", "getWorker", "Read a worker", READ, fleet.worker, fleet_models.WorkerShown,
-        problems=(404,),
-    ),
-    Operation(
-        "GET", "/workers/{worker_id}/explanation", "explainWorker", "Explain where a worker is, and why", READ,
-        explanations.worker, fleet_models.ExplanationShown, problems=(404,),
-    ),
-    Operation(
-        "GET", "/scaling/explanation", "explainScaling", "Explain the size of the pools", READ, explanations.scaling,
-        fleet_models.ScalingExplained,
-    ),
-    Operation(
-        "POST", "/workers/{worker_id}/terminate", "terminateWorker", "Ask for a worker's end", OPERATE, fleet.terminate,
-        fleet_models.WorkerAsked, body=fleet_models.TerminateInput, status=202, problems=(404, 422),
-    ),
-    Operation(
-        "GET", "/decisions", "listDecisions", "List scaling decisions, newest first", READ, lists.decisions,
-        fleet_models.DecisionsShown, query=list_models.DecisionQuery,
-    ),
-    Operation(
-        "GET", "/scaling/blocked", "explainBlocked", "Explain what was blocked in a time", READ, lists.blocked,
-        list_models.BlockedTimes, query=list_models.BlockedQuery, problems=(422,),
-    ),
-    Operation(
-        "GET", "/events", "listEvents", "Read or follow what happens to the workers", READ, fleet_events.read,
-        fleet_models.EventsShown, query=fleet_models.EventQuery, media_types=(*JSON, *STREAM),
-    ),
-    Operation(
-        "GET", "/health", "getHealth", "Read what is wrong with the fleet", READ, fleet.health,
-        fleet_models.HealthShown,
-    ),
-    Operation("GET", "/pools", "listPools", "List pools and offers", READ, fleet.pools, fleet_models.PoolsShown),
-    Operation(
-        "GET", "/hosts", "listAvoidedHosts", "List machines and places that are avoided", READ, lists.hosts,
-        list_models.HostsShown,
-    ),
-    Operation("GET", "/pauses", "listPauses", "List pauses", READ, fleet.pauses, fleet_models.PausesShown),
-    Operation(
-        "POST", "/pauses", "pause", "Stop spawning", OPERATE, fleet.pause, fleet_models.PausesShown,
-        body=fleet_models.PauseInput,
-        problems=(422,),
-    ),
-    Operation(
-        "DELETE", "/pauses", "resume", "Spawn again", OPERATE, fleet.resume, fleet_models.PausesShown,
-        query=fleet_models.PoolQuery,
-    ),
-    Operation(
-        "GET", "/costs", "getCosts", "Read what the fleet cost", READ, fleet.costs, fleet_models.CostShown,
-        query=fleet_models.CostQuery, problems=(422,),
-    ),
-    Operation(
-        "GET", "/audit", "listAudit", "Read the audit log, newest first", ADMIN, fleet.audit, fleet_models.AuditPage,
-        query=fleet_models.AuditQuery,
-    ),
-    Operation(
-        "GET", "/schedules", "listSchedules", "List recurring tasks", READ, lists.schedules, list_models.SchedulesShown,
-    ),
-    Operation(
-        "GET", "/webhooks", "listWebhooks", "List webhooks, and the newest messages with their answers", READ,
-        lists.webhooks, list_models.WebhooksShown, query=list_models.WebhookQuery,
-    ),
-    Operation(
-        "GET", "/limits", "listLimits", "List limits of concurrency keys and types", READ, lists.limits,
-        list_models.LimitsShown,
-    ),
-    Operation("GET", "/tenants", "listTenants", "List tenants", READ, lists.tenants, list_models.TenantsShown),
-    Operation("GET", "/tokens", "listTokens", "List tokens", ADMIN, lists.tokens, list_models.TokensShown),
+    *FLEET_OPERATIONS,
     Operation(
         "GET", INSTANCES, "listAppInstances", "List clusters", READ, clusters.instances,
         cluster_models.AppInstancesShown, problems=(404,),

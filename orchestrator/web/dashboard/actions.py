@@ -3,50 +3,29 @@
 The same functions as the command line and the API do it, and write the audit log.
 """
 
-import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 from orchestrator.core.api_tokens import TokenHolder, TokenScope
-from orchestrator.core.model import EVERY_POOL, ID_PATTERN
+from orchestrator.core.model import ID_PATTERN
 from orchestrator.core.plurals import counted
-from orchestrator.diagnostics.amounts import span, usd
-from orchestrator.errors import BAD_ARGUMENT, NO_TASK, NO_WORKER, NOT_ALLOWED, WRONG_STATE
+from orchestrator.diagnostics.amounts import usd
+from orchestrator.errors import NO_TASK, NO_WORKER, WRONG_STATE
 from orchestrator.web.api.operations import Api
 from orchestrator.web.api.problems import Problem
+from orchestrator.web.dashboard import message_actions, pool_actions, stop_action
+from orchestrator.web.dashboard.action_effects import ActionDone, ActionEffect, Fields, reason_of
 
 OPERATE = frozenset({TokenScope.OPERATE})
 CHANGE_TASKS = frozenset({TokenScope.SUBMIT, TokenScope.OPERATE})
-MAX_REASON_CHARS = 200
-MAX_MINUTES = 525_600  # of a pause
 SAYS = {  # by the outcome of a change of a task
     "cancelled": "It is cancelled.",
     "cancelling": "Its worker is told to stop.",
     "already": "It had ended already.",
     "requeued": "It is queued again.",
 }
-Fields = Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class ActionEffect:
-    """What an action would do, before anybody agrees."""
-
-    question: str
-    effects: tuple[str, ...]  # sentences, the cost among them
-    command: str  # the same in a terminal
-    back: str  # the page to which it belongs
-
-
-@dataclass(frozen=True, slots=True)
-class ActionDone:
-    """What was done, in a sentence, and the page that shows it."""
-
-    said: str
-    to: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,75 +41,6 @@ class PageAction:
     asks: tuple[str, ...] = ()  # fields that its page asks for
     is_dangerous: bool = False
     is_once: bool = False  # its form has a key, by which a repetition is known
-
-
-async def _pause_effect(api: Api, holder: TokenHolder, fields: Fields) -> ActionEffect:
-    pool = _pool(holder, fields)
-    seen = await api.rows.observe()
-    live = [one for one in seen["workers"] if pool in (None, one["pool"])]
-    ready = sum(one["claimable"] for one in seen["demand"] if pool in (None, one["pool"]))
-    effects = (
-        f"No new worker starts{_in(pool)} until somebody resumes it, or the time is over.",
-        f"Workers that are there ({len(live)}) go on with their tasks, and end when they are idle.",
-        f"{counted(ready, 'ready task')} {'waits' if ready == 1 else 'wait'} for the workers that are there.",
-        f"The fleet costs {usd(_per_hour(seen))}/h now; a pause makes it cheaper only as workers end.",
-    )
-    command = "orchestrator pause" + (f" --pool {pool}" if pool else "") + " --reason '…'"
-    return ActionEffect(f"Pause {pool or 'every pool'}?", effects, command, "/pools")
-
-
-async def _pause(api: Api, holder: TokenHolder, fields: Fields) -> str:
-    pool, minutes = _pool(holder, fields), fields.get("minutes", "").strip()
-    for_s = None
-    if minutes:
-        if not minutes.isdecimal() or not 0 < int(minutes[:9]) <= MAX_MINUTES:
-            raise Problem(422, BAD_ARGUMENT, f"the minutes are a whole number from 1 to {MAX_MINUTES}")
-        for_s = int(minutes) * 60.0
-    reason = fields.get("reason", "").strip()[:MAX_REASON_CHARS] or "paused on the dashboard"
-    await api.rows.pause(holder.name, reason, pool=pool, for_s=for_s)
-    return f"{pool or 'Every pool'} is paused" + (f" for {span(for_s)}." if for_s else ".")
-
-
-async def _resume_effect(api: Api, holder: TokenHolder, fields: Fields) -> ActionEffect:
-    pool = _pool(holder, fields)
-    seen = await api.rows.observe()
-    held = sum(one["blocked"]["paused"] for one in seen["demand"] if pool in (None, one["pool"]))
-    effects = (f"{counted(held, 'task')} of paused pools may start workers again, as far as limits and budgets allow.",)
-    command = "orchestrator resume" + (f" --pool {pool}" if pool else "")
-    return ActionEffect(f"Resume {pool or 'every pool'}?", effects, command, "/pools")
-
-
-async def _resume(api: Api, holder: TokenHolder, fields: Fields) -> str:
-    pool = _pool(holder, fields)
-    await api.rows.pause(holder.name, None, pool=pool)
-    return f"{pool or 'Every pool'} is resumed."
-
-
-async def _spawn_effect(api: Api, holder: TokenHolder, fields: Fields) -> ActionEffect:
-    pool = _configured(api, holder, fields)
-    seen = await api.rows.observe()
-    prices = [float(one["price_usd_per_hour"]) for one in seen["workers"]
-              if one["pool"] == pool.name and one["price_usd_per_hour"] is not None]  # fmt: skip
-    price = (
-        f"about {usd(max(prices))}/h, like its other workers" if prices else "the price of the first offer with stock"
-    )
-    effects = (
-        f"The leader starts one worker more in {pool.name} than the queue needs.",
-        f"It costs {price}, from the creation of its pod until it has been idle for the pool's timeout.",
-        "Budgets and MAX_ACTIVE_GPUS apply to it too.",
-    )
-    return ActionEffect(
-        f"Start a worker in {pool.name}?", effects, f"orchestrator spawn --pool {pool.name}", "/workers"
-    )
-
-
-async def _spawn(api: Api, holder: TokenHolder, fields: Fields) -> str:
-    pool, policy = _configured(api, holder, fields), api.policy
-    if policy is None:
-        raise Problem(409, WRONG_STATE, "this process does not know the pools")
-    name = f"gpu-{datetime.now(UTC):%Y%m%d_%H%M%S}-{secrets.token_hex(4)}"
-    await api.rows.spawn(holder.name, policy.asked_intent(name, pool))
-    return f"{name} is asked for."
 
 
 async def _terminate_effect(api: Api, holder: TokenHolder, fields: Fields) -> ActionEffect:
@@ -149,7 +59,7 @@ async def _terminate_effect(api: Api, holder: TokenHolder, fields: Fields) -> Ac
 
 async def _terminate(api: Api, holder: TokenHolder, fields: Fields) -> str:
     row, at_once = await _worker(api, holder, fields), fields.get("at_once") == "yes"
-    reason = fields.get("reason", "").strip()[:MAX_REASON_CHARS] or "asked for on the dashboard"
+    reason = reason_of(fields, "asked for on the dashboard")
     outcome = (await api.rows.terminate(holder.name, row["id"], reason, at_once=at_once))["outcome"]
     return f"The end of {row['id']} is asked for." if outcome == "requested" else f"{row['id']} was to end already."
 
@@ -190,27 +100,6 @@ async def _retry(api: Api, holder: TokenHolder, fields: Fields) -> str:
     return await _change_task(api, holder, fields, "retry")
 
 
-def _pool(holder: TokenHolder, fields: Fields) -> str | None:
-    """The pool that is named; None for every pool. Raises Problem."""
-    pool = fields.get("pool", "").strip() or EVERY_POOL
-    if pool == EVERY_POOL and holder.pools is None:
-        return None
-    if pool == EVERY_POOL or not holder.sees(pool):
-        raise Problem(403, NOT_ALLOWED, f"the token {holder.name} may change its own pools only")
-    if not ID_PATTERN.fullmatch(pool):
-        raise Problem(422, BAD_ARGUMENT, "this is no name of a pool")
-    return pool
-
-
-def _configured(api: Api, holder: TokenHolder, fields: Fields) -> Any:
-    """The pool that is named, as the settings have it. Raises Problem."""
-    name = _pool(holder, fields)
-    known = {one.name: one for one in (api.policy.pools if api.policy else ())}
-    if name not in known:
-        raise Problem(404, BAD_ARGUMENT, f"the pools of this process are {', '.join(known)}")
-    return known[name]
-
-
 async def _worker(api: Api, holder: TokenHolder, fields: Fields) -> Mapping[str, Any]:
     name = fields.get("worker", "")
     row = await api.rows.worker(name) if ID_PATTERN.fullmatch(name) else None
@@ -230,23 +119,23 @@ async def _task(api: Api, holder: TokenHolder, fields: Fields) -> Mapping[str, A
     return task
 
 
-def _in(pool: str | None) -> str:
-    return f" in {pool}" if pool else ""
-
-
-def _per_hour(seen: Mapping[str, Any]) -> float:
-    return sum(float(one["price_usd_per_hour"] or 0) for one in seen["workers"])
-
-
 ACTIONS: Mapping[str, PageAction] = {
     one.name: one
     for one in (
-        PageAction("pause", "Pause", ("pool",), OPERATE, _pause_effect, _pause, asks=("reason", "minutes")),
-        PageAction("resume", "Resume", ("pool",), OPERATE, _resume_effect, _resume),
-        PageAction("spawn", "Start a worker", ("pool",), OPERATE, _spawn_effect, _spawn),
+        PageAction("pause", "Pause", ("pool",), OPERATE, pool_actions.pause_effect, pool_actions.pause,
+                   asks=("reason", "minutes")),
+        PageAction("stop", "Stop everything", (), OPERATE, stop_action.stop_effect, stop_action.stop,
+                   asks=("reason",), is_dangerous=True),
+        PageAction("resume", "Resume", ("pool",), OPERATE, pool_actions.resume_effect, pool_actions.resume),
+        PageAction("limit", "Limit", ("pool",), OPERATE, pool_actions.limit_effect, pool_actions.limit,
+                   asks=("reason", "max", "minutes")),
+        PageAction("unlimit", "End the limit", ("pool",), OPERATE, pool_actions.unlimit_effect, pool_actions.unlimit),
+        PageAction("spawn", "Start a worker", ("pool",), OPERATE, pool_actions.spawn_effect, pool_actions.spawn),
         PageAction("drain", "Drain", ("worker",), OPERATE, _terminate_effect, _terminate, asks=("reason",)),
         PageAction("terminate", "End now", ("worker", "at_once"), OPERATE, _terminate_effect, _terminate,
                    asks=("reason",), is_dangerous=True),
+        PageAction("resend", "Send again", ("message",), OPERATE, message_actions.resend_effect,
+                   message_actions.resend),
         PageAction("cancel", "Cancel the task", ("task",), CHANGE_TASKS, _cancel_effect, _cancel, is_dangerous=True),
         PageAction("retry", "Retry the task", ("task",), CHANGE_TASKS, _retry_effect, _retry),
     )

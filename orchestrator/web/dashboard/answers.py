@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from orchestrator.errors import INTERNAL
+from orchestrator.errors import INTERNAL, NO_ROUTE
 from orchestrator.ports import PortError
 from orchestrator.web.api.problems import Problem, of_port_error, too_fast
 from orchestrator.web.dashboard import render
@@ -61,6 +61,13 @@ def trouble(dashboard: Dashboard, error: Problem | PortError) -> Response:
         kind=kind, title=problem.kind.what, why=str(problem), fix=problem.fix, since=dashboard.down_since, now=now
     )  # fmt: skip
     return HTMLResponse(text, status_code=problem.status, headers=dict(problem.headers))
+
+
+def nowhere(dashboard: Dashboard) -> Response:
+    """404 for an address that is no page."""
+    response = trouble(dashboard, Problem(404, NO_ROUTE, "there is nothing at this address"))
+    response.headers.update(dashboard.headers)
+    return response
 
 
 def too_many(dashboard: Dashboard) -> Response:

@@ -12,7 +12,8 @@ from orchestrator.errors import KEY_REUSED
 from orchestrator.web.api.operations import Api
 from orchestrator.web.api.problems import Problem
 from orchestrator.web.api.task_changes import absent, change_id_of
-from orchestrator.web.dashboard.actions import CHANGE_TASKS, ActionDone, ActionEffect, Fields, PageAction
+from orchestrator.web.dashboard.action_effects import ActionDone, ActionEffect, Fields
+from orchestrator.web.dashboard.actions import CHANGE_TASKS, PageAction
 from orchestrator.web.dashboard.task_filters import FILTERS, given_in, options_of, query_of
 
 LATER = "Tasks that are submitted from now on are left alone."

@@ -40,6 +40,7 @@ def routes(dashboard: Dashboard) -> list[BaseRoute]:
         done = await action.act(dashboard.api, session.holder, fields)
         said, to = (done, effect.back) if isinstance(done, str) else (done.said, done.to)
         dashboard.notices.add(session.csrf, said)
+        dashboard.shared.forget_all()  # the page that follows shows what was done
         return RedirectResponse(to, status_code=303)
 
     return [route(dashboard, "/do/{action}", answer, "GET", "POST")]

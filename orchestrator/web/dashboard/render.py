@@ -28,7 +28,7 @@ STATIC = HERE / "static"
 MARK = re.compile(r"<!--(?:#([A-Za-z0-9_.:-]{1,200})|/)-->")  # the begin of a part with its id, or the end
 AGE = re.compile(r'(<time [^<>]{1,200} data-ago="[^"<>]{0,40}">)[^<>]{0,60}')  # an open page counts on by itself
 CSRF = f"csrf-{secrets.token_hex(16)}"  # stands in shared HTML for what each session has of its own; no text has it
-BADGE = "badge"  # a part outside of the content
+BADGE, LEADER = "badge", "leader"  # parts outside of the content
 MAX_TEXT_CHARS = 20_000  # of one text on a page
 BRIEF_S = 10.0  # seconds that are shown with tenths
 MAX_LINE_CHARS = 300  # … in a row
@@ -58,8 +58,8 @@ def rendered(template: str, facts: Mapping[str, Any], nav: Mapping[str, Any], at
             parts[name] = text.strip()
         outside.append(text if name is None else f"<!--#{name}-->")
     frame = AGE.sub(r"\1", "".join(outside))
-    if "problems" in nav:
-        parts[BADGE] = badge(nav["problems"])
+    if nav:
+        parts |= {BADGE: badge(nav["problems"]), LEADER: leader(nav["leader"])}
     marks = {name: AGE.sub(r"\1", text) for name, text in parts.items()}
     digest = hashlib.sha256("\0".join((frame, *marks.values())).encode()).hexdigest()[:24]
     return Rendered(str(facts["title"]), content, frame, parts, marks, digest, at, nav)
@@ -69,6 +69,14 @@ def badge(problems: int) -> Markup:
     """The number of problems in the navigation, which every open page keeps up to date."""
     said = f' aria-label="{counted(problems, "problem")}"' if problems else " hidden"
     return Markup(f'<i id="{BADGE}" class="count"{said}>{problems}</i>')  # noqa: S704 - a number
+
+
+def leader(now: Mapping[str, Any] | None) -> Markup:
+    """Who leads, below every page, also on an open one."""
+    if now is None:
+        return Markup(f'<span id="{LEADER}" class="s s-bad">no leader</span>')  # noqa: S704 - a constant
+    holder = html.escape(clean(str(now["holder"]), MAX_LINE_CHARS))
+    return Markup(f'<span id="{LEADER}">{holder} leads, term {int(now["term"])}</span>')  # noqa: S704 - escaped
 
 
 def page(content: Rendered, **around: Any) -> str:
@@ -102,7 +110,7 @@ def environment() -> Environment:
         "clock": amounts.clock, "since": _since, "at": _at, "until": _until, "line": _line, "many": "{:,}".format,
         "brief": _brief, "part": _part_id,
     }  # fmt: skip
-    made.globals |= {"static": static_url, "badge": badge, "csrf": Markup(CSRF)}  # noqa: S704 - a constant
+    made.globals |= {"static": static_url, "badge": badge, "leader": leader, "csrf": Markup(CSRF)}  # noqa: S704 - a constant
     return made
 
 
@@ -134,8 +142,9 @@ def _brief(seconds: float) -> str:
 
 
 def _part_id(text: str) -> str:
-    """A name as the id of a part."""
-    return re.sub(r"[^A-Za-z0-9_.:-]", "_", text)[:150]
+    """A name as the id of a part: names that differ have ids that differ."""
+    safe = re.sub(r"[^A-Za-z0-9_.:-]", "_", text)[:150]
+    return safe if safe == text else f"{safe}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 @pass_context

@@ -9,6 +9,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute
 
 from orchestrator.errors import BAD_REQUEST, NOT_ALLOWED
+from orchestrator.ports import PortError
 from orchestrator.web.api.problems import Problem
 from orchestrator.web.api.task_events import EventStream
 from orchestrator.web.dashboard import confirm, downloads, render, sign_in
@@ -16,7 +17,7 @@ from orchestrator.web.dashboard.answers import Answer, route
 from orchestrator.web.dashboard.dashboard import Dashboard
 from orchestrator.web.dashboard.pages import PAGES
 from orchestrator.web.dashboard.sessions import SignedIn
-from orchestrator.web.dashboard.stream import events, signed_out
+from orchestrator.web.dashboard.stream import NOT_FOUND, events, signed_out
 from orchestrator.web.dashboard.views import Page, View
 from orchestrator.web.fair_turns import CALLER
 
@@ -70,6 +71,7 @@ def _live(dashboard: Dashboard, page: Page) -> Answer:
             return Response(signed_out(), media_type="text/event-stream")
         _known(request, session)
         view = _view(session, page, request)
+        await _require_there(dashboard, page, view)
 
         async def still() -> bool:
             now = await dashboard.sessions.of(request)
@@ -86,6 +88,17 @@ def _live(dashboard: Dashboard, page: Page) -> Answer:
         return EventStream(made, dashboard.api.watch.place(f"page:{session.holder.name}"))
 
     return answer
+
+
+async def _require_there(dashboard: Dashboard, page: Page, view: View) -> None:
+    """Raise Problem if there is nothing to follow: then a browser does not open the stream again."""
+    try:
+        await dashboard.content(page, view)
+    except PortError:
+        return  # the stream says so, and goes on when the database answers
+    except Problem as problem:
+        if problem.status == NOT_FOUND:
+            raise
 
 
 def _known(request: Request, session: SignedIn) -> None:

@@ -10,6 +10,7 @@ from markupsafe import Markup
 HEIGHT_PX, FOOT_PX, HEAD_PX = 96, 18, 12
 ACROSS = 1_000  # units of the drawing from left to right
 STEPS = (1, 2, 5)  # of a scale, times a power of ten
+DOT = 2.0  # units across
 GAP = 2.5  # steps without a record, after which a line is interrupted
 
 
@@ -27,27 +28,40 @@ class ChartSpan:
     """The time that a chart shows."""
 
     since: datetime
-    now: datetime
+    now: datetime  # or the end of what is shown
     step_s: float
+    is_over: bool = False  # it ended then
 
     def across(self, at: datetime) -> float:
         """Where a moment lies, of ACROSS."""
         return round(ACROSS * (at - self.since) / (self.now - self.since), 1)
 
 
-def chart(label: str, span: ChartSpan, lines: Sequence[Series], shown: Callable[[float], str]) -> Markup:
-    """The chart, with its key and, for those who do not see it, its range in words. `shown` formats a value."""
+def chart(
+    label: str,
+    span: ChartSpan,
+    lines: Sequence[Series],
+    shown: Callable[[float], str],
+    top: float | None = None,
+) -> Markup:
+    """The chart, with its key and, for those who do not see it, its range in words. `shown` formats a value.
+
+    `top` is the end of the scale; None: a round number above all values.
+    """
     most = max((value for line in lines for _, value in line.values), default=0.0)
-    top = scale(most)
+    top = top or scale(most)
     drawn = "".join(_drawn(line, span, top) for line in lines)
-    grid = "".join(_grid(value, top, shown) for value in (top / 2, top))
+    grids = "".join(grid(value, top, shown) for value in (top / 2, top))
     last = {line.name: line.values[-1][1] for line in lines if line.values}
-    words = "; ".join(f"{name} {shown(value)} now" for name, value in last.items()) or "no record of this time"
+    words = (
+        "; ".join(f"{name} {shown(value)} {'at the end' if span.is_over else 'now'}" for name, value in last.items())
+        or "no record of this time"
+    )
     key = "".join(f'<span class="k-{line.kind}">{escape(line.name)}</span>' for line in lines)
     height = HEIGHT_PX + FOOT_PX
     return Markup(  # noqa: S704 - made of numbers and escaped names
         f'<svg class="chart" width="100%" height="{height}" role="img" '
-        f'aria-label="{escape(label)}: at most {escape(shown(most))}; {escape(words)}">{grid}'
+        f'aria-label="{escape(label)}: at most {escape(shown(most))}; {escape(words)}">{grids}'
         f'<svg width="100%" height="{HEIGHT_PX}" viewBox="0 0 {ACROSS} {HEIGHT_PX}" preserveAspectRatio="none">'
         f'{drawn}</svg><line x1="0" x2="100%" y1="{HEIGHT_PX}" y2="{HEIGHT_PX}" class="axis"/>{_times(span)}</svg>'
         f'<p class="key">{key}</p>'
@@ -87,12 +101,15 @@ def _pieces(line: Series, span: ChartSpan, top: float) -> list[list[tuple[float,
     for at, value in line.values:
         if before is None or (at - before).total_seconds() > GAP * span.step_s:
             pieces.append([])
-        pieces[-1].append((span.across(at), round(_y(value, top), 1)))
+        pieces[-1].append((span.across(at), round(height_of(value, top), 1)))
         before = at
     return pieces
 
 
 def _piece(points: Sequence[tuple[float, float]], kind: str) -> str:
+    if len(points) == 1:  # between two gaps: a stroke that can be seen
+        ((x, y),) = points
+        points = ((x, y), (x + DOT, y))
     written = " ".join(f"{x:g},{y:g}" for x, y in points)
     if kind == "area":
         first, last = points[0][0], points[-1][0]
@@ -100,12 +117,14 @@ def _piece(points: Sequence[tuple[float, float]], kind: str) -> str:
     return f'<polyline class="{kind}" points="{written}"/>'
 
 
-def _y(value: float, top: float) -> float:
+def height_of(value: float, top: float) -> float:
+    """Where a value lies, in pixels from above."""
     return HEIGHT_PX - (HEIGHT_PX - HEAD_PX) * min(max(value, 0.0), top) / top
 
 
-def _grid(value: float, top: float, shown: Callable[[float], str]) -> str:
-    y = round(_y(value, top), 1)
+def grid(value: float, top: float, shown: Callable[[float], str]) -> str:
+    """A line across at a value, and the value."""
+    y = round(height_of(value, top), 1)
     line = f'<line x1="0" x2="100%" y1="{y:g}" y2="{y:g}" class="grid"/>'
     return f'{line}<text x="0" y="{y - 2:g}">{escape(shown(value))}</text>'
 
@@ -115,7 +134,8 @@ def _times(span: ChartSpan) -> str:
     form = "%H:%M" if span.now - span.since < timedelta(days=2) else "%d %b"
     y = HEIGHT_PX + FOOT_PX - 4
     middle = span.since + (span.now - span.since) / 2
-    marks = (("0%", "start", _utc(span.since, form)), ("50%", "middle", _utc(middle, form)), ("100%", "end", "now"))
+    end = _utc(span.now, form) if span.is_over else "now"
+    marks = (("0%", "start", _utc(span.since, form)), ("50%", "middle", _utc(middle, form)), ("100%", "end", end))
     return "".join(f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>' for x, anchor, text in marks)
 
 

@@ -21,12 +21,12 @@ class Shared:
         self._ttl_s, self._most = ttl_s, most
         self._answers: OrderedDict[Hashable, asyncio.Task[Any]] = OrderedDict()
 
-    async def get(self, key: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
-        """The answer of `ask`, or one of the same key that is younger than a second. Raises what `ask` raises."""
+    async def get(self, key: Hashable, ask: Callable[[], Awaitable[T]], kept_s: float | None = None) -> T:
+        """The answer of `ask`, or one of the same key that is younger than `kept_s`. Raises what `ask` raises."""
         answer = self._answers.get(key)
         if answer is None:
             answer = asyncio.create_task(_asked(ask), name=f"dashboard {key}"[:100], context=Context())
-            answer.add_done_callback(partial(self._keep, key, time.monotonic()))
+            answer.add_done_callback(partial(self._keep, key, time.monotonic(), kept_s or self._ttl_s))
             self._answers[key] = answer
             while len(self._answers) > self._most:
                 self._answers.popitem(last=False)
@@ -38,11 +38,15 @@ class Shared:
         """Ask again the next time."""
         self._answers.pop(key, None)
 
-    def _keep(self, key: Hashable, began_s: float, answer: asyncio.Task[Any]) -> None:
+    def forget_all(self) -> None:
+        """Ask everything again the next time: somebody has just changed something."""
+        self._answers.clear()
+
+    def _keep(self, key: Hashable, began_s: float, kept_s: float, answer: asyncio.Task[Any]) -> None:
         """Keep an answer, also an exception, until it is as old as that; nobody may be left who waits for it."""
         failed = answer.cancelled() or answer.exception() is not None  # asyncio reports one that nobody has read
-        ttl_s = min(self._ttl_s, SHARED_S) if failed else self._ttl_s
-        left_s = max(0.0, ttl_s - (time.monotonic() - began_s))
+        kept_s = min(kept_s, SHARED_S) if failed else kept_s
+        left_s = max(0.0, kept_s - (time.monotonic() - began_s))
         asyncio.get_running_loop().call_later(left_s, self._end, key, answer)
 
     def _end(self, key: Hashable, answer: asyncio.Task[Any]) -> None:

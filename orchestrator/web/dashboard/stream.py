@@ -12,11 +12,12 @@ from typing import Any
 
 from orchestrator.ports import PortError
 from orchestrator.web.api.problems import Problem, of_port_error
-from orchestrator.web.dashboard.render import BADGE, CSRF, Rendered, changes
+from orchestrator.web.dashboard.render import BADGE, CSRF, LEADER, Rendered, changes
 
 KEEP_ALIVE_S = 2.0  # a page that hears nothing for longer says that it is old
 STREAM_S = 3_600.0  # then the browser connects again
 RETRY_MS = 2_000
+NOT_FOUND = 404
 
 
 async def events(
@@ -42,6 +43,8 @@ async def events(
         except (PortError, Problem) as error:
             problem = error if isinstance(error, Problem) else of_port_error(error)  # without what operators alone see
             yield _event("trouble", "", {"why": str(problem)[:300]})
+            if problem.status == NOT_FOUND:  # what it shows has gone, and does not come back
+                return
             said_at = now()
         else:
             told = _told(before, after, last)
@@ -76,7 +79,7 @@ def _whole(content: Rendered) -> dict[str, Any]:
         "at": content.at.isoformat(),
         "title": content.title,
         "html": content.html,
-        "badge": content.parts.get(BADGE, ""),
+        "around": {name: content.parts[name] for name in (BADGE, LEADER) if name in content.parts},
     }
 
 

@@ -9,6 +9,8 @@ from orchestrator.web.api.operations import Api
 from orchestrator.web.dashboard.shared import Shared
 
 Facts = Mapping[str, Any]
+KEPT_S = 10.0  # of what is recorded once a minute, and is long
+RECORDED = frozenset({"history", "worker_minutes", "usage"})
 READ = frozenset({TokenScope.READ})
 
 
@@ -30,7 +32,8 @@ class Reads:
     async def get(self, name: str, *args: Any, **named: Any) -> Any:
         """The answer of a method of `api.rows` that says the same to everybody."""
         method = getattr(self.api.rows, name)
-        return await self._shared.get((name, args, tuple(sorted(named.items()))), lambda: method(*args, **named))
+        key, kept_s = (name, args, tuple(sorted(named.items()))), KEPT_S if name in RECORDED else None
+        return await self._shared.get(key, lambda: method(*args, **named), kept_s)
 
     async def seen(self, name: str, *args: Any, **named: Any) -> Any:
         """The answer of a method whose first argument is the holder: what this holder sees."""

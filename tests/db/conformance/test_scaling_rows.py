@@ -13,7 +13,7 @@ from orchestrator.adapters.store import SqlStore
 from orchestrator.core import budget
 from orchestrator.core.actions import Adopt
 from orchestrator.core.exit_causes import ExitCause
-from orchestrator.core.model import EndedBringUp, Pause, PodPrice, Spent
+from orchestrator.core.model import EndedBringUp, Pause, PodPrice, ScaleLimit, Spent
 from orchestrator.core.policy import TaskType
 from orchestrator.core.states import Stage, State
 from orchestrator.ports import BadArgument, Db, NotLeader, OverBudget
@@ -325,6 +325,59 @@ async def test_a_pause_is_decoded(fleet: Fleet, store: SqlStore) -> None:
     """The reason and, where it has one, the end."""
     assert await store.pause("stock-taking") == {"*": {"reason": "stock-taking", "until": None}}
     assert (await store.snapshot()).paused == {"*": Pause("stock-taking", None)}
+
+
+async def test_a_limit_of_workers_holds_for_a_pool_or_the_fleet_and_ends_by_itself(fleet: Fleet) -> None:
+    """A second one of the same pool takes the place of the first; one of the fleet is apart."""
+
+    async def limits(pool: str | None, most: int | None, for_s: float | None = 60) -> Any:
+        args = {"p_pool": pool, "p_most": most, "p_reason": "a demo", "p_for_s": for_s}
+        found = (await fleet.call("fleet_scale_limit", p_fleet=FLEET, **args))["limits"]
+        assert (await fleet.snapshot())["scale_limits"] == found
+        return {name: one["most"] for name, one in found.items()}
+
+    assert await limits("a", 8) == {"a": 8}
+    assert await limits("a", 3) == {"a": 3}
+    assert await limits(None, 9, 120) == {"a": 3, "*": 9}
+    assert await limits("b", 1, 120) == {"a": 3, "b": 1, "*": 9}
+    fleet.wait(60)
+    assert set((await fleet.snapshot())["scale_limits"]) == {"b", "*"}
+    assert await limits("b", None) == {"*": 9}
+    await limits("a", 8)
+    assert await limits(None, None) == {}
+
+
+async def test_a_limit_of_workers_is_decoded(store: SqlStore) -> None:
+    """The number, the reason and the end."""
+    limits = await store.limit_workers(8, "a demo", pool="a", for_s=60)
+    assert limits == await store.scale_limits()
+    until = datetime.fromisoformat(limits["a"]["until"])
+    assert (await store.snapshot()).scale_limits == {"a": ScaleLimit("a", 8, "a demo", until)}
+
+
+async def test_a_limit_without_end_or_below_one_is_refused(fleet: Fleet, store: SqlStore) -> None:
+    """A pause is for none at all."""
+    for most, for_s in ((0, 60), (-1, 60), (100_001, 60), (3, 0), (3, 31_536_001)):
+        with pytest.raises(BadArgument, match="limit"):
+            await store.limit_workers(most, "x", for_s=for_s)
+    with pytest.raises(BadArgument, match="at most a year"):
+        await fleet.call("fleet_scale_limit", p_fleet=FLEET, p_pool=None, p_most=3, p_reason="x", p_for_s=None)
+    args = {"p_actor": "x", "p_action": "pool.limit", "p_subject": "*", "p_args": {"for_s": 60}}
+    with pytest.raises(BadArgument, match="how many"):
+        await fleet.call("fleet_act", p_fleet=FLEET, **args)
+    assert await store.scale_limits() == {}
+
+
+async def test_a_limit_and_its_end_are_audited(fleet: Fleet, store: SqlStore) -> None:
+    """With who asked, how many, for how long and why."""
+    await store.limit_workers(8, "a demo", pool="a", for_s=60, actor="ops")
+    await store.limit_workers(None, pool="a", actor="ops")
+    entries = (await fleet.call("fleet_audit", p_fleet=FLEET, p_before=None, p_limit=10, p_subject=None))["entries"]
+    assert [(one["actor"], one["action"], one["subject"]) for one in entries] == [
+        ("ops", "pool.unlimit", "a"),
+        ("ops", "pool.limit", "a"),
+    ]
+    assert entries[1]["detail"] == {"most": 8, "reason": "a demo", "for_s": 60}
 
 
 async def test_a_task_gets_the_defaults_declared_for_its_type(fleet: Fleet, store: SqlStore) -> None:

@@ -111,6 +111,35 @@ async def test_pause_and_resume(cli: Cli, fleet: Fleet) -> None:
     assert not (await fleet.store.snapshot()).paused
 
 
+async def test_workers_are_limited_for_a_time(cli: Cli, fleet: Fleet) -> None:
+    """In one pool or in the whole fleet, for a span or until an hour of the day."""
+    ran = await cli("scale", "limit", "--max", "8", "--for", "2h", "--reason", "a demo")
+    assert ran.code == 0, ran.err
+    assert "The whole fleet may have 8 workers at most." in ran.out
+    await fleet.store.declare_release(fleet.term, {"default": "1", "training": "1"}, [])
+    ran = await cli("scale", "limit", "--pool", "training", "--max", "1", "--until", "18:00", "--json")
+    assert set(ran.json()["limits"]) == {"*", "training"}
+    seen = await fleet.store.snapshot()
+    whole, training = seen.scale_limits["*"], seen.scale_limits["training"]
+    assert (whole.most, whole.reason, training.most) == (8, "a demo", 1)
+    assert timedelta(minutes=119) < whole.until - seen.now <= timedelta(hours=2)
+    assert (training.until.hour, training.until.minute) == (18, 0)
+    assert timedelta(0) < training.until - seen.now <= timedelta(days=1)
+    assert "a demo" in (await cli("scale", "list")).out
+    assert set((await cli("scale", "unlimit", "--pool", "training", "--json")).json()["limits"]) == {"*"}
+    assert "No limit is in force." in (await cli("scale", "unlimit")).out
+    assert (await cli("scale", "list", "--json")).json()["limits"] == {}
+
+
+async def test_a_limit_of_workers_without_an_end_is_refused(cli: Cli) -> None:
+    """Or with two, or with one that has passed, or for no worker: that is a pause."""
+    for wrong in (
+        ["--max", "8"], ["--max", "8", "--for", "1h", "--until", "18:00"], ["--max", "0", "--for", "1h"],
+        ["--max", "8", "--for", "soon"], ["--max", "8", "--until", "2020-01-01T00:00Z"], ["--for", "1h"],
+    ):  # fmt: skip
+        assert (await cli("scale", "limit", *wrong)).code == 2, wrong
+
+
 async def test_migrate_tells_what_it_did(cli: Cli, postgres: Database) -> None:
     """A second time there is nothing to do."""
     ran, same = await asyncio.gather(cli("migrate"), cli("migrate", "--json"))

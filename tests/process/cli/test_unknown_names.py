@@ -14,7 +14,8 @@ from testbed.shared_services import Database
 from tests.process.cli.builders import Cli, Fleet
 
 FILTERS = (["tasks", "list"], ["tasks", "watch"], ["tasks", "cancel", "--yes"], ["tasks", "retry", "--yes"])
-OF_A_POOL = (*FILTERS, ["list"], ["list", "--all", "--watch"], ["pause"], ["resume"])
+OF_A_POOL = (*FILTERS, ["list"], ["list", "--all", "--watch"], ["pause"], ["resume"],
+             ["scale", "limit", "--max", "1", "--for", "1h"], ["scale", "unlimit"])  # fmt: skip
 
 
 async def test_an_unknown_pool_is_named_with_the_nearest_one(cli: Cli) -> None:

@@ -1,5 +1,8 @@
 """The fleet over the API: workers, decisions, pools, pauses, costs."""
 
+from typing import Any
+
+import psycopg
 import pytest
 
 from tests.process.web.api_rig import VIEWER, ApiRig
@@ -62,6 +65,33 @@ async def test_a_pause_begins_and_ends(rig: ApiRig) -> None:
     assert actions == ["pool.resume", "pool.pause"]
 
 
+async def test_a_limit_of_workers_begins_and_ends(rig: ApiRig) -> None:
+    """With its reason and its end; both are in the audit log. Without an end, or above what can be, it is refused."""
+    body = {"most": 8, "reason": "a demo elsewhere", "for_s": 3_600}
+    made = (await rig.call("POST", "/scale-limits", json=body)).json()["limits"]["*"]
+    assert (made["most"], made["reason"]) == (8, "a demo elsewhere")
+    assert made["until"] is not None
+    assert (await rig.call("GET", "/scale-limits", VIEWER)).json()["limits"]["*"] == made
+    for wrong in ({"most": 8}, {"for_s": 60}, body | {"most": 0}, body | {"for_s": 0}, body | {"most": 100_001}):
+        assert refusal(await rig.call("POST", "/scale-limits", json=wrong))[0] == 422
+    assert refusal(await rig.call("POST", "/scale-limits", VIEWER, json=body)) == (403, "E072")
+    assert (await rig.call("DELETE", "/scale-limits")).json() == {"limits": {}}
+    actions = [one["action"] for one in (await rig.call("GET", "/audit")).json()["entries"]]
+    assert actions == ["pool.unlimit", "pool.limit"]
+
+
+async def test_a_token_of_a_pool_limits_its_pool_alone(rig: ApiRig) -> None:
+    """It sees the limit of the whole fleet too, which concerns it."""
+    mine, body = await rig.token("operate", pools=["mine"]), {"most": 3, "for_s": 60}
+    for pool in (None, rig.pool):
+        assert refusal(await rig.call("POST", "/scale-limits", mine, json=body | {"pool": pool})) == (403, "E072")
+    assert refusal(await rig.call("DELETE", "/scale-limits", mine)) == (403, "E072")
+    for pool in (None, rig.pool):
+        await rig.call("POST", "/scale-limits", json=body | {"pool": pool})
+    limited = await rig.call("POST", "/scale-limits", mine, json=body | {"pool": "mine"})
+    assert set(limited.json()["limits"]) == {"mine", "*"}
+
+
 async def test_costs_are_those_of_the_command_line(rig: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """By kind, type and worker. A time that ends before it begins is refused. A long list is cut, and says so."""
     worker = await rig.worker()
@@ -76,6 +106,49 @@ async def test_costs_are_those_of_the_command_line(rig: ApiRig, monkeypatch: pyt
     assert refusal(await rig.call("GET", "/costs", VIEWER, params=wrong))[0] == 422
     for parameters in ({"since": "yesterday"}, {"since": "2026-01-02T00:00:00"}, {"other": "1"}, [("limit", "1")] * 2):
         assert refusal(await rig.call("GET", "/costs", VIEWER, params=parameters))[0] == 400
+
+
+async def test_usage_is_read_by_day_or_hour(rig: ApiRig, hand: psycopg.AsyncConnection[Any]) -> None:
+    """From the roll-ups of the whole fleet, which a token of some pools does not see."""
+    await hand.execute(
+        "insert into orchestrator.usage (fleet, dimension, span, at, name, usd, seconds) "
+        "values (%s, 'kind', 'day', date_trunc('day', now(), 'UTC') - interval '2 days', 'busy', 3, 3600)",
+        (rig.rows.fleet,),
+    )
+    found = (await rig.call("GET", "/usage", VIEWER)).json()
+    assert [(one["name"], one["usd"], one["seconds"]) for one in found["points"]] == [("busy", 3, 3_600)]
+    assert (await rig.call("GET", "/usage", VIEWER, params={"by": "label:show", "span": "hour"})).json()["points"] == []
+    for wrong in ({"by": "password"}, {"by": "label:"}, {"span": "year"}, {"since": "yesterday"}):
+        assert refusal(await rig.call("GET", "/usage", VIEWER, params=wrong))[0] == 400
+    ends = {"since": "2026-01-02T00:00:00Z", "until": "2026-01-01T00:00:00Z"}
+    assert refusal(await rig.call("GET", "/usage", VIEWER, params=ends))[0] == 422
+    mine = await rig.token("read", pools=[rig.pool])
+    assert refusal(await rig.call("GET", "/usage", mine)) == (403, "E072")
+
+
+async def test_the_minutes_of_pools_and_workers_are_read(rig: ApiRig, hand: psycopg.AsyncConnection[Any]) -> None:
+    """A token of a pool sees those of its pool alone."""
+    worker = await rig.worker()
+    for pool in (rig.pool, "other"):
+        await hand.execute(
+            "insert into orchestrator.pool_minutes values (%s, %s, date_trunc('minute', now()), "
+            "3, 0, 1, 0, 1, 0, 0, 0.4, 5, 1)",
+            (rig.rows.fleet, pool),
+        )
+    await hand.execute(
+        "insert into orchestrator.worker_minutes values (%s, date_trunc('minute', now()), 'active', 1, 87.5, 9, null)",
+        (worker.id,),
+    )
+    pools = (await rig.call("GET", "/history", VIEWER)).json()["pools"]
+    assert set(pools) == {rig.pool, "other"}
+    assert (pools[rig.pool][0]["ready"], pools[rig.pool][0]["completed"]) == (3, 5)
+    mine, other = await rig.token("read", pools=[rig.pool]), await rig.token("read", pools=["other"])
+    assert set((await rig.call("GET", "/history", mine)).json()["pools"]) == {rig.pool}
+    assert (await rig.call("GET", "/history", mine, params={"pool": "other"})).json()["pools"] == {}
+    assert refusal(await rig.call("GET", "/history", VIEWER, params={"step_s": 1}))[0] == 400
+    (point,) = (await rig.call("GET", f"/workers/{worker.id}/history", mine)).json()["points"]
+    assert (point["gpu_percent"], point["gpu_used_mb"], point["gpu_total_mb"]) == (87.5, 9, None)
+    assert refusal(await rig.call("GET", f"/workers/{worker.id}/history", other)) == (404, "E040")
 
 
 async def test_the_audit_log_is_read_page_by_page(rig: ApiRig) -> None:

@@ -119,11 +119,8 @@ async def test_what_belongs_to_another_pool_is_missing_like_what_never_was(board
         name = path.rpartition("/")[2]
         assert answer.text.replace(name, "").count("other") == 0
     for path in others:
-        async with mine.stream("GET", f"/live{path}") as stream:
-            async for text in stream.aiter_text():
-                assert "event: main" not in text
-                if "event: trouble" in text:
-                    break
+        answer = await mine.get(f"/live{path}")  # a browser does not open it again
+        assert (answer.status_code, "event:" in answer.text) == (404, False)
 
 
 async def test_what_is_wrong_is_said_on_a_page_of_its_own(board: DashboardRig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,3 +217,16 @@ async def test_pages_and_files_are_compressed(board: DashboardRig) -> None:
         answer = await visitor.get(path)
         assert (answer.headers["content-encoding"], answer.headers["vary"]) == ("gzip", "Accept-Encoding")
         assert "content-encoding" not in (await visitor.get(path, headers={"Accept-Encoding": "identity"})).headers
+
+
+async def test_a_browser_gets_a_page_for_an_address_that_is_none(board: DashboardRig) -> None:
+    """A program gets JSON, as from the gateway."""
+    accept = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    for path in ("/nothing", "/workers/", "/rest/v1"):
+        page = await board.client.get(path, headers=accept)
+        assert (page.status_code, page.headers["content-type"]) == (404, "text/html; charset=utf-8")
+        assert "there is nothing at this address" in page.text
+        assert "default-src 'self'" in page.headers["content-security-policy"]
+        program = await board.client.get(path)
+        assert (program.status_code, program.json()["code"]) == (404, "PGRST125")
+    assert (await board.client.get("/api/v1/nothing", headers=accept)).json()["id"] == "E078"

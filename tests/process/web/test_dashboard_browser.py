@@ -13,6 +13,7 @@ from typing import Any, Literal
 from urllib.parse import parse_qs, urljoin, urlsplit
 
 import httpx
+import psycopg
 import pytest
 from playwright.async_api import Browser, Page, async_playwright, expect
 
@@ -287,6 +288,47 @@ async def test_a_lost_connection_is_shown_and_restored(api_db: PostgresDb, blobs
         await expect(page.locator("#live")).to_have_text("live", timeout=WAIT_MS)
         await expect(page.get_by_role("heading", level=1)).to_have_text("Workers: 5", timeout=WAIT_MS)
         await context.close()
+
+
+async def test_a_page_that_gets_old_says_so_once(board: DashboardRig, browser: Browser) -> None:
+    """The age counts on for those who see it; a reader of the screen hears the change alone."""
+    async with visit(board, browser, "/workers") as visited:
+        page = visited.page
+        await expect(page.locator("#live")).to_have_text("live", timeout=WAIT_MS)
+        await page.evaluate(
+            "window.said = []; const one = document.getElementById('said');"
+            "new MutationObserver(() => said.push(one.textContent)).observe(one, {childList: true, subtree: true})"
+        )
+        await page.route("**/live/**", lambda route: route.fulfill(status=502, body="Bad gateway"))
+        await page.keyboard.press("p")
+        await page.keyboard.press("p")
+        await expect(page.locator("#live")).to_contain_text(re.compile(r"[89]s old"), timeout=WAIT_MS)
+        assert await page.evaluate("window.said") == ["paused", "live", "old: connecting again"]
+
+
+async def test_a_command_is_copied_by_the_keyboard(board: DashboardRig, browser: Browser) -> None:
+    """As by a click."""
+    async with visit(board, browser, "/workers") as visited:
+        command = visited.page.locator(".cmd").first
+        await command.focus()
+        await visited.page.keyboard.press("Enter")
+        await expect(visited.page.locator(".copied")).to_have_text("copied", timeout=WAIT_MS)
+        assert visited.errors == []
+
+
+async def test_a_page_whose_subject_is_gone_stops_asking(
+    board: DashboardRig, browser: Browser, hand: psycopg.AsyncConnection[Any]
+) -> None:
+    """It stays as it was, and says why it does not change."""
+    worker = await board.worker()
+    async with visit(board, browser, f"/workers/{worker.id}") as visited:
+        await expect(visited.page.locator("#live")).to_have_text("live", timeout=WAIT_MS)
+        await hand.execute("update workers set fleet = 'elsewhere' where id = %s", (worker.id,))
+        await expect(visited.page.locator("#live")).to_contain_text("this is gone", timeout=WAIT_MS)
+        asked = len(visited.requests)
+        await expect(visited.page.locator("#live")).to_contain_text(re.compile(r"1[0-9]s old"), timeout=WAIT_MS)
+        assert len(visited.requests) == asked
+        await expect(visited.page.get_by_role("heading", level=1)).to_have_text(worker.id)
 
 
 async def test_a_session_that_ends_leads_to_sign_in(board: DashboardRig, browser: Browser) -> None:

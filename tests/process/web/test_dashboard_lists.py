@@ -131,3 +131,22 @@ async def test_the_cost_of_a_day_ends_with_its_forecast(board: DashboardRig) -> 
     assert "the day ends at" in today
     assert "orchestrator cost --since 7d --by gpu" in (await browser.get("/cost?since=7d")).text
     assert (await browser.get("/cost?since=9d")).status_code == 400
+
+
+async def test_the_cost_of_each_day_has_its_arithmetic(board: DashboardRig, hand: psycopg.AsyncConnection[Any]) -> None:
+    """By what the workers did; today as far as it is rolled up."""
+    browser, fleet = await board.visitor(VIEWER), board.rows.fleet
+    assert "Nothing was spent on any of these days" in (await browser.get("/cost")).text
+    for span, days, kind, usd in (("day", 2, "busy", 3), ("day", 2, "idle", 1), ("part", 0, "booting", 0.5)):
+        await hand.execute(
+            "insert into orchestrator.usage (fleet, dimension, span, at, name, usd, seconds) "
+            "values (%s, 'kind', %s, date_trunc('day', now(), 'UTC') - %s * interval '1 day', %s, %s, 3600)",
+            (fleet, span, days, kind, usd),
+        )
+    board.dashboard.shared.forget_all()
+    page = (await browser.get("/cost")).text
+    assert "Each day: $4.50 in 30 days" in page
+    for text in ("busy 1h00m × $3.00/h on average = $3.00", "idle 1h00m × $1.00/h on average = $1.00", "$0.50 so far",
+                 "at most $4.00; $0.50 today so far"):  # fmt: skip
+        assert text in page, text
+    assert "style=" not in page

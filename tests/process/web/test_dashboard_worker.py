@@ -3,7 +3,9 @@
 import gzip
 import hashlib
 from dataclasses import dataclass, field
+from typing import Any
 
+import psycopg
 import pytest
 
 from orchestrator.core.states import State
@@ -112,3 +114,23 @@ async def test_a_log_is_downloaded_as_it_was_written(board: DashboardRig) -> Non
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
     assert answer.headers["content-disposition"].startswith("attachment")
     assert (await visitor.get(f"/workers/{shipping.worker.id}/log?stream=agent")).status_code == 404
+
+
+async def test_the_load_of_its_gpus_is_shown_over_its_life(
+    board: DashboardRig, hand: psycopg.AsyncConnection[Any]
+) -> None:
+    """With a gap where nothing was heard. A worker without a record says so."""
+    worker, visitor = await board.worker(), await board.visitor(ADMIN)
+    assert "No minute of it is recorded yet" in (await visitor.get(f"/workers/{worker.id}")).text
+    await hand.execute("update workers set created_at = now() - interval '1 hour' where id = %s", (worker.id,))
+    await hand.execute(
+        "insert into orchestrator.worker_minutes select %s, date_trunc('minute', now()) - n * interval '1 minute', "
+        "'active', 1, 60, 10240, 24576 from generate_series(1, 50) n where n not between 20 and 30",
+        (worker.id,),
+    )
+    board.dashboard.shared.forget_all()
+    page = (await visitor.get(f"/workers/{worker.id}")).text
+    for text in ("Busy 60 % on average, at most 60 %", "At most 10.0 of 24.0 GiB in use", "busy 60 % now"):
+        assert text in page, text
+    assert page.count('<polygon class="area"') == 4
+    assert "style=" not in page

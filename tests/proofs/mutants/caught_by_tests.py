@@ -25,6 +25,8 @@ MUTANTS_WITH_TESTS = (
            "orchestrator/core/offers.py",
            "worker.stage is Stage.POD_CREATED or (worker.stage is Stage.INTENT and worker.id in snapshot.in_flight)",
            "worker.stage in (Stage.INTENT, Stage.POD_CREATED) and worker.id in snapshot.in_flight", "_has_create_call"),
+    Mutant("the pools do not share the limit of the fleet", f"{CORE}/test_scale_limits.py::test_the_pools_share_the_limit_of_the_whole_fleet",
+           "orchestrator/core/offers.py", "            self._left -= 1", "            pass", "OfferSelector.choose"),
     Mutant("a pod that can be adopted is created again", f"{CORE}/test_lifecycle.py::test_a_pod_with_the_id_of_a_live_intent_is_adopted",
            "orchestrator/core/offers.py", " | adoptable", "", "plan"),
     Mutant("an orphan that one list lacks begins again", f"{CORE}/test_lifecycle.py::test_a_pod_without_a_row_that_only_some_lists_show_is_deleted",

@@ -455,8 +455,12 @@ class Pair:
 
     async def _rest(self) -> None:
         dice, fleet = self.dice, {"p_fleet": FLEET}
-        what = dice.randrange(6)
-        if what == 5:
+        what = dice.randrange(7)
+        if what == 6:
+            most, pool = dice.choice((None, 0, 1, 3)), dice.choice((None, "default"))
+            lasts: dict[str, Any] = {"p_reason": "a look", "p_for_s": dice.choice((None, 20, 0))}
+            await self.call("fleet_scale_limit", **fleet, p_pool=pool, p_most=most, **lasts)
+        elif what == 5:
             stuck_s = dice.choice((5, 40, 1200))
             await self.call("fleet_declare_programs", **fleet, p_term=self._term, p_pools=[], p_stuck_s=stuck_s)
         elif what == 4:

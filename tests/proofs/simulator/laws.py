@@ -62,6 +62,8 @@ class Laws:
         self._led_s = 0.0  # when there was last a leader, or a reason for none
         self._term, self._term_s = 0, 0.0  # the leader's term, and when it began
         self._within_s = 0.0  # when there were last no more workers than allowed
+        self._ceilings: dict[tuple[str, str], int] = {}  # pool and end of an operator's limit -> workers at most
+        self._limited_s = 0.0  # when there were last no more workers than operators allow
         self._affordable_s = 0.0  # when an hour last cost no more than it may
         self.addressed_s: dict[str, float] = {}  # worker -> when its row's SSH address last changed
 
@@ -414,6 +416,7 @@ class Laws:
                 self.broken("I1", f"{pod.id} of {pod.name} leaks for {now - since:.0f} s")
         self._lead(now, quiet)
         self._limit(now, quiet)
+        self._limited(now, quiet)
         self._machines.look(quiet)
         self._published(now, quiet)
         self._cost(now, quiet)
@@ -446,6 +449,22 @@ class Laws:
             self._within_s = now
         elif now - max(self._within_s, quiet) > OVER_S:
             self.broken("I4", f"{live} workers live, MAX_ACTIVE_GPUS={over[0].max_active} of {over[0].name}")
+
+    def _limited(self, now: float, quiet: float) -> None:
+        """Under an operator's limit, the number of workers does not rise above it: those that were there may finish."""
+        db = self._world.db
+        live = Counter(w["pool"] for w in db.workers.values() if w["status"] in ("spawning", "active", "idle"))
+        ceilings, over = {}, ""
+        for pool, limit in db.scale_limits(FLEET).items():
+            count, key = live.total() if pool == "*" else live[pool], (pool, limit["until"])
+            ceilings[key] = max(limit["most"], min(count, self._ceilings.get(key, count)))
+            if count > ceilings[key]:
+                over = f"{live} workers live, {ceilings[key]} may under a limit of {limit['most']} in {pool}"
+        self._ceilings = ceilings
+        if not over:
+            self._limited_s = now
+        elif now - max(self._limited_s, quiet) > OVER_S:
+            self.broken("limit", over)
 
     def _cost(self, now: float, quiet: float) -> None:
         """Check the cost by the true bill: a price above the catalogue counts too."""

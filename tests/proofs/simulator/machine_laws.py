@@ -1,7 +1,7 @@
 """The laws `sick`, `guard` and `claims`: when a worker may end because its tasks fail, its machine or its silence."""
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -135,7 +135,17 @@ class MachineLaws:
             for w in self._world.db.workers.values()
             if w["status"] in ("spawning", "active", "idle") and w["machine_id"] == row["machine_id"]
         ]
-        return pool is not None and len({row["id"], *(w["id"] for w in here)}) < pool.max_active
+        if pool is None or self._is_limited(row["pool"]):
+            return False
+        return len({row["id"], *(w["id"] for w in here)}) < pool.max_active
+
+    def _is_limited(self, pool: str) -> bool:
+        """Whether an operator allows no more workers than there are."""
+        db = self._world.db
+        live = Counter(w["pool"] for w in db.workers.values() if w["status"] in ("spawning", "active", "idle"))
+        limits = db.scale_limits(FLEET).items()
+        return any((live.total() if name == "*" else live[pool]) + 1 >= one["most"] for name, one in limits
+                   if name in ("*", pool))  # fmt: skip
 
     def faults_count(self, task_id: str) -> bool:
         """Whether the last attempt of a task counts, and its machine failed as those of few before."""

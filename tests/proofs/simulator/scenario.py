@@ -423,16 +423,23 @@ class Scenario:
     def _operator(self) -> None:
         dice, world = self._faults.dice, self._world
         live = [w["id"] for w in world.db.workers.values() if w["status"] not in ("terminating", "terminated")]
-        what = dice.choice(("cancel", "retry", "drain", "stop", "pause"))
+        what = dice.choice(("cancel", "retry", "drain", "stop", "pause", "limit"))
         self._note(f"operator_{what}")
         if what in ("cancel", "retry"):
             world.commit(f"task_{what}", {"p_id": dice.choice(self._tasks)}, by="operator")
         elif what == "pause":
             args = {"p_fleet": FLEET, "p_pool": None, "p_reason": "a look", "p_for_s": dice.uniform(5, 60)}
             world.commit("fleet_pause", args, by="operator")
+        elif what == "limit":
+            self._limit_workers(dice)
         elif live:
             args = {"p_fleet": FLEET, "p_worker_id": dice.choice(live), "p_reason": "a wish"}
             world.commit("fleet_request_termination", args | {"p_now_not_drain": what == "stop"}, by="operator")
+
+    def _limit_workers(self, dice: random.Random) -> None:
+        pools = [None, *(one.name for one in self._world.policy.pools)]
+        args = {"p_fleet": FLEET, "p_pool": dice.choice(pools), "p_most": dice.randint(1, 3), "p_reason": "a look"}
+        self._world.commit("fleet_scale_limit", args | {"p_for_s": dice.uniform(20, 240)}, by="operator")
 
     def _stop_faults(self) -> None:
         """Stop injecting faults. Faults within pods stay."""
@@ -441,6 +448,7 @@ class Scenario:
         self._faults.over_s = max(self._faults.over_s, self._kernel.now + HANGS_S)
         world.say("the faults stop")
         self._find_database()
+        self._limit_workers(self._moves)  # without faults meanwhile, the limit must hold
         world.s3_down = world.provider.down = world.provider.broke = False
         world.provider.dry.clear()
         world.provider.mangled = None

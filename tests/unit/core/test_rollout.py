@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.core.actions import Plan, Spawn, Terminate
 from orchestrator.core.exit_causes import ExitCause
-from orchestrator.core.model import Demand, Pause, Snapshot, Worker
+from orchestrator.core.model import EVERY_POOL, Demand, Pause, ScaleLimit, Snapshot, Worker
 from orchestrator.core.plan import plan
 from orchestrator.core.states import State
 from orchestrator.core.worker_metadata import WorkerMetadata
@@ -111,6 +111,16 @@ def test_the_marked_worker_of_a_pool_of_one_ends_and_its_replacement_follows() -
     assert superseded(plan(waiting(one), single)) == ["gpu-1"]
     going = terminating("gpu-1", tasks_running=1, exit_cause=ExitCause.SUPERSEDED, **MARK)
     assert len(spawned(plan(waiting(going), single))) == 1
+
+
+@pytest.mark.parametrize("where", ["default", EVERY_POOL])
+def test_a_limit_of_an_operator_that_earlier_workers_use_up_makes_one_end_too(where: str) -> None:
+    """As MAX_ACTIVE_GPUS does: the next worker is of the present release."""
+    limits = {where: ScaleLimit(where, 2, "a look", NOW)}
+    made = plan(waiting(idle("gpu-1", 5, **MARK), idle("gpu-2", 5, **MARK), scale_limits=limits), LEADER)
+    assert (spawned(made), superseded(made)) == ([], ["gpu-1"])
+    made = plan(waiting(idle("gpu-1", 5, **MARK), scale_limits=limits), LEADER)
+    assert (len(spawned(made)), superseded(made)) == (1, [])
 
 
 def test_an_hourly_budget_that_earlier_workers_use_up_makes_them_end_too() -> None:

@@ -143,6 +143,7 @@ ENDS: dict[Kind, list[tuple[str, Change]]] = {
         ("bring-ups that fail", seen(failed_bringup("GPU_TYPE", RECENT_S + 1))),
     ],
     Kind.BREAKER_OPEN: [("waits: breaker", DECISION)],
+    Kind.SCALE_LIMITED: [("waits: limit", DECISION)],
     Kind.AUTH_FAILS: [
         ("SSH authentication before", bringups("AUTH_FAILED", "PAIR_MISMATCH", when(30))),
         ("SSH authentication now", WORKER),

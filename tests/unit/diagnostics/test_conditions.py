@@ -358,6 +358,7 @@ CAUSES: dict[str, tuple[Callable[[Facts], None], ConditionKind, str, str]] = {
     "no money": (held("halted", detail={"code": "BALANCE"}), ConditionKind.HALTED, "(BALANCE): The balance of the RunPod account is too low", "add funds"),
     "quota": (held("halted", detail={"tried_after": "QUOTA"}), ConditionKind.HALTED, "(QUOTA): The account may not rent more", "raise it in the RunPod console"),
     "key": (held("halted", detail={"code": "API_AUTH"}), ConditionKind.HALTED, "(API_AUTH): RunPod refuses our API key", "RUNPOD_API_KEY"),
+    "limit": (held("scale_limit", detail={"limit": 2, "where": "pool default", "reason": "x"}), ConditionKind.SCALE_LIMITED, "fewer workers in pool default", "scale unlimit"),
     "day's budget": (held("daily_budget"), ConditionKind.BUDGET_SPENT, "budget does not allow", "DAILY_BUDGET_USD"),
     "a node's money": (held("cluster_budget"), ConditionKind.BUDGET_SPENT, "budget does not allow", "DAILY_BUDGET_USD"),
     "no cluster": (held("no_cluster", unit="task"), ConditionKind.NO_CLUSTER, "2 tasks wait in pool default, which has no cluster", "cluster create NAME --pool default --nodes N"),

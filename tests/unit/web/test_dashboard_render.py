@@ -32,7 +32,7 @@ def made(*rows: tuple[str, datetime], title: str = "a", note: str = "n", at: dat
 def test_a_page_has_its_parts_and_a_frame_without_them(templates: Environment) -> None:
     """Each part is one element with its id."""
     page = made(("a b", NOW))
-    assert list(page.parts) == ["top", "row-a_b"]
+    assert list(page.parts) == ["top", "row-a_b-c8687a08aa5d"]
     assert page.parts["top"] == '<h1 id="top">a</h1>'
     assert "<h1" not in page.frame
     assert "<!--#top-->" in page.frame
@@ -107,3 +107,24 @@ def test_a_file_has_another_address_when_it_changes() -> None:
     assert render.static_url("style.css").startswith("/static/")
     assert render.static_url("style.css").endswith("/style.css")
     assert render.static_url("style.css").split("/")[2] != render.static_url("live.js").split("/")[2]
+
+
+def test_names_that_differ_in_special_characters_only_have_parts_of_their_own() -> None:
+    """Else a change of one would be painted over the other."""
+    part = render.environment().filters["part"]
+    names = ["a b", "a/b", "a_b", "a b ", "ä", "ö", "x" * 151, "x" * 152]
+    assert len({part(name) for name in names}) == len(names)
+    assert part("pool-1.a:b") == "pool-1.a:b"
+    assert all(render.MARK.fullmatch(f"<!--#row-{part(name)}-->") for name in names)
+
+
+def test_who_leads_is_a_part_of_every_page(templates: Environment) -> None:
+    """So that an open page follows it."""
+    nav = {"problems": 0, "leader": {"holder": "<b>one</b>", "term": 3}}
+    facts = {"title": "a", "note": "n", "rows": []}
+    before = render.rendered("page.html", facts, nav, NOW)
+    after = render.rendered("page.html", facts, nav | {"leader": None}, NOW)
+    changed = render.changes(before, after)
+    assert changed == {"leader": '<span id="leader" class="s s-bad">no leader</span>'}
+    assert "&lt;b&gt;one&lt;/b&gt; leads, term 3" in before.parts["leader"]
+    assert before.digest != after.digest

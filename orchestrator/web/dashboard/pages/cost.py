@@ -7,9 +7,10 @@ from typing import Any
 
 from orchestrator.diagnostics import spending
 from orchestrator.diagnostics.amounts import usd
-from orchestrator.diagnostics.cost import KINDS, lines
+from orchestrator.diagnostics.cost import lines
 from orchestrator.errors import BAD_ARGUMENT
 from orchestrator.web.api.problems import Problem
+from orchestrator.web.dashboard.day_costs import ORDER, SHAPES, month
 from orchestrator.web.dashboard.views import Facts, Page, Reads, View
 
 TODAY = "today"
@@ -17,7 +18,6 @@ RANGES = {TODAY: "today", "1h": "last hour", "24h": "last 24 hours", "7d": "last
 LENGTHS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7), "30d": timedelta(days=30)}
 USUAL = "24h"
 WORKERS = 20  # the most expensive ones
-SHAPES = {"busy": "busy", "booting": "over", "idle": "idle", "draining": "drain"}  # classes of the style sheet
 Row = Mapping[str, Any]
 
 
@@ -26,10 +26,11 @@ async def facts(reads: Reads, view: View) -> Facts:
     asked = _range(view)
     now = datetime.now(UTC)
     begin = _begin(asked, now)
-    report, done, seen = await asyncio.gather(
+    report, done, seen, days = await asyncio.gather(
         reads.get("cost", begin.isoformat(), None),
         reads.get("efficiency", begin.isoformat(), None),
         reads.get("observe"),
+        month(reads, now),
     )
     total, workers = float(report["usd"]), lines(report, "worker")
     prices = {row["id"]: row for row in report["workers"]}
@@ -50,6 +51,7 @@ async def facts(reads: Reads, view: View) -> Facts:
         "wasted_usd": sum(one.usd for one in wasted),
         "done": done,
         "day": spending.forecast(seen["spent"], now, *budgets),
+        "month": days,
         "knows_budgets": policy is not None,
     }
 
@@ -59,7 +61,7 @@ def kinds(report: Row, total: float) -> list[Row]:
     found = {line.name: line for line in lines(report, "kind")}
     made: list[Row] = []
     begins = 0.0
-    for name in sorted(KINDS, key=lambda kind: kind != "busy"):
+    for name in ORDER:
         line = found.get(name)
         spent = line.usd if line else 0.0
         share = 100 * spent / total if total else 0.0

@@ -49,6 +49,7 @@ async def webhooks(reads: Reads, view: View) -> Facts:
         "state": state,
         "states": STATES,
         "most": MESSAGES,
+        "may_act": view.holder.may({TokenScope.OPERATE}),
         "lists": others(view),
     }
 

@@ -15,6 +15,7 @@ from orchestrator.core.model import EVERY_POOL
 from orchestrator.core.plurals import counted
 from orchestrator.diagnostics import amounts, first_cause, scaling
 from orchestrator.diagnostics.condition_kinds import HIGH
+from orchestrator.web.dashboard.actions import OPERATE
 from orchestrator.web.dashboard.series import ChartSpan, Series, chart, summed
 from orchestrator.web.dashboard.views import Facts, Page, Reads, View
 
@@ -26,15 +27,18 @@ Row = Mapping[str, Any]
 
 async def facts(reads: Reads, view: View) -> Facts:
     """The state of the fleet."""
-    standing, seen, found, decisions, (chosen, history) = await asyncio.gather(
-        reads.get("standing"), reads.get("observe"), reads.get("scaling"),
+    standing, seen, found, paused, decisions, (chosen, history) = await asyncio.gather(
+        reads.get("standing"), reads.get("observe"), reads.get("scaling"), reads.get("pauses"),
         reads.seen("decisions", before=None, limit=LAST_DECISIONS), past(reads, view.query.get("range")),
     )  # fmt: skip
     sees = view.holder.sees
     needs = [one for one in first_cause.known(standing) if view.holder.concerned(one["pools"])]
     workers = [one for one in seen["workers"] if sees(one["pool"])]
     demand = [one for one in seen["demand"] if sees(one["pool"])]
-    pools = pool_rows(found, demand, workers, reads.api.policy, view)
+    pools = [
+        {**one, "paused": paused.get(one["pool"]) or paused.get(EVERY_POOL)}
+        for one in pool_rows(found, demand, workers, reads.api.policy, view)
+    ]
     states = Counter(one["status"] for one in workers)
     figures = {
         "ready": sum(one["claimable"] for one in demand),
@@ -61,6 +65,7 @@ async def facts(reads: Reads, view: View) -> Facts:
         "ranges": RANGES,
         "charts": charts(history, view),
         "known": standing["conditions"] is not None,
+        "may_stop": view.holder.pools is None and view.holder.may(OPERATE),
     }
 
 
@@ -123,7 +128,6 @@ def pool_rows(found: Row, demand: Sequence[Row], workers: Sequence[Row], policy:
     ]
     explained = {one.pool: one for one in scaling.explained(found, made, policy)}
     queue = {one["pool"]: one for one in demand}
-    paused = found["paused"] or {}
     names = sorted({*explained, *queue, *(one["pool"] for one in workers if one["pool"])})
     return [
         {
@@ -132,7 +136,6 @@ def pool_rows(found: Row, demand: Sequence[Row], workers: Sequence[Row], policy:
             "why": explained.get(name),
             "queue": queue.get(name),
             "workers": [one for one in workers if one["pool"] == name],
-            "paused": paused.get(name) or paused.get(EVERY_POOL),
         }
         for name in names
     ]

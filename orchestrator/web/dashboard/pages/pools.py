@@ -34,6 +34,7 @@ async def facts(reads: Reads, view: View) -> Facts:
         "cooling": cooling,
         "pools": pools,
         "every": (seen["paused"] or {}).get(EVERY_POOL),
+        "fleet_limit": seen["scale_limits"].get(EVERY_POOL),
         "offers": seen["offers"],
         "places": {key: place_of(key) for key in keys},
         "avoided": hosts,
@@ -86,6 +87,7 @@ def _pools(seen: Row, found: Row, policy: Policy | None, view: View) -> Sequence
             "usd_per_hour": sum(float(one["price_usd_per_hour"] or 0) for one in live[name]),
             "paused": paused.get(name) or paused.get(EVERY_POOL),
             "resumable": name in paused,  # a pause of every pool ends for all of them
+            "limit": seen["scale_limits"].get(name),
             "policy": configured.get(name),
         }
         for name in sorted({*explained, *configured, *queue, *filter(None, live)})

@@ -15,7 +15,9 @@ from orchestrator.errors import NO_WORKER
 from orchestrator.web.api.problems import Problem
 from orchestrator.web.dashboard import charts
 from orchestrator.web.dashboard.bringup import bringup
+from orchestrator.web.dashboard.curves import curves
 from orchestrator.web.dashboard.log_parts import streams
+from orchestrator.web.dashboard.pages.audit import done_with
 from orchestrator.web.dashboard.views import Facts, Page, Reads, View
 
 Row = Mapping[str, Any]
@@ -30,8 +32,10 @@ async def facts(reads: Reads, view: View) -> Facts:
     """All that is known of one worker."""
     name = view.path["worker_id"]
     history = await seen_worker(reads, view, name)
-    found, (logs, log_trouble) = await asyncio.gather(
+    found, minutes, done, (logs, log_trouble) = await asyncio.gather(
         reads.get("worker_explained", name),
+        reads.get("worker_minutes", name),
+        done_with(reads, view, name),
         streams(reads, f"log of {name}", lambda: reads.api.log_tails.of_worker(name), view.query.get("find", "")),
     )
     row, now = history["worker"], datetime.fromisoformat(history["now"])
@@ -42,6 +46,7 @@ async def facts(reads: Reads, view: View) -> Facts:
     return {
         "title": f"{name}: {row['status']}",
         "worker": row,
+        "done": done,
         "is_over": is_over,
         "why": explanation,
         "sentence": sentence(explanation),
@@ -57,6 +62,7 @@ async def facts(reads: Reads, view: View) -> Facts:
         "split": charts.split([(KINDS[one.state], one.usd) for one in states if one.usd], "Cost by state"),
         "findings": [finding(one, name) for one in findings_of(row["health"])],
         "gpus": gpu_readings(row),
+        "curves": curves(minutes, row),
         "lived_s": _seconds(row["created_at"], row["terminated_at"]) if is_over else None,
         "logs": logs,
         "log_trouble": log_trouble,

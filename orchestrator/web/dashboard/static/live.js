@@ -2,7 +2,7 @@
 (() => {
   const body = document.body, live = document.getElementById("live"), main = document.getElementById("main");
   const waiting = new Map(); // id -> its newest HTML; "" is the whole content: a burst costs one repaint a second
-  let heard = Date.now(), trouble = "", paused = false, ahead = 0, source, again, title;
+  let heard = Date.now(), trouble = "", paused = false, gone = false, said = "live", ahead = 0, source, again, title;
 
   const span = (seconds) => {
     const s = Math.max(0, Math.floor(seconds));
@@ -78,7 +78,7 @@
     });
     on("main", (data) => {
       const told = JSON.parse(data);
-      waiting.clear(); waiting.set("", told.html); waiting.set("badge", told.badge); title = `${told.title} · ${document.querySelector(".name").textContent}`; hear(told.at);
+      waiting.clear(); waiting.set("", told.html); for (const [id, html] of Object.entries(told.around)) waiting.set(id, html); title = `${told.title} · ${document.querySelector(".name").textContent}`; hear(told.at);
     });
     on("parts", (data) => {
       const told = JSON.parse(data);
@@ -88,15 +88,23 @@
     on("same", hear);
     on("trouble", (data) => { trouble = JSON.parse(data).why; });
     on("signed_out", () => { source.close(); location.reload(); });
-    source.addEventListener("error", () => { // after an answer that is no stream the browser gives up
-      if (source.readyState === EventSource.CLOSED && !paused) { clearTimeout(again); again = setTimeout(connect, 2000 + 3000 * Math.random()); }
+    source.addEventListener("error", async () => { // after an answer that is no stream the browser gives up
+      if (source.readyState !== EventSource.CLOSED || paused) return;
+      clearTimeout(again);
+      const asked = source, page = await fetch(location.href, { method: "HEAD" }).catch(() => null);
+      if (asked !== source || paused) return;
+      gone = page?.status === 404;
+      if (!gone) again = setTimeout(connect, 2000 + 3000 * Math.random());
     });
   };
   const tell = () => {
-    const age = (Date.now() - heard) / 1000, old = age > 5 || trouble;
+    const age = (Date.now() - heard) / 1000, old = age > 5 || trouble || gone;
     live.className = paused ? "live s s-idle" : old ? "live s s-warn" : "live s s-active";
-    const text = paused ? "paused" : trouble ? `${span(age)} old: ${trouble}` : old ? `${span(age)} old, connecting again` : "live";
+    const why = gone ? "this is gone" : trouble || "connecting again";
+    const text = paused ? "paused" : old ? `${span(age)} old: ${why}` : "live";
     if (live.textContent !== text) live.textContent = text;
+    const news = paused ? "paused" : old ? `old: ${why}` : "live"; // read aloud once, without the age
+    if (news !== said) document.getElementById("said").textContent = said = news;
     body.classList.toggle("stale", Boolean(old) && !paused);
   };
   const ages = () => {
@@ -162,7 +170,8 @@
     };
     if (went && /^[1-9]$/.test(event.key)) document.querySelectorAll("nav a")[event.key - 1]?.click();
     went = event.key === "g";
-    if (event.key === "/") { const box = document.querySelector("[type=search]"); if (box) { event.preventDefault(); box.focus(); } }
+    if (event.key === "Enter" && event.target.matches("[data-copy]")) copy(event.target.dataset.copy);
+    else if (event.key === "/") { const box = document.querySelector("[type=search]"); if (box) { event.preventDefault(); box.focus(); } }
     else if (event.key === "j") to(at + 1);
     else if (event.key === "k") to(at - 1);
     else if (event.key === "p" && body.dataset.events) pause();

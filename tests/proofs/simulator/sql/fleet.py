@@ -24,6 +24,7 @@ MACHINE = ("gpu_fault", "host_fault")
 CUT_OFF = "GATEWAY_UNREACHED"
 FAULTS = 3  # attempts of a task that machine faults may end without counting
 BRINGUPS = 100
+MOST_WORKERS, LONGEST_LIMIT_S = 100_000, 31_536_000
 TRIED = 100  # attempts of a worker that are looked at
 
 
@@ -370,6 +371,7 @@ class Database(Queue):
             "now": self.now.isoformat(),
             "workers": rows,
             "demand": self._demand(paused),
+            "scale_limits": self.scale_limits(p_fleet),
             "expired_leases": ended,
             "offers": [jsonable(o) for (f, _), o in sorted(self.offers.items()) if f == p_fleet],
             "last_spawn_at": jsonable(spawned),
@@ -536,6 +538,37 @@ class Database(Queue):
                 pool = name.removeprefix("paused").removeprefix(":") or "*"
                 found[pool] = {"reason": row["reason"], "until": jsonable(row["expires_at"])}
         return found
+
+    def scale_limits(self, fleet: str) -> Json:
+        """Return the limits of workers in force."""
+        found = {}
+        for (owner, name), row in sorted(self.settings.items()):
+            if owner == fleet and name.startswith("limited") and row["expires_at"] > self.now:
+                pool = name.removeprefix("limited").removeprefix(":") or "*"
+                found[pool] = {"most": row["most"], "reason": row["reason"], "until": jsonable(row["expires_at"])}
+        return found
+
+    def fleet_scale_limit(
+        self, p_fleet: str, p_pool: str | None, p_most: int | None, p_reason: str | None, p_for_s: float | None
+    ) -> Json:
+        check_id(p_fleet, "p_fleet")
+        if p_pool is not None:
+            check_id(p_pool, "p_pool")
+        name = "limited" if p_pool is None else f"limited:{p_pool}"
+        if p_most is None:
+            limited = [key for key in self.settings if key[0] == p_fleet and key[1].startswith("limited")]
+            for key in [key for key in limited if p_pool is None or key[1] == name]:
+                del self.settings[key]
+        else:
+            if not 1 <= p_most <= MOST_WORKERS:
+                refuse("OR007", f"a limit is a number from 1 to {MOST_WORKERS}")
+            lasts_s = p_for_s or 0.0
+            if not 0 < lasts_s <= LONGEST_LIMIT_S:
+                refuse("OR007", "a limit lasts for more than nothing and at most a year")
+            until = self.now + timedelta(seconds=lasts_s)
+            self.settings[p_fleet, name] = {"most": p_most, "reason": p_reason, "expires_at": until}
+        self.notify("orchestrator_fleet", "")
+        return {"limits": self.scale_limits(p_fleet)}
 
     def fleet_pause(self, p_fleet: str, p_pool: str | None, p_reason: str | None, p_for_s: float | None) -> Json:
         check_id(p_fleet, "p_fleet")

@@ -1,0 +1,144 @@
+"""What people do on the pages: stop everything, limit workers for a time, and send messages again."""
+
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import psycopg
+
+from orchestrator.core.states import State
+from orchestrator.web.dashboard.pages import PAGES
+from tests.process.web.api_rig import ADMIN, VIEWER
+from tests.process.web.dashboard_rig import DashboardRig, csrf_of
+
+
+async def act(browser: httpx.AsyncClient, path: str, fields: Mapping[str, str]) -> httpx.Response:
+    """Agree to an action as its page asks."""
+    asked = await browser.get(path)
+    assert asked.status_code == 200, asked.text
+    csrf = asked.text.partition('name="csrf" value="')[2].partition('"')[0]
+    query = dict(httpx.URL(path).params)
+    return await browser.post(httpx.URL(path).path, data={"csrf": csrf, **query, **fields})
+
+
+async def test_everything_is_stopped(board: DashboardRig) -> None:
+    """Every pool is paused, and each worker is asked to end at once, in the name of who did it. Twice does no harm."""
+    await board.furnish()
+    browser = await board.visitor(ADMIN)
+    page = (await browser.get("/do/stop")).text
+    assert "4 workers for $" in page
+    for _ in range(2):
+        done = await act(browser, "/do/stop", {"reason": "a fire"})
+        assert (done.status_code, done.headers["location"]) == (303, "/")
+    assert (await board.rows.pauses())["*"]["reason"] == "a fire"
+    assert "Everything stops: every pool is paused" in (await browser.get("/")).text
+    for one in PAGES:
+        if "{" not in one.path:
+            assert (await browser.get(one.path)).status_code == 200, one.path
+    live = (await board.rows.observe())["workers"]
+    assert len(live) == 4
+    assert all(one["stop_requested_at"] or one["status"] == "terminating" for one in live), live
+    mine = await board.visitor(await board.token("operate", "read", pools=[board.pool]))
+    assert (await mine.get("/do/stop")).status_code == 403
+    assert "/do/stop" not in (await mine.get("/")).text
+    assert "/do/stop" not in (await (await board.visitor(VIEWER)).get("/")).text
+
+
+async def test_a_limit_says_what_is_there_and_what_it_does(board: DashboardRig) -> None:
+    """Before the button: the workers, their cost, and that busy ones finish."""
+    for state in (State.ACTIVE, State.SPAWNING):
+        await board.worker(state=state)
+    page = (await (await board.visitor(ADMIN)).get("/do/limit", params={"pool": board.pool})).text
+    assert f"{board.pool} has 2 workers now, 0 of them busy: $" in page
+    for text in ("still starting end at once", "Busy workers finish their tasks", "It ends by itself", "required"):
+        assert text in page
+    assert f"orchestrator scale limit --pool {board.pool} --max N --for 2h" in page
+    assert (await (await board.visitor(VIEWER)).get("/do/limit")).status_code == 403
+
+
+async def test_a_limit_is_set_shown_and_ended(board: DashboardRig) -> None:
+    """With its reason and its end, on the page of the pools and in the audit log."""
+    await board.furnish()
+    browser = await board.visitor(ADMIN)
+    limit = f"/do/limit?pool={board.pool}"
+    done = await act(browser, limit, {"max": "1", "minutes": "90", "reason": "<b>a demo</b>"})
+    assert (done.status_code, done.headers["location"]) == (303, "/pools")
+    page = (await browser.get("/pools")).text
+    assert f"{board.pool} may have 1 worker at most for 1h30m." in page
+    assert "At most 1 worker in this pool until" in page
+    assert "&lt;b&gt;a demo&lt;/b&gt;" in page
+    assert "in the whole fleet until" not in page
+    await act(browser, "/do/limit", {"max": "8", "minutes": "5"})
+    assert "At most 8 workers in the whole fleet until" in (await browser.get("/pools")).text
+    await act(browser, f"/do/unlimit?pool={board.pool}", {})
+    assert set(await board.rows.scale_limits()) == {"*"}
+    await act(browser, "/do/unlimit", {})
+    assert await board.rows.scale_limits() == {}
+    actions = [one["action"] for one in await board.rows.audit() if one["action"].startswith("pool.")]
+    assert actions == ["pool.unlimit", "pool.unlimit", "pool.limit", "pool.limit"]
+
+
+async def test_a_limit_without_a_number_or_an_end_is_refused(board: DashboardRig) -> None:
+    """So it cannot stay for ever, and is no pause."""
+    browser = await board.visitor(ADMIN)
+    for wrong in ({"max": "8"}, {"minutes": "5"}, {"max": "0", "minutes": "5"}, {"max": "-1", "minutes": "5"},
+                  {"max": "8", "minutes": "525601"}, {"max": "a lot", "minutes": "5"}):  # fmt: skip
+        assert (await act(browser, "/do/limit", wrong)).status_code == 422
+    assert await board.rows.scale_limits() == {}
+
+
+async def test_a_token_of_a_pool_limits_that_pool_alone(board: DashboardRig) -> None:
+    """Not the whole fleet, and no other pool."""
+    browser = await board.visitor(await board.token("operate", "read", pools=[board.pool]))
+    for path in ("/do/limit", "/do/limit?pool=other", "/do/unlimit"):
+        assert (await browser.get(path)).status_code == 403
+    given = {"csrf": csrf_of(await browser.get("/pools")), "pool": "other", "max": "8", "minutes": "5"}
+    assert (await browser.post("/do/limit", data=given)).status_code == 403
+    await act(browser, f"/do/limit?pool={board.pool}", {"max": "2", "minutes": "5"})
+    assert set(await board.rows.scale_limits()) == {board.pool}
+
+
+async def test_messages_that_were_given_up_are_sent_again(
+    board: DashboardRig, hand: psycopg.AsyncConnection[Any]
+) -> None:
+    """One, or all; the page names the hosts first. Nobody who may look only does it."""
+    ids = []
+    for _ in range(2):
+        made = await hand.execute(
+            "insert into webhook_messages (event, task_id, webhook, url, host, body, created_at, give_up_at, failure) "
+            "values ('task.failed', gen_random_uuid(), %s, 'https://h.example.com/x', 'h.example.com', '{}', now(), "
+            "now(), 'it answered 500') returning id::text",
+            (board.pool,),
+        )
+        ids += [row[0] for row in await made.fetchall()]
+    browser = await board.visitor(ADMIN)
+    try:
+        page = (await browser.get("/webhooks")).text
+        assert f'href="/do/resend?message={ids[0]}"' in page
+        assert 'href="/do/resend"' in page
+        assert "/do/resend" not in (await (await board.visitor(VIEWER)).get("/webhooks")).text
+        asked = (await browser.get(f"/do/resend?message={ids[0]}")).text
+        assert "This message to h.example.com is due now." in asked
+        assert f"orchestrator webhooks retry {ids[0]}" in asked
+        done = await act(browser, f"/do/resend?message={ids[0]}", {})
+        assert (done.status_code, done.headers["location"]) == (303, "/webhooks")
+        assert "1 message is due now." in (await browser.get("/webhooks")).text
+        assert "h.example.com" in (await browser.get("/do/resend")).text
+        await act(browser, "/do/resend", {})
+        left = await hand.execute(
+            "select count(*) from webhook_messages where id = any (%s) and next_at is null", (ids,)
+        )
+        assert await left.fetchone() == (0,)
+        assert (await act(browser, f"/do/resend?message={uuid.uuid4()}", {})).status_code == 404
+        assert (await browser.get("/do/resend?message=x")).status_code == 404
+        mine = await board.visitor(await board.token("operate", "read", pools=[board.pool]))
+        assert (await mine.get("/do/resend")).status_code == 403
+        api = {"Authorization": f"Bearer {ADMIN}"}
+        again = await board.client.post("/api/v1/webhooks/resend", json={"message_id": ids[0]}, headers=api)
+        assert again.json() == {"due": 1}
+        assert (await board.client.post("/api/v1/webhooks/resend", headers=api)).status_code == 200
+        unknown = {"message_id": str(uuid.uuid4())}
+        assert (await board.client.post("/api/v1/webhooks/resend", json=unknown, headers=api)).status_code == 404
+    finally:
+        await hand.execute("delete from webhook_messages where webhook = %s", (board.pool,))
