@@ -15,7 +15,8 @@ from orchestrator.adapters.task_change_store import TaskChangeStore
 from orchestrator.core.api_tokens import TokenHolder, TokenScope
 from orchestrator.leader_jobs.bulk_changes import BulkChanges
 from orchestrator.ports import BadArgument, NotLeader
-from tests.db.conformance.builders import FLEET, START, Fleet
+from tests.db.conformance.builders import FLEET, START, Agent, Fleet
+from tests.db.conformance.consistency import broken
 
 Row = Mapping[str, Any]
 OPERATE = frozenset({TokenScope.OPERATE})
@@ -343,6 +344,30 @@ async def test_a_task_that_somebody_has_locked_is_tried_again_and_then_refused(
     assert (row["changed"], row["refused"], row["outcome"]) == (4, 1, "done")
     assert row["refusal"] == f"task {ids[0]}: another transaction has locked it"
     assert (await statuses(hand))["Queued"] == 1
+
+
+async def test_workers_go_on_while_a_change_runs(
+    fleet: Fleet, store: TaskChangeStore, hand: AsyncConnection[DictRow]
+) -> None:
+    """They claim and complete tasks at the same time: each task ends once, and the queue is consistent."""
+    await fleet.submit(count=300)
+    agents = [await fleet.agent() for _ in range(3)]
+    change = await started(store, "cancel", status="Queued")
+
+    async def runs(agent: Agent) -> None:
+        for _ in range(8):
+            for task in await agent.claim(batch=4):
+                assert await agent.complete(task) in {"ok", "cancelled"}
+
+    await asyncio.gather(BulkChanges(store).step(fleet.term), *map(runs, agents))
+    fleet.wait(PATIENCE_S)
+    await BulkChanges(store).step(fleet.term)
+    await fleet.settle()
+    row, ends = await shown(store, change), await statuses(hand)
+    assert (row["outcome"], row["refused"]) == ("done", 0)
+    assert ends.keys() <= {"Cancelled", "Complete"}
+    assert (sum(ends.values()), ends["Cancelled"]) == (300, row["changed"])
+    assert await broken(hand) == {}
 
 
 async def test_a_running_task_is_told_to_stop_and_its_cost_so_far_is_the_loss(

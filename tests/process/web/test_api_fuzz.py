@@ -52,7 +52,7 @@ async def test_every_answer_is_one_that_the_document_describes(rig: ApiRig, name
     def named(case: Case[Any]) -> Case[Any]:
         """The case, every second time with ids that exist."""
         if next(turns) and name not in STREAMS:
-            ids: dict[str, Any] = {"task_id": known, "worker_id": worker.id, "change_id": change}
+            ids: dict[str, Any] = {"task_id": known, "worker_id": worker.id, "change_id": str(change)}
             ids |= {"project": rig.rows.fleet, "app_instance_id": cluster}
             case.path_parameters = {one: ids[one] for one in case.path_parameters or {}}
         return case
