@@ -62,6 +62,7 @@ NO_WORKER = ErrorKind("E040", 3, "no such worker", "python -m orchestrator list 
 NO_TASK = ErrorKind("E041", 3, "no such task", "python -m orchestrator tasks list")
 NO_SCHEDULE = ErrorKind("E043", 3, "no such schedule", "python -m orchestrator schedules list")
 NO_CLUSTER = ErrorKind("E045", 3, "no such cluster", "python -m orchestrator cluster list")
+NO_CHANGE = ErrorKind("E046", 3, "no such change of tasks", "python -m orchestrator tasks changes")
 NO_MEANING = ErrorKind("E042", 3, "no such error id or code", "python -m orchestrator explain --help")
 CONFIRM = ErrorKind("E050", 2, "this needs a confirmation, and there is no terminal", "repeat it with --force or --yes")
 WRONG_STATE = ErrorKind("E051", 1, "this cannot be done in its present state", "python -m orchestrator list")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.adapters.cluster_store import ClusterStore
+from orchestrator.adapters.task_change_store import TaskChangeStore
 from orchestrator.core.api_tokens import TokenHolder
 from orchestrator.core.model import EVERY_POOL
 from orchestrator.ports import ApiCalls
@@ -30,6 +31,11 @@ class ApiRows:
     def clusters(self) -> ClusterStore:
         """The clusters of the fleet."""
         return ClusterStore(self._db, self._fleet)
+
+    @property
+    def task_changes(self) -> TaskChangeStore:
+        """Actions on all tasks that fit a filter."""
+        return TaskChangeStore(self._db, self._fleet)
 
     async def create_token(self, token: Row, actor: str) -> None:
         """Store a token: {name, hash, scopes, pools, tenant, expires_at}. BadArgument if its name is used."""

@@ -161,11 +161,14 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "tasks cancel": (
         ("6545cbb7", "asks first"),
         ("--type travel_segment --status queued", "all of them, after a question"),
+        ("--type travel_segment --background", "the leader does it, also after you log out"),
     ),
     "tasks retry": (
         ("6545cbb7", "its attempts count from zero"),
         ("--status failed --type travel_segment --yes", "all of them, without a question"),
+        ("--status failed --since 24h --background", "the leader does it; prints the number of the change"),
     ),
+    "tasks changes": (("", "the newest"), ("1", "how far one is"), ("1 --stop", "what is changed stays changed")),
     "handlers new": (("hello", "writes handlers/hello.py"),),
     "handlers test": (('hello --params \'{"name": "you"}\'', "runs it here; exit 1 if it fails"),),
     "init": (("", "asks, checks each answer, writes .env"), ("--no-input", "takes the answers from the environment")),

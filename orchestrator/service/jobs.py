@@ -11,6 +11,7 @@ from orchestrator.adapters.alert_sender import AlertSender
 from orchestrator.adapters.otlp import OtlpExporter
 from orchestrator.adapters.schedule_store import ScheduleStore
 from orchestrator.adapters.store import SqlStore
+from orchestrator.adapters.task_change_store import TaskChangeStore
 from orchestrator.adapters.webhook_sender import WebhookSender
 from orchestrator.adapters.webhook_store import WebhookStore
 from orchestrator.config.errors import SettingsError
@@ -20,8 +21,9 @@ from orchestrator.core.places import bucket_place
 from orchestrator.core.policy import Policy
 from orchestrator.diagnostics.account import account, money
 from orchestrator.diagnostics.alerts import AlertPolicy, QuietHours
-from orchestrator.leader_jobs import alerts, conditions, pod_requests, schedules, traces
+from orchestrator.leader_jobs import alerts, bulk_changes, conditions, pod_requests, schedules, traces
 from orchestrator.leader_jobs.alerts import Alerts
+from orchestrator.leader_jobs.bulk_changes import BulkChanges
 from orchestrator.leader_jobs.conditions import LeaderConditions, Sources
 from orchestrator.leader_jobs.outbox import Outbox
 from orchestrator.leader_jobs.pod_requests import PodRequests
@@ -52,10 +54,12 @@ def jobs_of(
     sources = Sources(store, policy.handled, partial(_balance, settings), lambda: watch.took_s, place)
     known = LeaderConditions(sources, metrics, alerting.note_conditions if alerting else None)
     due = Schedules(ScheduleStore(db, settings.fleet_id))
+    changes = BulkChanges(TaskChangeStore(db, settings.fleet_id))
     jobs = [
         LeaderJob("conditions", conditions.EVERY_S, lambda _term: known.ask()),
         LeaderJob("condition_record", conditions.RECORD_EVERY_S, known.record.step),
         LeaderJob("schedules", schedules.EVERY_S, due.step),
+        LeaderJob("bulk_changes", bulk_changes.EVERY_S, changes.step),
         LeaderJob("history", HISTORY_EVERY_S, store.record),
     ]
     if rules := sending_rules(settings):

@@ -420,6 +420,90 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/task-changes": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List actions on filters, newest first
+         * @description Needs a token with the scope read.
+         */
+        get: operations["listTaskChanges"];
+        put?: never;
+        /**
+         * Cancel or retry all tasks that fit a filter, in the background
+         * @description Needs a token with the scope operate or submit.
+         */
+        post: operations["startTaskChange"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/task-changes/preview": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Count what an action on a filter would change
+         * @description Needs a token with the scope operate or submit.
+         */
+        post: operations["previewTaskChange"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/task-changes/{change_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Read how far an action on a filter is
+         * @description Needs a token with the scope read.
+         */
+        get: operations["getTaskChange"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/task-changes/{change_id}/stop": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Stop an action on a filter
+         * @description Needs a token with the scope operate or submit.
+         */
+        post: operations["stopTaskChange"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/tasks": {
         parameters: {
             query?: never;
@@ -2107,6 +2191,204 @@ export interface components {
         SubmittedTasks: {
             /** Tasks */
             tasks: components["schemas"]["SubmittedTask"][];
+        };
+        /**
+         * TaskChangeInput
+         * @description An action, and which tasks: those that have all that is named. At least one filter is needed.
+         */
+        TaskChangeInput: {
+            /**
+             * Action
+             * @enum {string}
+             */
+            action: "cancel" | "retry";
+            /**
+             * Labels
+             * @default null
+             */
+            labels: {
+                [key: string]: string;
+            } | null;
+            /**
+             * Pool
+             * @default null
+             */
+            pool: string | null;
+            /**
+             * Since
+             * @description Only tasks that were submitted since then
+             * @default null
+             */
+            since: string | null;
+            /**
+             * Status
+             * @description By default Queued and In Progress of a cancel, Failed of a retry
+             * @default null
+             */
+            status: ("Queued" | "In Progress" | "Complete" | "Failed" | "Cancelled")[] | null;
+            /**
+             * Task Type
+             * @default null
+             */
+            task_type: string | null;
+            /**
+             * Tenant
+             * @default null
+             */
+            tenant: string | null;
+        };
+        /**
+         * TaskChangePreview
+         * @description What an action would change.
+         */
+        TaskChangePreview: {
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /**
+             * By
+             * @description The 50 largest groups
+             */
+            by: components["schemas"]["TaskGroupShown"][];
+            /**
+             * Groups
+             * @description All groups
+             */
+            groups: number;
+            /**
+             * Is All
+             * @description false: older tasks were not looked at, so there may be more
+             */
+            is_all: boolean;
+            /**
+             * Looked
+             * @description Tasks that were looked at
+             */
+            looked: number;
+            /** Tasks */
+            tasks: number;
+            /**
+             * Usd
+             * @description Of a cancel: what the running attempts have cost so far, which is lost. Of a retry: one attempt of each task at the mean cost of its type within seven days; null: a type has no figure
+             */
+            usd: number | null;
+        };
+        /**
+         * TaskChangeShown
+         * @description A change of all tasks that fit a filter.
+         */
+        TaskChangeShown: {
+            /**
+             * Action
+             * @enum {string}
+             */
+            action: "cancel" | "retry";
+            /** Actor */
+            actor: string;
+            /** Changed */
+            changed: number;
+            /**
+             * Created At
+             * Format: date-time
+             * @description Tasks that were submitted later are left alone
+             */
+            created_at: string;
+            /** Ended At */
+            ended_at: string | null;
+            /** Filter */
+            filter: {
+                [key: string]: unknown;
+            };
+            /** Id */
+            id: number;
+            /**
+             * Locked
+             * @description Tasks that another transaction has locked; they are tried again
+             */
+            locked: number;
+            /**
+             * Looked
+             * @description Tasks that were looked at, newest first
+             */
+            looked: number;
+            /**
+             * Outcome
+             * @description null: it goes on
+             */
+            outcome: ("done" | "stopped") | null;
+            /**
+             * Refusal
+             * @description Of the first one that was refused
+             */
+            refusal: string | null;
+            /**
+             * Refused
+             * @description Tasks that a trigger, a constraint or a lock kept from being changed
+             */
+            refused: number;
+            /** Started At */
+            started_at: string | null;
+            /** Stopped By */
+            stopped_by: string | null;
+        };
+        /**
+         * TaskChangeStarted
+         * @description The change, which the leader carries out in the background.
+         */
+        TaskChangeStarted: {
+            /** Id */
+            id: number;
+            /**
+             * Outcome
+             * @enum {string}
+             */
+            outcome: "started" | "repeated";
+        };
+        /**
+         * TaskChangeStopped
+         * @description What came of it. What is changed stays changed.
+         */
+        TaskChangeStopped: {
+            /**
+             * Outcome
+             * @enum {string}
+             */
+            outcome: "stopped" | "already";
+        };
+        /**
+         * TaskChangesShown
+         * @description The changes that the token sees, newest first.
+         */
+        TaskChangesShown: {
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /** Changes */
+            changes: components["schemas"]["TaskChangeShown"][];
+        };
+        /**
+         * TaskGroupShown
+         * @description Tasks of a type and status that would be changed.
+         */
+        TaskGroupShown: {
+            /**
+             * Status
+             * @enum {string}
+             */
+            status: "Queued" | "In Progress" | "Complete" | "Failed" | "Cancelled";
+            /** Task Type */
+            task_type: string | null;
+            /** Tasks */
+            tasks: number;
+            /**
+             * Usd
+             * @description As of all; null: no figure
+             */
+            usd: number | null;
         };
         /**
          * TaskInput
@@ -5362,12 +5644,599 @@ export interface operations {
             };
         };
     };
+    listTaskChanges: {
+        parameters: {
+            query?: {
+                /** @description Rows of the page */
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description List actions on filters, newest first */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TaskChangesShown"];
+                };
+            };
+            /** @description The request cannot be read */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token is missing or not valid */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token may not do this */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description There is no such thing for this token, or the API is off */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The request is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description Too many requests; Retry-After says when to try again */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description An error within the orchestrator */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The bucket refuses the orchestrator */
+            502: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The database or the bucket gave no clear answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+        };
+    };
+    startTaskChange: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A repetition with the same key does nothing more, for 24 hours at least */
+                "Idempotency-Key"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["TaskChangeInput"];
+            };
+        };
+        responses: {
+            /** @description It was there already, by the key */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TaskChangeStarted"];
+                };
+            };
+            /** @description Cancel or retry all tasks that fit a filter, in the background */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TaskChangeStarted"];
+                };
+            };
+            /** @description The request cannot be read */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token is missing or not valid */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token may not do this */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description There is no such thing for this token, or the API is off */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The body did not arrive in time */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The request is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The body is not application/json */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The request is not valid */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description Too many requests; Retry-After says when to try again */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description An error within the orchestrator */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The bucket refuses the orchestrator */
+            502: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The database or the bucket gave no clear answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+        };
+    };
+    previewTaskChange: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["TaskChangeInput"];
+            };
+        };
+        responses: {
+            /** @description Count what an action on a filter would change */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TaskChangePreview"];
+                };
+            };
+            /** @description The request cannot be read */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token is missing or not valid */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token may not do this */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description There is no such thing for this token, or the API is off */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The body did not arrive in time */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The request is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The body is not application/json */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The request is not valid */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description Too many requests; Retry-After says when to try again */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description An error within the orchestrator */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The bucket refuses the orchestrator */
+            502: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The database or the bucket gave no clear answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+        };
+    };
+    getTaskChange: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                change_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Read how far an action on a filter is */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TaskChangeShown"];
+                };
+            };
+            /** @description The request cannot be read */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token is missing or not valid */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token may not do this */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description There is no such thing for this token, or the API is off */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The request is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description Too many requests; Retry-After says when to try again */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description An error within the orchestrator */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The bucket refuses the orchestrator */
+            502: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The database or the bucket gave no clear answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+        };
+    };
+    stopTaskChange: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                change_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Stop an action on a filter */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TaskChangeStopped"];
+                };
+            };
+            /** @description The request cannot be read */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token is missing or not valid */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token may not do this */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description There is no such thing for this token, or the API is off */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The request is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description Too many requests; Retry-After says when to try again */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description An error within the orchestrator */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The bucket refuses the orchestrator */
+            502: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The database or the bucket gave no clear answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+        };
+    };
     listTasks: {
         parameters: {
             query?: {
                 status?: "Queued" | "In Progress" | "Complete" | "Failed" | "Cancelled";
                 task_type?: string;
                 tenant?: string;
+                pool?: string;
                 /** @description `key=value`; with several of them, tasks that have all */
                 label?: string[];
                 /** @description `next` of a page */
@@ -5477,7 +6346,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A submission with the same key is done once within 24 hours */
+                /** @description A repetition with the same key does nothing more, for 24 hours at least */
                 "Idempotency-Key"?: string;
                 /** @description The trace of the tasks (W3C Trace Context); one that cannot be used is ignored */
                 traceparent?: string;
@@ -5623,7 +6492,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A submission with the same key is done once within 24 hours */
+                /** @description A repetition with the same key does nothing more, for 24 hours at least */
                 "Idempotency-Key"?: string;
                 /** @description The trace of the tasks (W3C Trace Context); one that cannot be used is ignored */
                 traceparent?: string;

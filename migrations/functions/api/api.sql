@@ -1,13 +1,5 @@
 -- The calls of the API about tasks. p_scope {pools, tenant} restricts the caller: a task outside of it looks absent.
 
-create or replace function public.internal_in_scope(p_scope jsonb, p_pool text, p_tenant text) returns boolean
-language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
-    select (internal_in_scope.p_scope->>'tenant' is null
-        or coalesce(internal_in_scope.p_scope->>'tenant' = internal_in_scope.p_tenant, false))
-       and (jsonb_typeof(internal_in_scope.p_scope->'pools') is distinct from 'array'
-           or coalesce(internal_in_scope.p_scope->'pools' ? internal_in_scope.p_pool, false))
-$$;
-
 -- The version of a task for its ETag: it changes with the state, not with each heartbeat.
 create or replace function public.internal_task_version(p_task public.tasks) returns text
 language sql immutable security definer set search_path = pg_catalog, pg_temp as $$
@@ -249,49 +241,47 @@ $$;
 
 -- A page of tasks, the newest first, without params and results. Unlike task_find, it counts nothing, and its cost is
 -- bounded for every filter, because programs outside choose the filter: a call looks at 2,000 tasks at most, so a page
--- may be short, and `next` says where to continue. p_filter: {status, task_type, tenant, labels: [{key: value}]};
--- p_cursor: [time, id] of the last task that was looked at.
+-- may be short, and `next` says where to continue. p_filter: as in task_filters.sql; p_cursor: [time, id] of the last
+-- task that was looked at.
 create or replace function public.task_page(
     p_scope jsonb, p_filter jsonb, p_cursor jsonb, p_limit int, p_now timestamptz default null
 ) returns jsonb
-language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
-set enable_sort = on set jit = off as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off
+as $$
 #variable_conflict use_variable
 declare
     c_looked_at constant int := 2000;
     v_limit int := least(greatest(coalesce(p_limit, 100), 1), 1000);
     v_at timestamptz := (p_cursor->>0)::timestamptz;
     v_id uuid := (p_cursor->>1)::uuid;
+    v_most int := v_limit + 1;  -- tasks that are read at once: often the first ones fit
     v_task record;
     v_found jsonb[] := '{}';
-    v_count int := 0;
-    v_last record;
+    v_read int;
+    v_looked int := 0;
 begin
-    for v_task in
-        select t.id, t.created_at, orchestrator.pool_of(t.*) as pool, t.tenant,
-               coalesce(p.status, t.status::text) as status, t.task_type, t.labels
-          from public.tasks t left join orchestrator.publications p on p.task_id = t.id
-         where (v_at is null or t.created_at < v_at or t.created_at = v_at and t.id > v_id)
-           and t.created_at <= coalesce(v_at, 'infinity')
-         order by t.created_at desc, t.id limit c_looked_at + 1
-    loop
-        if v_count = c_looked_at or cardinality(v_found) = v_limit then
-            return jsonb_build_object('tasks', to_jsonb(v_found),
-                                      'next', jsonb_build_array(v_last.created_at, v_last.id));
+    while v_looked < c_looked_at loop
+        v_read := 0;
+        for v_task in select * from orchestrator.tasks_after(p_filter, v_at, v_id, v_most) loop
+            if cardinality(v_found) = v_limit then
+                return jsonb_build_object('tasks', to_jsonb(v_found), 'next', jsonb_build_array(v_at, v_id));
+            end if;
+            v_read := v_read + 1;
+            v_at := v_task.created_at;
+            v_id := v_task.id;
+            if public.internal_fits(p_scope, p_filter, v_task.status, v_task.task_type, v_task.pool, v_task.tenant,
+                                    v_task.labels) then
+                v_found := v_found || (
+                    select public.internal_task_line(orchestrator.current_task(v_task.id), 4096));
+            end if;
+        end loop;
+        if v_read < v_most then
+            return jsonb_build_object('tasks', to_jsonb(v_found), 'next', null);
         end if;
-        v_count := v_count + 1;
-        v_last := v_task;
-        if public.internal_in_scope(p_scope, v_task.pool, v_task.tenant)
-           and coalesce(v_task.status = p_filter->>'status', p_filter->>'status' is null)
-           and coalesce(v_task.task_type = p_filter->>'task_type', p_filter->>'task_type' is null)
-           and coalesce(v_task.tenant = p_filter->>'tenant', p_filter->>'tenant' is null)
-           and not exists (select from jsonb_array_elements(coalesce(nullif(p_filter->'labels', 'null'), '[]')) l (pair)
-                            where (v_task.labels @> l.pair) is not true) then
-            v_found := v_found || (
-                select public.internal_task_line(orchestrator.current_task(v_task.id), 4096));
-        end if;
+        v_looked := v_looked + v_read;
+        v_most := least(v_most * 4, greatest(c_looked_at - v_looked, 1));
     end loop;
-    return jsonb_build_object('tasks', to_jsonb(v_found), 'next', null);
+    return jsonb_build_object('tasks', to_jsonb(v_found), 'next', jsonb_build_array(v_at, v_id));
 end
 $$;
 

@@ -219,6 +219,7 @@ begin
     delete from public.api_tokens t
      where t.fleet = p_fleet and least(t.revoked_at, t.expires_at) < p_now - interval '90 days';
     delete from public.api_submissions s where s.fleet = p_fleet and s.at < p_now - interval '24 hours';
+    delete from orchestrator.bulk_changes c where c.fleet = p_fleet and c.ended_at < v_audit;
     delete from public.audit_log a where a.ctid = any (array(
         select o.ctid from public.audit_log o
          where o.fleet = p_fleet

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from orchestrator.cli.commands.task_bulk import background_option, in_background
 from orchestrator.cli.commands.task_lists import filtered, wanted
 from orchestrator.cli.known_names import require_known
 from orchestrator.cli.options import force_option
@@ -60,16 +61,19 @@ class _TaskChange:
 @click.command(short_help="Cancel waiting or running tasks.")
 @click.argument("tasks", nargs=-1, metavar="[TASK]...")
 @filtered
+@background_option
 @force_option
 @json_option
 @click.pass_obj
 @runs
-async def cancel(output: Output, tasks: Sequence[str], force: bool, **selected: Any) -> int:
+async def cancel(output: Output, tasks: Sequence[str], background: bool, force: bool, **selected: Any) -> int:
     """Cancel each TASK, or every task that the options select: a waiting one at once, a running one by its worker.
 
     Without --status, the options select Queued and In Progress tasks.
     """
     async with opened_store() as store:
+        if background:
+            return await in_background(store, output, "cancel", tasks, selected, force=force)
         live = ("Queued", "In Progress")
         return await _changed(
             store,
@@ -83,17 +87,20 @@ async def cancel(output: Output, tasks: Sequence[str], force: bool, **selected: 
 @click.command(short_help="Queue failed or cancelled tasks again.")
 @click.argument("tasks", nargs=-1, metavar="[TASK]...")
 @filtered
+@background_option
 @force_option
 @json_option
 @click.pass_obj
 @runs
-async def retry(output: Output, tasks: Sequence[str], force: bool, **selected: Any) -> int:
+async def retry(output: Output, tasks: Sequence[str], background: bool, force: bool, **selected: Any) -> int:
     """Queue each TASK again, or every task that the options select. Its attempts count from zero.
 
     Without --status, the options select Failed tasks. Tasks that failed only because of a retried task are queued again
     with it.
     """
     async with opened_store() as store:
+        if background:
+            return await in_background(store, output, "retry", tasks, selected, force=force)
         ask = not tasks and not force
         change = _TaskChange("retry", partial(store.retry, actor=actor()), ("Failed", "Cancelled"), ("Failed",), ask)
         return await _changed(store, output, change, tasks, selected)

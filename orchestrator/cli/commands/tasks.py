@@ -8,6 +8,7 @@ import click
 from rich.console import RenderableType
 from rich.text import Text
 
+from orchestrator.cli.commands.task_bulk import changes
 from orchestrator.cli.commands.task_changes import cancel, retry
 from orchestrator.cli.commands.task_import import import_tasks
 from orchestrator.cli.commands.task_lists import list_tasks, watch_tasks
@@ -46,7 +47,7 @@ async def show(output: Output, task: str) -> None:
         _show(output, found["task"], found["attempts"], utcnow())
 
 
-for command in (submit, list_tasks, watch_tasks, show_outputs, import_tasks, cancel, retry):
+for command in (submit, list_tasks, watch_tasks, show_outputs, import_tasks, cancel, retry, changes):
     tasks.add_command(command)
 
 

@@ -82,11 +82,17 @@ class TaskQuery(QueryModel):
     status: STATUSES | None = None
     task_type: TaskType | None = None
     tenant: Tenant | None = None
+    pool: PoolName | None = None
     label: Annotated[list[Label], Field(max_length=16)] | None = Field(
         None, description="`key=value`; with several of them, tasks that have all"
     )
     cursor: Cursor | None = Field(None, description="`next` of a page")
     limit: Limit = 50
+
+    def wanted(self) -> dict[str, Any]:
+        """The argument `p_filter` of SQL functions."""
+        labels = [dict([pair.split("=", 1)]) for pair in self.label or ()]
+        return self.model_dump(include={"status", "task_type", "tenant", "pool"}) | {"labels": labels}
 
 
 class WaitQuery(QueryModel):

@@ -115,8 +115,9 @@ def _headers(one: Operation) -> list[Json]:
     found: list[Json] = []
     if one.is_idempotent_by_key:
         schema = {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[!-~]+$"}
-        text = "A submission with the same key is done once within 24 hours"
+        text = "A repetition with the same key does nothing more, for 24 hours at least"
         found.append({"name": "Idempotency-Key", "in": "header", "description": text, "schema": schema})
+    if one.takes_trace:
         text = "The trace of the tasks (W3C Trace Context); one that cannot be used is ignored"
         found.append({"name": "traceparent", "in": "header", "description": text, "schema": {"type": "string"}})
     if one.takes_version:

@@ -14,6 +14,7 @@ from orchestrator.core.api_tokens import TokenScope
 from orchestrator.errors import BAD_REQUEST, NO_ROUTE
 from orchestrator.ports import PortError
 from orchestrator.web.api import (
+    change_models,
     cluster_models,
     clusters,
     explanations,
@@ -21,6 +22,7 @@ from orchestrator.web.api import (
     logs,
     models,
     outputs,
+    task_changes,
     task_events,
     tasks,
 )
@@ -39,13 +41,13 @@ INSTANCE = INSTANCES + "/{app_instance_id}"
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "POST", "/tasks", "submitTask", "Submit a task", SUBMIT, tasks.submit, models.SubmittedTask,
-        body=models.TaskInput, status=201, is_tenants=True, is_idempotent_by_key=True,
+        body=models.TaskInput, status=201, is_tenants=True, is_idempotent_by_key=True, takes_trace=True,
         also={200: "It was there already: by its dedupe_key, or by the Idempotency-Key"}, problems=(403, 422),
     ),
     Operation(
         "POST", "/tasks/batch", "submitTasks", "Submit several tasks, all or none", SUBMIT, tasks.submit_many,
         models.SubmittedTasks, body=models.TasksInput, status=201, is_tenants=True, is_idempotent_by_key=True,
-        also={200: "All were there already"}, problems=(403, 422),
+        takes_trace=True, also={200: "All were there already"}, problems=(403, 422),
     ),
     Operation(
         "GET", "/tasks", "listTasks", "List tasks, newest first", READ, tasks.page, models.TaskPage,
@@ -83,6 +85,28 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "GET", "/tasks/{task_id}/explanation", "explainTask", "Explain where a task is, and why", READ,
         explanations.task, fleet_models.ExplanationShown, problems=(404,),
+    ),
+    Operation(
+        "POST", "/task-changes/preview", "previewTaskChange", "Count what an action on a filter would change",
+        CHANGE_TASKS, task_changes.preview, change_models.TaskChangePreview, body=change_models.TaskChangeInput,
+        is_tenants=True,
+    ),
+    Operation(
+        "POST", "/task-changes", "startTaskChange", "Cancel or retry all tasks that fit a filter, in the background",
+        CHANGE_TASKS, task_changes.start, change_models.TaskChangeStarted, body=change_models.TaskChangeInput,
+        status=202, is_tenants=True, is_idempotent_by_key=True, also={200: "It was there already, by the key"},
+    ),
+    Operation(
+        "GET", "/task-changes", "listTaskChanges", "List actions on filters, newest first", READ, task_changes.page,
+        change_models.TaskChangesShown, query=change_models.TaskChangesQuery, is_tenants=True,
+    ),
+    Operation(
+        "GET", "/task-changes/{change_id}", "getTaskChange", "Read how far an action on a filter is", READ,
+        task_changes.read, change_models.TaskChangeShown, is_tenants=True, problems=(404,),
+    ),
+    Operation(
+        "POST", "/task-changes/{change_id}/stop", "stopTaskChange", "Stop an action on a filter", CHANGE_TASKS,
+        task_changes.stop, change_models.TaskChangeStopped, is_tenants=True, problems=(404,),
     ),
     *FLEET_OPERATIONS,
     Operation(

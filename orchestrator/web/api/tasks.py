@@ -51,6 +51,14 @@ async def found_task(api: Api, call: ApiCall) -> Mapping[str, Any]:
     return found
 
 
+def key_of(call: ApiCall) -> str | None:
+    """The Idempotency-Key. Raises Problem."""
+    key = call.request.headers.get("idempotency-key")
+    if key is not None and not KEY.fullmatch(key):
+        raise Problem(400, BAD_ARGUMENT, "Idempotency-Key has 1 to 200 visible ASCII characters")
+    return key
+
+
 def state_of(task: Mapping[str, Any]) -> TaskState:
     """A task as those see it who wait for it."""
     names = ("id", "pool", "tenant", "status", "progress", "progress_at", "version")
@@ -73,10 +81,8 @@ async def submit_many(api: Api, call: ApiCall) -> Response:
 async def page(api: Api, call: ApiCall) -> Response:
     """A page of tasks."""
     query: TaskQuery = call.query
-    labels = [dict([pair.split("=", 1)]) for pair in query.label or ()]
-    wanted = query.model_dump(include={"status", "task_type", "tenant"}) | {"labels": labels}
     place = place_of(query.cursor, lambda task_id: str(uuid.UUID(task_id)))
-    found = await api.rows.tasks(call.holder, wanted, place, query.limit)
+    found = await api.rows.tasks(call.holder, query.wanted(), place, query.limit)
     return shown(TaskPage(tasks=found["tasks"], next=cursor_of(found["next"])))
 
 
@@ -140,9 +146,7 @@ async def _submitted(api: Api, call: ApiCall, tasks: list[TaskInput]) -> tuple[s
             raise Problem(403, NOT_ALLOWED, f"the token {holder.name} submits tasks of its own tenant only")
         if row.get("pool") is not None and not holder.sees(row["pool"], holder.tenant):
             raise Problem(403, NOT_ALLOWED, f"the token {holder.name} may not use the pool {row['pool']}")
-    key = call.request.headers.get("idempotency-key")
-    if key is not None and not KEY.fullmatch(key):
-        raise Problem(400, BAD_ARGUMENT, "Idempotency-Key has 1 to 200 visible ASCII characters")
+    key = key_of(call)
     traces = [row.pop("traceparent", None) for row in rows]  # a repetition is the same, although its trace is another
     digest = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
     header = call.request.headers.get("traceparent")

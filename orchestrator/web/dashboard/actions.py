@@ -29,6 +29,14 @@ SAYS = {  # by the outcome of a change of a task
 
 
 @dataclass(frozen=True, slots=True)
+class ActionDone:
+    """What was done, in a sentence, and the page that shows it."""
+
+    said: str
+    to: str
+
+
+@dataclass(frozen=True, slots=True)
 class PageAction:
     """One row of the table ACTIONS."""
 
@@ -37,9 +45,10 @@ class PageAction:
     fields: tuple[str, ...]
     scopes: frozenset[TokenScope]
     effect: Callable[[Api, TokenHolder, Fields], Awaitable[ActionEffect]]
-    act: Callable[[Api, TokenHolder, Fields], Awaitable[str]]  # answers what was done, in a sentence
+    act: Callable[[Api, TokenHolder, Fields], Awaitable[str | ActionDone]]  # a sentence says what was done
     asks: tuple[str, ...] = ()  # fields that its page asks for
     is_dangerous: bool = False
+    is_once: bool = False  # its form has a key, by which a repetition is known
 
 
 async def _terminate_effect(api: Api, holder: TokenHolder, fields: Fields) -> ActionEffect:

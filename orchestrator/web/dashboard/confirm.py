@@ -1,5 +1,7 @@
 """The pages of actions: what would happen, and the button that does it."""
 
+import secrets
+
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute
@@ -9,12 +11,16 @@ from orchestrator.web.api.problems import Problem
 from orchestrator.web.dashboard import render
 from orchestrator.web.dashboard.actions import ACTIONS, PageAction
 from orchestrator.web.dashboard.answers import route
+from orchestrator.web.dashboard.bulk_actions import BULK_ACTIONS
 from orchestrator.web.dashboard.dashboard import Dashboard
 from orchestrator.web.dashboard.sessions import SignedIn
 from orchestrator.web.dashboard.sign_in import checked_form, sign_in_page
 from orchestrator.web.fair_turns import CALLER
 
+EVERY_ACTION = {**ACTIONS, **BULK_ACTIONS}
 MAX_FIELD_CHARS = 300
+KEY = "key"  # a field
+KEY_BYTES = 16
 
 
 def routes(dashboard: Dashboard) -> list[BaseRoute]:
@@ -29,11 +35,13 @@ def routes(dashboard: Dashboard) -> list[BaseRoute]:
         if request.method != "POST":
             return await _asked(dashboard, request, session, action)
         given = await checked_form(request, session)
-        fields = {name: given.get(name, "")[:MAX_FIELD_CHARS] for name in (*action.fields, *action.asks)}
+        fields = {name: given.get(name, "")[:MAX_FIELD_CHARS] for name in (*action.fields, *action.asks, KEY)}
         effect = await action.effect(dashboard.api, session.holder, fields)
-        dashboard.notices.add(session.csrf, await action.act(dashboard.api, session.holder, fields))
+        done = await action.act(dashboard.api, session.holder, fields)
+        said, to = (done, effect.back) if isinstance(done, str) else (done.said, done.to)
+        dashboard.notices.add(session.csrf, said)
         dashboard.shared.forget_all()  # the page to which it goes back shows what was done
-        return RedirectResponse(effect.back, status_code=303)
+        return RedirectResponse(to, status_code=303)
 
     return [route(dashboard, "/do/{action}", answer, "GET", "POST")]
 
@@ -41,6 +49,8 @@ def routes(dashboard: Dashboard) -> list[BaseRoute]:
 async def _asked(dashboard: Dashboard, request: Request, session: SignedIn, action: PageAction) -> Response:
     fields = {name: request.query_params.get(name, "")[:MAX_FIELD_CHARS] for name in action.fields}
     effect = await action.effect(dashboard.api, session.holder, fields)
+    if action.is_once:
+        fields[KEY] = secrets.token_urlsafe(KEY_BYTES)
     template = render.environment().get_template("confirm.html")
     return HTMLResponse(
         template.render(action=action, effect=effect, fields=fields, token=session.csrf, holder=session.holder)
@@ -49,7 +59,7 @@ async def _asked(dashboard: Dashboard, request: Request, session: SignedIn, acti
 
 def _allowed(session: SignedIn, name: str) -> PageAction:
     """The action. Raises Problem."""
-    action, holder = ACTIONS.get(name), session.holder
+    action, holder = EVERY_ACTION.get(name), session.holder
     if action is None:
         raise Problem(404, NO_ROUTE, "there is no such action")
     if holder.tenant is not None or not holder.may(action.scopes):

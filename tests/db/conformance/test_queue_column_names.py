@@ -126,6 +126,8 @@ async def look(fleet: Fleet, ask: Any, worker_id: str) -> None:
     for wanted in ({}, {"status": ["Queued"]}, {"type": "u"}):
         await ask("task_find", p_filter=wanted, p_limit=3, p_full=True)
         await ask("task_page", p_scope={}, p_filter=wanted, p_cursor=None, p_limit=3)
+    for action in ("cancel", "retry"):
+        await ask("task_changes_preview", p_fleet=FLEET, p_scope={}, p_action=action, p_filter={"task_type": "t"})
     await ask("task_match", p_prefix="0000", p_limit=3)
     await ask("task_states", p_ids=IDS[:5])
     for one in IDS[:8]:

@@ -22,6 +22,7 @@ from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.store import SqlStore
 from orchestrator.cli.main import Commands
 from orchestrator.cli.output import Output
+from orchestrator.core.api_tokens import ENV_ADMIN
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.states import Stage, State
 from orchestrator.diagnostics import rules
@@ -50,6 +51,8 @@ SCREENS: Mapping[str, tuple[Sequence[str], Sequence[int]]] = {  # title -> comma
     "verify": (("verify", STUCK), (80,)),
     "tasks list": (("tasks", "list"), (80, 120, 200)),
     "tasks show": (("tasks", "show", FAILED), (80,)),
+    "tasks changes": (("tasks", "changes"), (80,)),
+    "tasks changes, of one": (("tasks", "changes", "1"), (80,)),
     "health": (("health",), (80, 120)),
     "cost": (("cost",), (80, 120)),
     "efficiency": (("efficiency", "--window", "1h"), (80, 200)),
@@ -127,6 +130,8 @@ async def _fleet(services: SharedServices) -> AsyncIterator[Fleet]:
         mock.patch.object(rules, "SLOW_S", math.inf),  # a machine that has other work is not on the page
     ):
         await fill(fleet, {ENDED: ENDED, ACTIVE: ACTIVE, STUCK: STUCK})
+        await store.api.task_changes.start(ENV_ADMIN, "cancel", {"task_type": "of_nobody", "pool": "default"}, key=None)
+        await store.api.task_changes.step(fleet.term)
         over = asyncio.Event()
         beating = asyncio.create_task(_beat(fleet, over))
         try:

@@ -17,7 +17,7 @@ from orchestrator.adapters.api_rows import ApiRows
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.adapters.store import SqlStore
-from orchestrator.core.api_tokens import hash_of
+from orchestrator.core.api_tokens import ENV_ADMIN, hash_of
 from orchestrator.core.states import State
 from orchestrator.observability.health import Health
 from orchestrator.web.api.operations import Api
@@ -93,6 +93,7 @@ class DashboardRig:
         await self.gateway.move(ended, (State.ACTIVE,), State.TERMINATING, exit_cause="manual")
         await self.gateway.move(ended, (State.TERMINATING,), State.TERMINATED)
         await self.condition("2 workers of a pool are stuck", [self.pool])
+        await self.rows.task_changes.start(ENV_ADMIN, "retry", {"task_type": HOSTILE, "pool": self.pool}, key=None)
 
     async def condition(self, issue: str, pools: list[str], detail: str = "see the log") -> None:
         """Something that the leader finds wrong."""

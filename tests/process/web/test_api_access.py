@@ -23,7 +23,10 @@ from tests.process.web.builders import DEADLINE_S, SECRET, done
 
 PROBLEM = "application/problem+json"
 NOBODY = "00000000-0000-0000-0000-000000000000"
-PATH = {"task_id": NOBODY, "worker_id": "gpu-1", "project": "default", "app_instance_id": "train"}
+PATH = {
+    "task_id": NOBODY, "worker_id": "gpu-1", "project": "default", "app_instance_id": "train",
+    "change_id": "1000000000",
+}  # fmt: skip
 
 
 def refusal(answer: httpx.Response) -> tuple[int, str]:

@@ -12,6 +12,7 @@ from schemathesis import Case, GenerationMode
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
+from orchestrator.core.api_tokens import ENV_ADMIN
 from orchestrator.web.api.routes import BASE, OPERATIONS
 from orchestrator.web.token_buckets import Buckets, Rate
 from tests.process.web.api_rig import ADMIN, ApiRig
@@ -43,6 +44,7 @@ async def test_every_answer_is_one_that_the_document_describes(rig: ApiRig, name
     await worker.call("worker_complete", **done(known))
     cluster = f"c-{known[:8]}"
     await rig.rows.clusters.create(cluster, rig.pool, nodes=1, actor="test")
+    change = (await rig.rows.task_changes.start(ENV_ADMIN, "cancel", {"task_type": "of-nobody"}, key=None))["id"]
     document = (await rig.client.get(f"{BASE}/openapi.json")).json()
     del document["security"]  # each request has the token: test_api_access.py tries others
     turns = itertools.cycle((True, False))
@@ -50,7 +52,7 @@ async def test_every_answer_is_one_that_the_document_describes(rig: ApiRig, name
     def named(case: Case[Any]) -> Case[Any]:
         """The case, every second time with ids that exist."""
         if next(turns) and name not in STREAMS:
-            ids: dict[str, Any] = {"task_id": known, "worker_id": worker.id}
+            ids: dict[str, Any] = {"task_id": known, "worker_id": worker.id, "change_id": change}
             ids |= {"project": rig.rows.fleet, "app_instance_id": cluster}
             case.path_parameters = {one: ids[one] for one in case.path_parameters or {}}
         return case

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.core.api_tokens import ENV_ADMIN
 from orchestrator.web.api.cursors import cursor_of
 from orchestrator.web.api.operations import Operation
 from orchestrator.web.api.routes import OPERATIONS
@@ -29,7 +30,9 @@ async def test_no_operation_shows_or_changes_anothers(rig: ApiRig, one: Operatio
     before = (await rig.call("GET", f"/tasks/{task_id}")).json()
     cluster = f"c-{task_id[:8]}"
     await rig.rows.clusters.create(cluster, rig.pool, nodes=1, actor="test")
+    change = await rig.rows.task_changes.start(ENV_ADMIN, "cancel", {"task_type": SECRET}, key=None)
     ids = {"task_id": task_id, "worker_id": worker.id, "project": rig.rows.fleet, "app_instance_id": cluster}
+    ids |= {"change_id": change["id"]}
     path = one.path.format(**ids)
     for query in ({}, {"tenant": "other"}, {"label": f"note={SECRET}"}, {"follow": "true"}, {"timeout_s": "0"}):
         for headers in (
@@ -41,7 +44,9 @@ async def test_no_operation_shows_or_changes_anothers(rig: ApiRig, one: Operatio
             answer = await rig.call(one.method, path, token, params=query, headers=headers, json=body)
             assert SECRET not in answer.text
             assert rig.pool not in answer.text
-            if "/tasks" not in one.path or "{" in one.path or one.method != "GET":
+            if one.name == "listTaskChanges":
+                assert answer.status_code == 400 or answer.json()["changes"] == []
+            elif "/tasks" not in one.path or "{" in one.path or one.method != "GET":
                 assert answer.status_code in {400, 403, 404}, (query, headers, answer.text)
             else:
                 assert answer.status_code == 400 or answer.json()["tasks"] == []

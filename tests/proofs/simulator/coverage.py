@@ -26,6 +26,7 @@ CLUSTERS = "Slurm on the workers of a pool; no simulation has a pool of that kin
 SHARES = "limits and turns of tenants: the property walk in tests/db tests them on PostgreSQL"
 PENDING = "what a lock or a user's trigger kept from being done; nobody has either here"
 SCHEDULES = "recurring tasks: to the fleet they are tasks that somebody submits"
+BULK = "to the fleet, a change of many tasks is that of each one"
 CARRIED = "the model's claim hands it over by its name, so that a new column of a task needs no line here"
 NO_GATEWAY = "agents here speak to the database itself, or to a gateway without long polls and signed URLs"
 FUNCTIONS_ONLY_REAL = {
@@ -89,6 +90,9 @@ FUNCTIONS_ONLY_REAL = {
     "task_get_for": API,
     "task_states": API,
     "task_page": API,
+    **dict.fromkeys(
+        ("task_changes_preview", "task_changes_start", "task_changes", "task_changes_stop", "fleet_change_tasks"), BULK
+    ),
     **dict.fromkeys(
         (
             "task_schedule",

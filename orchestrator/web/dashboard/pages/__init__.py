@@ -9,6 +9,7 @@ from orchestrator.web.dashboard.pages import (
     overview,
     pools,
     task,
+    task_changes,
     tasks,
     worker,
     workers,
@@ -20,6 +21,8 @@ PAGES: tuple[Page, ...] = (
     workers.PAGE,
     worker.PAGE,
     tasks.PAGE,
+    task_changes.LIST,  # before the page of a task, whose address it would be
+    task_changes.ONE,
     task.PAGE,
     decisions.PAGE,
     blocked.PAGE,

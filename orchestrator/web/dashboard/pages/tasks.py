@@ -1,4 +1,4 @@
-"""`/tasks`: tasks by status, type, tenant and label, newest first, and those whose id begins with some digits."""
+"""`/tasks`: tasks by status, type, tenant, pool and label, newest first, and those whose id begins with some digits."""
 
 import asyncio
 import json
@@ -7,20 +7,17 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from pydantic import ValidationError
-
 from orchestrator.core.plurals import counted
 from orchestrator.diagnostics.tasks import progress
-from orchestrator.errors import BAD_ARGUMENT
 from orchestrator.web.api.cursors import cursor_of, place_of
-from orchestrator.web.api.models import STATUSES, TaskQuery
-from orchestrator.web.api.problems import Problem
+from orchestrator.web.api.models import STATUSES
+from orchestrator.web.dashboard.actions import CHANGE_TASKS
+from orchestrator.web.dashboard.task_filters import FILTERS, given_in, may_change, options_of, query_of
 from orchestrator.web.dashboard.views import Facts, Page, Reads, View
 
 Row = Mapping[str, Any]
 ON_A_PAGE = 50
 LOOK_S = 2.0  # a filter that few tasks fit reads some thousands of them
-FILTERS = ("status", "task_type", "tenant", "label")
 DIGITS = re.compile(r"[0-9a-fA-F-]{1,36}")
 WAITING = {
     "dependencies": "wait for other tasks",
@@ -33,7 +30,7 @@ WAITING = {
 async def facts(reads: Reads, view: View) -> Facts:
     """A page of tasks, and the numbers of those that have not ended."""
     asked = view.query.get("id", "").strip()
-    wanted = {name: view.query[name] for name in FILTERS if name in view.query}
+    wanted = given_in(view.query)
     seen, found = await asyncio.gather(
         reads.get("observe"), _matching(reads, asked) if asked else _page(reads, view, wanted)
     )
@@ -50,6 +47,7 @@ async def facts(reads: Reads, view: View) -> Facts:
         "statuses": get_args(STATUSES),
         "wanted": wanted,
         "field": {name: wanted.get(name, "") for name in FILTERS},
+        "changes": may_change(wanted.get("status")) if wanted and not asked and view.holder.may(CHANGE_TASKS) else (),
         "asked": asked,
         "is_id": not asked or bool(DIGITS.fullmatch(asked)),
         "on_a_page": ON_A_PAGE,
@@ -59,15 +57,7 @@ async def facts(reads: Reads, view: View) -> Facts:
 
 async def _page(reads: Reads, view: View, wanted: Mapping[str, str]) -> Row:
     """A page of the list. Raises Problem."""
-    try:
-        given = TaskQuery.model_validate({**wanted, **({"label": [wanted["label"]]} if "label" in wanted else {})})
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        raise Problem(
-            400, BAD_ARGUMENT, f"{first['loc'][0]}: {first['msg']}"[:300], fix="a label is key=value"
-        ) from None
-    labels = [dict([pair.split("=", 1)]) for pair in given.label or ()]
-    sought = given.model_dump(include={"status", "task_type", "tenant"}) | {"labels": labels}
+    sought = query_of(wanted).wanted()
     place = place_of(view.query.get("cursor"), lambda task_id: str(uuid.UUID(task_id)))
     name = json.dumps(["tasks", sought, place, view.holder.restriction()], sort_keys=True)
     found: Row = await reads.once_a_second(name, lambda: reads.api.rows.tasks(view.holder, sought, place, ON_A_PAGE))
@@ -109,10 +99,7 @@ def note(task: Row) -> str:
 
 
 def _command(view: View) -> str:
-    parts = ["orchestrator tasks list"]
-    options = {"status": "--status", "task_type": "--type", "tenant": "--tenant", "label": "--label"}
-    parts += [f"{options[name]} '{view.query[name]}'" for name in FILTERS if name in view.query]
-    return " ".join(parts)
+    return f"orchestrator tasks list {options_of(given_in(view.query))}".strip()
 
 
 PAGE = Page("/tasks", "Tasks", "tasks.html", facts, _command, look_s=LOOK_S)
