@@ -109,8 +109,10 @@ async def test_a_pause_after_a_failure_says_what_failed(fleet: Fleet) -> None:
         (DEAR, "budget", "remove the budgets"),
         (Blocked(BlockedReason.BREAKER_OPEN, 3), "orchestrator", "python -m orchestrator explain scaling"),
         (Blocked(BlockedReason.PAUSED, 2, detail={"reason": "budget"}), "operator", "python -m orchestrator resume"),
+        (Blocked(BlockedReason.SCALE_LIMIT, 2, WORKERS, {"limit": 1, "where": "the whole fleet", "reason": "a demo"}),
+         "operator", "python -m orchestrator scale unlimit"),
     ],
-)
+)  # fmt: skip
 async def test_without_a_worker_the_decision_says_why_none_is_started(
     fleet: Fleet, blocked: Blocked, who: str, fix: str
 ) -> None:
