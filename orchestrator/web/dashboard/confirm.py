@@ -53,7 +53,14 @@ async def _asked(dashboard: Dashboard, request: Request, session: SignedIn, acti
         fields[KEY] = secrets.token_urlsafe(KEY_BYTES)
     template = render.environment().get_template("confirm.html")
     return HTMLResponse(
-        template.render(action=action, effect=effect, fields=fields, token=session.csrf, holder=session.holder)
+        template.render(
+            action=action,
+            effect=effect,
+            fields=fields,
+            token=session.csrf,
+            holder=session.holder,
+            fleet=dashboard.fleet,
+        )
     )
 
 
