@@ -68,7 +68,7 @@ def _allowed(session: SignedIn, name: str) -> PageAction:
     """The action. Raises Problem."""
     action, holder = EVERY_ACTION.get(name), session.holder
     if action is None:
-        raise Problem(404, NO_ROUTE, "there is no such action")
+        raise Problem(404, NO_ROUTE, "there is no such action", fix="use a link of a page")
     if holder.tenant is not None or not holder.may(action.scopes):
         needed = " or ".join(sorted(action.scopes))
         raise Problem(403, NOT_ALLOWED, f"the token {holder.name} may look only: this needs the scope {needed}")

@@ -97,11 +97,16 @@ class DashboardRig:
         await self.rows.task_changes.start(ENV_ADMIN, "retry", {"task_type": HOSTILE, "pool": self.pool}, key=None)
 
     async def condition(
-        self, issue: str, pools: list[str], detail: str = "see the log", subject: str | None = None
+        self,
+        issue: str,
+        pools: list[str],
+        detail: str = "see the log",
+        subject: str | None = None,
+        priority: str = HIGH,
     ) -> None:
         """Something that the leader finds wrong, about this test's pool unless another subject is named."""
         row = {"kind": "NO_HANDLER", "subject": subject or self.pool, "issue": issue, "detail": detail, "pools": pools}
-        more = {"priority": HIGH, "who": "you", "then": None, "action": "orchestrator list", "until": None}
+        more = {"priority": priority, "who": "you", "then": None, "action": "orchestrator list", "until": None}
         since = datetime.now(UTC).isoformat()
         await self.store.note_conditions(self.term, [{**row, **more, "since": since}], for_s=3_600)
 
