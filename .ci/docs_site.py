@@ -27,6 +27,7 @@ def build(directory: Path) -> int:
     for source in (*sorted((ROOT / "docs").glob("*.md")), *(ROOT / name for name in TOP)):
         name = TOP.get(source.name, source.name) if source.parent == ROOT else source.name
         (pages / name).write_text(linked(source.read_text(), source.parent))
+    shutil.copytree(ROOT / "docs" / "pictures", pages / "pictures")
     shutil.copy(ROOT / "zensical.toml", directory)
     command = (sys.executable, "-m", "zensical", "build", "--strict", "--config-file", str(directory / "zensical.toml"))
     return subprocess.run(command, cwd=directory, check=False, timeout=BUILD_TIMEOUT_S).returncode
@@ -39,8 +40,8 @@ def linked(markdown: str, directory: Path) -> str:
         text, target, anchor = found[1], (directory / found[2]).resolve(), found[3] or ""
         if not target.exists() or not target.is_relative_to(ROOT):
             return found[0]  # the build reports it
-        if target.parent == ROOT / "docs":
-            return f"[{text}]({target.name}{anchor})"
+        if target.is_relative_to(ROOT / "docs"):
+            return f"[{text}]({target.relative_to(ROOT / 'docs')}{anchor})"
         name = TOP.get(target.name) if target.parent == ROOT else None
         return f"[{text}]({name}{anchor})" if name else text
 

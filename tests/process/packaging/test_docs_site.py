@@ -83,7 +83,7 @@ def test_every_link_leads_somewhere(site: Path) -> None:
 def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
     """A page and an anchor that do not exist."""
     copy = tmp_path / "checkout"
-    for path in (ROOT / ".ci" / "docs_site.py", ROOT / "zensical.toml", *ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
+    for path in (ROOT / ".ci" / "docs_site.py", ROOT / "zensical.toml", *ROOT.glob("*.md"), *ROOT.glob("docs/**/*.*")):
         place = copy / path.relative_to(ROOT)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(path.read_text())
