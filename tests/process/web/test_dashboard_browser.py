@@ -21,6 +21,7 @@ from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.core.api_tokens import ENV_ADMIN
 from orchestrator.core.states import State
+from orchestrator.web.dashboard import stream
 from orchestrator.web.dashboard.pages import PAGES
 from testbed.services import debian
 from tests.process.web.api_rig import ADMIN
@@ -208,7 +209,7 @@ async def test_a_worker_changes_on_an_open_page(board: DashboardRig, browser: Br
         page, row = visited.page, visited.page.locator(f"#w-{worker.id}")
         await expect(row).to_contain_text("spawning")
         await page.evaluate("window.here = true")
-        await row.get_by_role("link").focus()
+        await row.get_by_role("link", name=worker.id).focus()
         await page.keyboard.press("k")
         await page.keyboard.press("j")
         chosen = page.locator("tr[aria-selected]")
@@ -311,6 +312,19 @@ async def test_a_page_that_nobody_sees_lets_its_connection_go(board: DashboardRi
         await page.evaluate(f"window.away = false; {see}")
         await expect(page.get_by_role("heading", level=1)).to_have_text("Workers: 5", timeout=WAIT_MS)
         await expect(page.locator("#live")).to_have_text("live", timeout=WAIT_MS)
+
+
+async def test_a_connection_through_which_nothing_comes_is_made_anew(
+    board: DashboardRig, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A phone that slept may have an open one that leads nowhere: the browser alone would wait for ever."""
+    monkeypatch.setattr(stream, "KEEP_ALIVE_S", DEADLINE_S * 10)
+    async with visit(board, browser, "/workers") as visited:
+        await expect(visited.page.locator("#live")).to_have_text("live", timeout=WAIT_MS)
+        begun = [url for url in visited.requests if "/live/" in url]
+        async with visited.page.expect_request(lambda one: "/live/" in one.url, timeout=WAIT_MS):
+            pass
+        assert len(begun) == 1
 
 
 async def test_the_foot_of_a_page_has_the_moment_of_its_figures(board: DashboardRig, browser: Browser) -> None:
