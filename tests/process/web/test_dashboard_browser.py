@@ -142,6 +142,22 @@ async def test_each_page_fits_and_has_no_errors(board: DashboardRig, browser: Br
         assert [url for url in visited.requests if not url.startswith(board.url)] == []
 
 
+@pytest.mark.parametrize("width", [320, 850, 1440])
+async def test_long_names_fit(board: DashboardRig, browser: Browser, width: int) -> None:
+    """No scrolling to the side on a phone, a tablet and a screen; a state is not broken within a word."""
+    name = "p" * 63
+    await board.worker(name)
+    await board.decide(name)
+    await board.gateway.submit(name, task_type="t" * 200)
+    async with visit(board, browser, viewport={"width": width, "height": 800}) as visited:
+        for path in ("/", "/workers", "/tasks", "/decisions", "/decisions/blocked", "/pools", "/cost"):
+            await visited.page.goto(board.url + path)
+            assert await visited.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
+        await visited.page.goto(f"{board.url}/workers")
+        state = visited.page.locator("[data-l=state] .s")
+        assert await state.evaluate("e => e.getClientRects().length") == 1
+
+
 @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed (.ci/typescript)")
 @pytest.mark.parametrize("width", [360, 1440])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
