@@ -55,4 +55,5 @@ async def stop(api: Api, holder: TokenHolder, fields: Fields) -> str:
 
 
 def _left(seen: Mapping[str, Any], asked: frozenset[str]) -> Sequence[Mapping[str, Any]]:
-    return [one for one in seen["workers"] if one["status"] != "terminating" and one["id"] not in asked]
+    """The workers that nobody has asked to end at once; one that drains could go on for a long time."""
+    return [one for one in seen["workers"] if one["stop_requested_at"] is None and one["id"] not in asked]

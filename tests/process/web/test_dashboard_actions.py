@@ -38,11 +38,24 @@ async def test_everything_is_stopped(board: DashboardRig) -> None:
             assert (await browser.get(one.path)).status_code == 200, one.path
     live = (await board.rows.observe())["workers"]
     assert len(live) == 4
-    assert all(one["stop_requested_at"] or one["status"] == "terminating" for one in live), live
+    assert all(one["stop_requested_at"] for one in live), live
     mine = await board.visitor(await board.token("operate", "read", pools=[board.pool]))
     assert (await mine.get("/do/stop")).status_code == 403
     assert "/do/stop" not in (await mine.get("/")).text
     assert "/do/stop" not in (await (await board.visitor(VIEWER)).get("/")).text
+
+
+async def test_stopping_everything_does_not_wait_for_workers_that_drain(board: DashboardRig) -> None:
+    """They would go on with their tasks for GRACEFUL_SHUTDOWN_TIMEOUT_SEC, and cost money."""
+    drains = await board.worker()
+    await board.rows.terminate("test", drains.id, "somebody drains it", at_once=False)
+    await board.gateway.move(drains, (State.ACTIVE,), State.TERMINATING, exit_cause="manual")
+    browser = await board.visitor(ADMIN)
+    assert "1 worker for $" in (await browser.get("/do/stop")).text
+    await act(browser, "/do/stop", {})
+    (row,) = (await board.rows.observe())["workers"]
+    assert row["stop_requested_at"]
+    assert "0 workers for $" in (await browser.get("/do/stop")).text
 
 
 async def test_a_limit_says_what_is_there_and_what_it_does(board: DashboardRig) -> None:
