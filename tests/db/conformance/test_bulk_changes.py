@@ -269,6 +269,27 @@ async def test_a_restricted_token_changes_only_what_it_sees(
     assert ((await shown(store, mine))["changed"], await statuses(hand)) == (2, {"Cancelled": 2, "Queued": 3})
 
 
+async def test_a_token_of_a_part_keeps_nobody_else_waiting(fleet: Fleet, store: TaskChangeStore) -> None:
+    """However many changes it starts: those who see everything start theirs, and are served first."""
+    mine = [await started(store, "retry", ACME, task_type="u") for _ in range(100)]
+    for holder in (ACME, TokenHolder("acme-too", OPERATE, tenant="acme")):
+        with pytest.raises(BadArgument, match="too many changes wait"):
+            await store.start(holder, "retry", {"task_type": "u"}, key=None)
+    assert await started(store, "cancel", BIG, task_type="u")
+    whole = await started(store, "cancel", task_type="u")
+    step = await store.step(fleet.term)
+    assert (step["id"], step["outcome"]) == (whole, "done")
+    assert (await store.step(fleet.term))["id"] == mine[0]
+
+
+async def test_a_token_of_a_tenant_sees_no_costs(fleet: Fleet, store: TaskChangeStore) -> None:
+    """Neither of what runs, nor of what attempts have cost."""
+    await fleet.submit(tenant="acme")
+    preview = await store.preview(ACME, "cancel", {"task_type": "t"})
+    assert (preview["tasks"], preview["usd"], [one["usd"] for one in preview["by"]]) == (1, None, [None])
+    assert (await store.preview(ANNA, "cancel", {"task_type": "t"}))["usd"] == 0
+
+
 @pytest.mark.parametrize(
     ("body", "why"),
     [
