@@ -58,6 +58,36 @@ async def test_stopping_everything_does_not_wait_for_workers_that_drain(board: D
     assert "0 workers for $" in (await browser.get("/do/stop")).text
 
 
+async def test_a_worker_that_cannot_be_asked_to_end_does_not_keep_the_others(
+    board: DashboardRig, hand: psycopg.AsyncConnection[Any]
+) -> None:
+    """A user's trigger refuses it: the next page says which one is left, and that everything else stops."""
+    workers = [await board.worker() for _ in range(12)]
+    refused = workers[0].id
+    body = (
+        f"if new.id = '{refused}' and new.stop_requested_at is not null then raise 'not this one'; end if; return new;"
+    )
+    create = f"create function users_own() returns trigger language plpgsql as $$ begin {body} end $$"
+    await hand.execute(create.encode())
+    try:
+        await hand.execute(
+            "create trigger users_own before update on workers for each row execute function users_own()"
+        )
+        browser = await board.visitor(ADMIN)
+        done = await act(browser, "/do/stop", {})
+        assert (done.status_code, done.headers["location"]) == (303, "/")
+        page = (await browser.get("/")).text
+        for text in (
+            "the end of 11 workers is asked for",
+            f"1 worker could not be asked, so stop everything again: {refused}",
+        ):
+            assert text in page
+    finally:
+        await hand.execute("drop function users_own() cascade")
+    assert (await act(browser, "/do/stop", {})).status_code == 303
+    assert all(one["stop_requested_at"] for one in (await board.rows.observe())["workers"])
+
+
 async def test_a_limit_says_what_is_there_and_what_it_does(board: DashboardRig) -> None:
     """Before the button: the workers, their cost, and that busy ones finish."""
     for state in (State.ACTIVE, State.SPAWNING):
