@@ -233,6 +233,23 @@ async def test_a_change_can_be_stopped(fleet: Fleet, store: TaskChangeStore, han
     assert [one["actor"] for one in rows] == ["ben"]
 
 
+async def test_a_revoked_token_changes_nothing_more(
+    fleet: Fleet, store: TaskChangeStore, hand: AsyncConnection[DictRow]
+) -> None:
+    """What it has started is stopped, by the person who revokes it; what others have started goes on."""
+    token = {"name": "ben", "hash": "0" * 64, "scopes": ["operate"], "pools": None, "tenant": None, "expires_at": None}
+    await fleet.call("fleet_token_create", p_fleet=FLEET, p_token=token, p_actor="cli:me")
+    await fleet.submit(count=300)
+    change, other = await started(store, "cancel", BEN, task_type="t"), await started(store, "cancel", task_type="u")
+    await store.step(fleet.term)
+    await fleet.call("fleet_token_revoke", p_fleet=FLEET, p_name="ben", p_actor="cli:me")
+    await BulkChanges(store).step(fleet.term)
+    row = await shown(store, change)
+    assert (row["outcome"], row["stopped_by"], row["changed"] <= 200) == ("stopped", "cli:me", True)
+    assert (await statuses(hand))["Queued"] >= 100
+    assert (await shown(store, other))["outcome"] == "done"
+
+
 async def test_a_retry_queues_failed_tasks_again(
     fleet: Fleet, store: TaskChangeStore, hand: AsyncConnection[DictRow]
 ) -> None:
