@@ -297,7 +297,8 @@ end
 $$;
 
 -- Changes one task, if it still fits, and counts it. A refusal of a user's trigger or constraint undoes this task
--- alone. One that another transaction has locked is tried again later, unless p_is_last.
+-- alone. One that another transaction has locked is tried again later, unless p_is_last; so is the one at which the
+-- step is cancelled, because the leader ends, and not because a trigger takes long.
 create or replace function public.internal_change_task(
     p_change orchestrator.bulk_changes, p_id uuid, p_is_last boolean, p_now timestamptz
 ) returns orchestrator.bulk_changes
@@ -306,7 +307,10 @@ set lock_timeout = '50ms' as $$
 #variable_conflict use_variable
 declare
     c_locked constant int := 1000;
+    c_long constant interval := '1 second';
+    v_began constant timestamptz := clock_timestamp();
     v_task public.tasks;
+    v_is_later boolean;
     v_why text;
 begin
     begin
@@ -331,14 +335,16 @@ begin
         return p_change;
     exception
         when lock_not_available or deadlock_detected then
-            if not p_is_last and cardinality(p_change.locked) < c_locked then
-                p_change.locked := p_change.locked || p_id;
-                return p_change;
-            end if;
+            v_is_later := true;
             v_why := 'another transaction has locked it';
         when others or assert_failure or query_canceled then
+            v_is_later := sqlstate = '57014' and clock_timestamp() < v_began + c_long;
             v_why := orchestrator.refusal(sqlstate, sqlerrm);
     end;
+    if v_is_later and not p_is_last and cardinality(p_change.locked) < c_locked then
+        p_change.locked := p_change.locked || p_id;
+        return p_change;
+    end if;
     p_change.refused := p_change.refused + 1;
     p_change.refusal := coalesce(p_change.refusal, left(format('task %s: %s', p_id, v_why), 500));
     return p_change;

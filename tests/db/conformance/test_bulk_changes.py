@@ -361,6 +361,27 @@ async def test_a_trigger_that_sleeps_beyond_the_timeout_refuses_its_task(
     assert "took too long" in row["refusal"]
 
 
+async def test_a_step_that_is_cancelled_because_its_leader_ends_refuses_nothing(
+    fleet: Fleet, store: TaskChangeStore, owner: AsyncConnection[DictRow], database: str
+) -> None:
+    """The task that was being changed then is changed by the next leader."""
+    await fleet.submit(count=5)
+    await trigger(owner, "perform pg_sleep(0.5);")
+    change = await started(store, "cancel", task_type="t")
+    step = f"select fleet_change_tasks('{FLEET}', {fleet.term}, '{fleet.now.isoformat()}')".encode()
+    running = asyncio.create_task(owner.execute(step))
+    cancel = "select pg_cancel_backend(pid) from pg_stat_activity where pid = %s and wait_event = 'PgSleep'"
+    async with await psycopg.AsyncConnection.connect(database, autocommit=True) as somebody:
+        while not await (await somebody.execute(cancel, (owner.info.backend_pid,))).fetchall():
+            await asyncio.sleep(0.02)
+        await running
+        await owner.execute("drop function users_own() cascade")
+    for _ in range(2):
+        await BulkChanges(store).step(fleet.term)
+    row = await shown(store, change)
+    assert (row["changed"], row["refused"], row["outcome"]) == (5, 0, "done")
+
+
 async def test_a_task_that_somebody_has_locked_is_tried_again_and_then_refused(
     fleet: Fleet, store: TaskChangeStore, hand: AsyncConnection[DictRow], database: str
 ) -> None:
