@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PICTURES = ROOT / "docs" / "pictures"
 BUILD_TIMEOUT_S = 300.0
 TOP = {
     "README.md": "index.md",
@@ -27,6 +28,7 @@ def build(directory: Path) -> int:
     for source in (*sorted((ROOT / "docs").glob("*.md")), *(ROOT / name for name in TOP)):
         name = TOP.get(source.name, source.name) if source.parent == ROOT else source.name
         (pages / name).write_text(linked(source.read_text(), source.parent))
+    shutil.copytree(PICTURES, pages / PICTURES.name)
     shutil.copy(ROOT / "zensical.toml", directory)
     command = (sys.executable, "-m", "zensical", "build", "--strict", "--config-file", str(directory / "zensical.toml"))
     return subprocess.run(command, cwd=directory, check=False, timeout=BUILD_TIMEOUT_S).returncode
@@ -39,8 +41,8 @@ def linked(markdown: str, directory: Path) -> str:
         text, target, anchor = found[1], (directory / found[2]).resolve(), found[3] or ""
         if not target.exists() or not target.is_relative_to(ROOT):
             return found[0]  # the build reports it
-        if target.parent == ROOT / "docs":
-            return f"[{text}]({target.name}{anchor})"
+        if target.parent in (ROOT / "docs", PICTURES):
+            return f"[{text}]({target.relative_to(ROOT / 'docs')}{anchor})"
         name = TOP.get(target.name) if target.parent == ROOT else None
         return f"[{text}]({name}{anchor})" if name else text
 

@@ -21,7 +21,7 @@ begin
       from pools p
      cross join lateral (select count(*) as n from (
                select from orchestrator.live q where q.pool = p.pool and q.state = 'ready'
-                order by q.pool, q.place limit c_most) q) r
+                order by q.pool, q.created_at limit c_most) q) r  -- in about the order of the table's pages
      cross join lateral (select (select q.created_at from orchestrator.live q
                                   where q.pool = p.pool and q.state = 'ready'
                                   order by q.pool, q.created_at limit 1) as oldest) o

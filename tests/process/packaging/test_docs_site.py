@@ -83,10 +83,10 @@ def test_every_link_leads_somewhere(site: Path) -> None:
 def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
     """A page and an anchor that do not exist."""
     copy = tmp_path / "checkout"
-    for path in (ROOT / ".ci" / "docs_site.py", ROOT / "zensical.toml", *ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
+    for path in (ROOT / ".ci" / "docs_site.py", ROOT / "zensical.toml", *ROOT.glob("*.md"), *ROOT.glob("docs/**/*.*")):
         place = copy / path.relative_to(ROOT)
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(path.read_text())
+        place.write_bytes(path.read_bytes())
     (copy / "docs" / "tasks.md").write_text("# Tasks\n\n[a page](missing.md), [a place](#nowhere)\n")
     done = build(tmp_path / "site", script=copy / ".ci" / "docs_site.py")
     assert done.returncode != 0
