@@ -6,12 +6,11 @@ from typing import Any
 
 from orchestrator.core.api_tokens import TokenHolder
 from orchestrator.core.plurals import counted
-from orchestrator.diagnostics.amounts import usd
 from orchestrator.errors import NOT_ALLOWED
 from orchestrator.ports import PortError
 from orchestrator.web.api.operations import Api
 from orchestrator.web.api.problems import Problem
-from orchestrator.web.dashboard.action_effects import ActionEffect, Fields, reason_of
+from orchestrator.web.dashboard.action_effects import ActionEffect, Fields, per_hour, reason_of
 
 AT_ONCE = 8  # calls; after as many that failed, it is the database
 MAX_SAID = 600  # characters
@@ -24,11 +23,10 @@ async def stop_effect(api: Api, holder: TokenHolder, _: Fields) -> ActionEffect:
         raise Problem(403, NOT_ALLOWED, f"the token {holder.name} may change its own pools only")
     live = _left(await api.rows.observe(), frozenset())
     running = sum(one["tasks_running"] or 0 for one in live)
-    per_hour = sum(float(one["price_usd_per_hour"] or 0) for one in live)
     lost = "loses the work of its attempt and is" if running == 1 else "lose the work of their attempts and are"
     effects = (
         "Every pool is paused until somebody resumes it: no worker starts.",
-        f"{counted(len(live), 'worker')} for {usd(per_hour)}/h {'ends' if len(live) == 1 else 'end'} now.",
+        f"{counted(len(live), 'worker')} for {per_hour(live)} {'ends' if len(live) == 1 else 'end'} now.",
         "Logs are shipped before the pods are deleted.",
         f"{counted(running, 'running task')} {lost} queued again.",
         "Queued tasks stay queued. Resume every pool on the page Pools to go on.",

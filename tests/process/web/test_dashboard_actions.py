@@ -27,7 +27,7 @@ async def test_everything_is_stopped(board: DashboardRig) -> None:
     await board.furnish()
     browser = await board.visitor(ADMIN)
     page = (await browser.get("/do/stop")).text
-    assert "4 workers for $" in page
+    assert "4 workers for at least $" in page
     for _ in range(2):
         done = await act(browser, "/do/stop", {"reason": "a fire"})
         assert (done.status_code, done.headers["location"]) == (303, "/")
@@ -93,7 +93,7 @@ async def test_a_limit_says_what_is_there_and_what_it_does(board: DashboardRig) 
     for state in (State.ACTIVE, State.SPAWNING):
         await board.worker(state=state)
     page = (await (await board.visitor(ADMIN)).get("/do/limit", params={"pool": board.pool})).text
-    assert f"{board.pool} has 2 workers now, 0 of them busy: $" in page
+    assert f"{board.pool} has 2 workers now, 0 of them busy: at least $" in page
     for text in ("still starting end at once", "Busy workers finish their tasks", "It ends by itself", "required"):
         assert text in page
     assert f"orchestrator scale limit --pool {board.pool} --max N --for 2h" in page
@@ -185,3 +185,17 @@ async def test_messages_that_were_given_up_are_sent_again(
         assert (await board.client.post("/api/v1/webhooks/resend", json=unknown, headers=api)).status_code == 404
     finally:
         await hand.execute("delete from webhook_messages where webhook = %s", (board.pool,))
+
+
+async def test_an_action_names_its_fleet_and_the_cost_of_its_own_pools(
+    board: DashboardRig, hand: psycopg.AsyncConnection[Any]
+) -> None:
+    """Somebody has pages of several fleets open; a token of a pool does not learn what the others cost."""
+    for pool, usd in ((board.pool, 0.5), ("secret", 7)):
+        worker = await board.worker(pool)
+        await hand.execute("update workers set price_usd_per_hour = %s where id = %s", (usd, worker.id))
+    restricted = await board.visitor(await board.token("operate", pools=[board.pool]))
+    page = (await restricted.get(f"/do/pause?pool={board.pool}")).text
+    assert f"{board.pool} costs $0.50/h now" in page
+    assert page.count(board.dashboard.fleet) == 2
+    assert "The fleet costs $7.50/h now" in (await (await board.visitor(ADMIN)).get("/do/pause")).text
