@@ -16,13 +16,10 @@ class FixedRule:
     grace_s: float = 60.0  # after a start, for how long no worker ends because of overcapacity
     last_start: float | None = None
 
-    def arrived(self, now: float) -> None:
+    def arrived(self, level: int, now: float) -> None:
         """Learn nothing."""
 
     def booted(self, boot_s: float) -> None:
-        """Learn nothing."""
-
-    def used(self, level: int, now: float) -> None:
         """Learn nothing."""
 
     def ended(self, level: int, run_s: float, now: float) -> None:

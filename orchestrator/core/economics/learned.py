@@ -9,7 +9,7 @@ from orchestrator.core.economics.statistics import Statistics
 from orchestrator.core.economics.waiting import arrivals, remaining_s, starts
 from orchestrator.core.economics.windows import cold_start_s, window
 
-WORTH_BOOTS = 1.5
+WORTH_BOOTS = 1.5  # of waiting saved, at which a worker is started
 MAX_WAIT_BOOTS = 4.0  # the default of the longest wait, in boots
 REVIEW_S = 10.0  # while tasks wait and the pool may grow: also without events, what is expected changes
 MAX_STARTS = 100  # of one decision
@@ -88,17 +88,13 @@ class LearnedRule:
     wait_price: float = 1.0
     max_wait_s: float | None = None  # None: MAX_WAIT_BOOTS
 
-    def arrived(self, now: float) -> None:
-        """Update the rate of arrivals."""
-        self.known = statistics.arrived(self.known, now)
+    def arrived(self, level: int, now: float) -> None:
+        """Update the rate of arrivals and the gaps of the level."""
+        self.known = statistics.arrived(self.known, level, now)
 
     def booted(self, boot_s: float) -> None:
         """Update the boot time."""
         self.known = statistics.booted(self.known, boot_s)
-
-    def used(self, level: int, now: float) -> None:
-        """Update the gaps of the level."""
-        self.known = statistics.used(self.known, level, now)
 
     def ended(self, level: int, run_s: float, now: float) -> None:
         """Update the run time and the last use of the level."""
@@ -110,7 +106,9 @@ class LearnedRule:
             return self.down(view)
         max_wait_s = MAX_WAIT_BOOTS * self.known.boot_s if self.max_wait_s is None else self.max_wait_s
         growth = up(self.known, view, self.wait_price, max_wait_s)
-        return Decision(starts=growth.starts, review_at=self._review_at(view, growth.starts, max_wait_s), why=growth.why)
+        return Decision(
+            starts=growth.starts, review_at=self._review_at(view, growth.starts, max_wait_s), why=growth.why
+        )
 
     def down(self, view: PoolView) -> Decision:
         """End the idle workers whose window is over. A worker's level counts from the one with the newest last use."""
@@ -121,7 +119,8 @@ class LearnedRule:
             due = worker.since + kept_s
             if due <= view.now:
                 ends.append(place)
-                why = f"end {len(ends)}: idle for {view.now - worker.since:.0f} s; level {level} is kept for {kept_s:.0f} s"
+                idle_s = view.now - worker.since
+                why = f"end {len(ends)}: idle for {idle_s:.0f} s; level {level} is kept for {kept_s:.0f} s"
             else:
                 review_at = due if review_at is None else min(review_at, due)
         return Decision(ends=tuple(ends), review_at=review_at, why=why)

@@ -35,10 +35,16 @@ class PoolReplay:
     run_s: float = 0.0  # mean of the tasks that have ended
     runs: int = 0
 
-    def queue(self, task: int, since: float) -> None:
+    @property
+    def level(self) -> int:
+        """Return how many workers the queued and the running tasks would use at once."""
+        return min(len(self.busy) + len(self.waiting), self.most)
+
+    def arrived(self, task: int, now: float) -> None:
         """Add a task at the end of the queue."""
         self.waiting.append(task)
-        self.waiting_since.append(since)
+        self.waiting_since.append(now)
+        self.rule.arrived(self.level, now)
 
     def queue_again(self, task: int, since: float) -> None:
         """Add a task whose worker has ended, at the front of the queue."""
@@ -51,7 +57,6 @@ class PoolReplay:
             worker, _ = self.idle.popitem()
             task, _ = self.waiting.popleft(), self.waiting_since.popleft()
             self.tasks[worker], self.busy[worker] = task, now
-            self.rule.used(len(self.busy), now)
             yield task, worker
 
     def booted(self, worker: int, now: float) -> None:
@@ -63,7 +68,7 @@ class PoolReplay:
     def ended(self, worker: int, asked: float, now: float) -> int:
         """Make a busy worker idle. Return its task."""
         run_s = now - self.busy[worker]
-        self.rule.ended(len(self.busy), run_s, now)
+        self.rule.ended(self.level, run_s, now)
         self.runs += 1
         self.run_s += (run_s - self.run_s) / self.runs
         del self.busy[worker]

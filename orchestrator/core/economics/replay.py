@@ -1,8 +1,8 @@
 """A replay of tasks in virtual time: which workers a rule starts and ends, and when each task starts.
 
-The replay tells a rule only what has happened: no decision depends on a later event. A task goes to the idle worker that
-was used last. Workers are paid from the request to the end. When the budget of a day is used up, all workers end; their
-tasks wait for the next day and run again.
+The replay tells a rule only what has happened: no decision depends on a later event. A task goes to the idle worker
+that was used last. Workers are paid from the request to the end. When the budget of a day is used up, all workers end;
+their tasks wait for the next day and run again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -86,8 +86,7 @@ class _Replay:
             else:
                 self.budget.advance(next_at, len(self.live))
                 pool = self.pools[self.tasks[arrived].pool]
-                pool.rule.arrived(next_at)
-                pool.queue(arrived, next_at)
+                pool.arrived(arrived, next_at)
                 self._settle(pool, next_at)
                 arrived += 1
         return self.result

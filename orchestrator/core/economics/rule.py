@@ -42,16 +42,20 @@ class Decision:
 
 
 class Rule(Protocol):
-    """A rule of scaling with what it has learned of one pool. Events come in the order of their times."""
+    """A rule of scaling with what it has learned of one pool. Events come in the order of their times.
 
-    def arrived(self, now: float) -> None: ...
+    A level is the number of workers that the queued and the running tasks would use at once.
+    """
 
-    def booted(self, boot_s: float) -> None: ...
+    def arrived(self, level: int, now: float) -> None:
+        """Learn that a task has arrived; the level is now this one."""
 
-    def used(self, level: int, now: float) -> None:
-        """`level` workers are busy now, one more than before."""
+    def booted(self, boot_s: float) -> None:
+        """Learn that a worker is ready `boot_s` after it was asked for."""
 
     def ended(self, level: int, run_s: float, now: float) -> None:
-        """A task of `run_s` has ended; before, `level` workers were busy."""
+        """Learn that a task has ended after `run_s`; the level was this one until now."""
 
-    def decide(self, view: PoolView) -> Decision: ...
+    def decide(self, view: PoolView) -> Decision:
+        """Return what to start or end now."""
+        ...

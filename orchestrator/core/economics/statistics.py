@@ -1,8 +1,9 @@
 """What the learned rule knows of a pool: a few numbers, each updated by one event.
 
-A level is a number of workers that are busy at once. A gap is the time in which a level was not in use: from the moment
-when the number of busy workers fell below the level until it reached the level again. Gaps are counted apart by the
-traffic at their beginning, and by groups of levels.
+A level is the number of workers that the queued and the running tasks would use at once. A gap is the time in which a
+level has no use: from the end of the task with which demand falls below the level until the arrival with which it
+reaches the level again. Demand counts, and not the number of busy workers, because otherwise the end of a worker would
+make the gaps look longer. Gaps are counted apart by the traffic at their beginning, and by groups of levels.
 
 Times are seconds of a clock that does not go back. The functions return new statistics and leave the old ones as they
 are, so that a decision can be stored with what it was based on.
@@ -15,7 +16,7 @@ from math import exp
 GRID_S = (0.0, *(4 * 1.25**step for step in range(39)))  # lengths of gaps, and of windows: up to 5.3 h
 TRAFFIC_FROM = (1.5, 6.0, 20.0)  # arrivals in TRAFFIC_S at which the second, third and fourth class of traffic begin
 TRAFFIC_S = 600.0
-GROUP_FROM = (1, 2, 4, 8)  # the first level of each group
+GROUP_FROM = (1, 2, 3, 4)  # the first level of each group
 ARRIVALS_DECAY_S = 300.0
 GAPS_DECAY_S = 7 * 86_400.0
 MAX_LEVELS = 64  # whose last use is known; levels above count as this one
@@ -73,9 +74,15 @@ def group(level: int) -> int:
     return sum(level >= first for first in GROUP_FROM) - 1
 
 
-def arrived(known: Statistics, now: float) -> Statistics:
-    """Add the arrival of a task."""
-    return replace(known, rate=known.arrivals_per_s(now) + 1 / ARRIVALS_DECAY_S, rate_at=now)
+def arrived(known: Statistics, level: int, now: float) -> Statistics:
+    """Add the arrival of a task, with which demand reaches the level."""
+    known = replace(known, rate=known.arrivals_per_s(now) + 1 / ARRIVALS_DECAY_S, rate_at=now)
+    last = known.last_use[_place(level)]
+    if last is None or now <= last.at:
+        return known
+    place, row = group(level), known.gaps[last.traffic]
+    row = (*row[:place], _added(row[place], now - last.at, now), *row[place + 1 :])
+    return replace(known, gaps=(*known.gaps[: last.traffic], row, *known.gaps[last.traffic + 1 :]))
 
 
 def booted(known: Statistics, boot_s: float) -> Statistics:
@@ -85,21 +92,10 @@ def booted(known: Statistics, boot_s: float) -> Statistics:
 
 
 def ended(known: Statistics, level: int, run_s: float, now: float) -> Statistics:
-    """Add the end of a task. `level` workers, its own included, were busy until now."""
+    """Add the end of a task, with which demand falls below the level."""
     runs, place = min(known.runs + 1, RUNS), _place(level)
     last_use = (*known.last_use[:place], LastUse(now, known.traffic(now)), *known.last_use[place + 1 :])
     return replace(known, runs=runs, run_s=known.run_s + (run_s - known.run_s) / runs, last_use=last_use)
-
-
-def used(known: Statistics, level: int, now: float) -> Statistics:
-    """Add the start of a task. `level` workers, its own included, are busy from now on."""
-    last = known.last_use[_place(level)]
-    if last is None or now <= last.at:
-        return known
-    place = group(level)
-    row = known.gaps[last.traffic]
-    row = (*row[:place], _added(row[place], now - last.at, now), *row[place + 1 :])
-    return replace(known, gaps=(*known.gaps[: last.traffic], row, *known.gaps[last.traffic + 1 :]))
 
 
 def _added(gaps: Gaps, gap_s: float, now: float) -> Gaps:
