@@ -1,8 +1,8 @@
 """How long an idle worker is kept: as long as its rent costs less than the boots that it saves.
 
 If a worker is kept for a window x, a gap g up to x costs g seconds of rent. A longer one costs x, and then a cold
-start: a boot, and the waiting for it. The window has the lowest cost over the recent gaps. Some imagined gaps keep a few real
-ones from deciding alone; without real ones, the window is one cold start. A window is never longer than that, so
+start: a boot, and the waiting for it. The window has the lowest cost over the recent gaps. Some imagined gaps keep a
+few real ones from deciding alone; without real ones, the window is one cold start. It is never longer than that, so
 a gap costs at most twice what it costs with the best window in hindsight.
 """
 
