@@ -3,7 +3,8 @@
 If a worker is kept for a window x, a gap g up to x costs g seconds of rent. A longer one costs x, and then a cold
 start: a boot, and the waiting for it. The window has the lowest cost over the recent gaps. Some imagined gaps keep a
 few real ones from deciding alone; without real ones, the window is one cold start. It is never longer than that, so
-a gap costs at most twice what it costs with the best window in hindsight.
+a gap costs at most one cold start more than with the best window in hindsight. With a window of one cold start, it
+costs at most twice as much.
 """
 
 from bisect import bisect_right
