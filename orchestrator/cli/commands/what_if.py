@@ -1,6 +1,6 @@
 """`what-if`: recorded tasks under each rule of scaling, replayed in virtual time."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import inf
 
@@ -98,19 +98,24 @@ def _print_json(output: Output, policy: ScalingPolicy, replayed: Replayed, summe
     )
 
 
-def _table(outcomes: dict[ScalingPolicy, ReplayOutcome], usd_per_hour: float | None, wait_price: float) -> Table:
+def _table(outcomes: Mapping[ScalingPolicy, ReplayOutcome], usd_per_hour: float | None, wait_price: float) -> Table:
+    """A column for each policy, and how much more or less the second one is."""
+
     def amount(seconds: float) -> str:
         return span(seconds) if usd_per_hour is None else usd(seconds * usd_per_hour / HOUR_S)
 
-    before = outcomes[ScalingPolicy.FIXED].cost_and_waiting_s(wait_price)
-    shown = table("policy", "GPU time" if usd_per_hour is None else "cost", "dearest day", "boots",
-                  "wait p50", "p95", "max", "cost + waiting", "change")  # fmt: skip
-    for policy, one in outcomes.items():
-        total = one.cost_and_waiting_s(wait_price)
-        waits = [span(wait) for wait in (one.wait_p50_s, one.wait_p95_s, one.wait_max_s)]
-        changed = "" if policy is ScalingPolicy.FIXED else percent(change(total, before))
-        costs = [amount(one.gpu_s), amount(one.most_on_a_day_gpu_s), f"{one.boots:,}"]
-        shown.add_row(policy.value, *costs, *waits, amount(total), changed)
+    def values(one: ReplayOutcome) -> list[tuple[float | None, str]]:
+        amounts = (one.gpu_s, one.most_on_a_day_gpu_s, one.cost_and_waiting_s(wait_price))
+        paid, dearest, total = ((seconds, amount(seconds)) for seconds in amounts)
+        waits = [(wait, span(wait)) for wait in (one.wait_p50_s, one.wait_p95_s, one.wait_max_s)]
+        return [paid, dearest, (one.boots, f"{one.boots:,}"), *waits, total]
+
+    shown = table("", *(policy.value for policy in outcomes), "change")
+    names = ("GPU time" if usd_per_hour is None else "cost", "most expensive day", "boots", "wait p50", "wait p95",
+             "wait max", "cost + waiting")  # fmt: skip
+    for name, (before, *texts), (after, *others) in zip(names, *map(values, outcomes.values()), strict=True):
+        changed = None if before is None or after is None else change(after, before)
+        shown.add_row(name, *texts, *others, percent(changed))
     return shown
 
 
