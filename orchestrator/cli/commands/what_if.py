@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import inf
+from typing import Any
 
 import click
 from rich.table import Table
@@ -31,7 +32,7 @@ POLICIES = [policy.value for policy in ScalingPolicy]
 class Amount(click.FloatRange):
     """A number within bounds. NaN, which is within none and beyond none, is refused."""
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number."""
         number = float(super().convert(value, param, ctx))
         if number != number:  # noqa: PLR0124  only NaN differs from itself

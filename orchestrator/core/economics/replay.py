@@ -57,10 +57,10 @@ class Replayed:
 
 def replay(tasks: Sequence[RecordedTask], rule: Callable[[str], Rule], terms: Terms) -> Replayed:
     """Replay tasks, in the order of their arrivals. `rule` makes the rule of a pool."""
-    return _Replay(tasks, rule, terms).run()
+    return _ReplayRun(tasks, rule, terms).run()
 
 
-class _Replay:
+class _ReplayRun:
     def __init__(self, tasks: Sequence[RecordedTask], rule: Callable[[str], Rule], terms: Terms) -> None:
         self.tasks, self.terms = tasks, terms
         names = dict.fromkeys(task.pool for task in tasks)
