@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.figures import cpu_s, quantile
 from bench.idle import COMMITS, IDLE, OPERATOR, until
-from bench.reads import PAST
+from bench.reads import PAST, recorded
 from bench.thousand import QUIET, UNLIMITED, row
 from testbed.services.processes import Child
 from testbed.stack import Stack
@@ -117,6 +117,8 @@ async def _fill(sql: Any) -> None:
         await sql.execute("select set_config('past.' || %s, %s, false)", (setting, str(value)))
     await sql.execute(PAST.encode())
     await sql.execute(ELSEWHERE)
+    term = (await (await sql.execute("select fleet_lead('default', 'bench', 1)->'term' as term")).fetchone())["term"]
+    await recorded(sql, term, datetime.now(UTC))
     await sql.execute("vacuum analyze")
 
 

@@ -13,6 +13,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, LiteralString
 
+from psycopg.rows import tuple_row
+
 from bench.figures import quantile
 from bench.queues import WORKER, Connection, Ours, database
 from orchestrator.adapters.postgres import PostgresDb
@@ -138,7 +140,7 @@ async def _past(stack: AsyncExitStack, postgres: EmbeddedPostgres, name: str, en
         await sql.execute("select set_config('past.' || %s, %s, false)", (setting, str(value)))
     await sql.execute(PAST.encode())
     await sql.execute("vacuum analyze")
-    await _recorded(sql, term, until)
+    await recorded(sql, term, until)
     await sql.execute("vacuum analyze orchestrator.usage")
     fill_s = time.monotonic() - began_s
     row = await (await sql.execute(IDS, (str(middle), str(middle - 7)))).fetchone() or ()
@@ -147,11 +149,12 @@ async def _past(stack: AsyncExitStack, postgres: EmbeddedPostgres, name: str, en
     return Past(queue, sql, values, fill_s)
 
 
-async def _recorded(sql: Connection, term: int, until: datetime) -> None:
+async def recorded(sql: Connection, term: int, until: datetime) -> None:
     """Store the roll-ups, a second with each call, as the leader has done meanwhile."""
     is_due = True
     while is_due:
-        answer = await sql.execute("select fleet_record('default', %s, %s)->'more'", (term, until))
+        query = "select fleet_record('default', %s, %s)->'more'"
+        answer = await sql.cursor(row_factory=tuple_row).execute(query, (term, until))
         ((is_due,),) = await answer.fetchall()
 
 

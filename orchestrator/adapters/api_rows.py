@@ -124,10 +124,19 @@ class ApiRows:
         return [row for row in rows if holder.sees(row["pool"], row["tenant"])]
 
     async def workers(
-        self, holder: TokenHolder, *, ended: bool, after: Sequence[str] | None, limit: int
+        self,
+        holder: TokenHolder,
+        *,
+        ended: bool | None,
+        after: Sequence[str] | None,
+        limit: int,
+        pool: str | None = None,
     ) -> Sequence[Row]:
-        """A page of the workers that a holder sees, newest first; `after`: the time and id of the last one seen."""
-        args = {"p_pools": holder.restriction()["pools"], "p_ended": ended, "p_cursor": after, "p_limit": limit}
+        """A page of the workers that a holder sees, of every pool or of one, newest first.
+
+        `ended`: also those that have ended; None: those alone. `after`: the time and id of the last one seen.
+        """
+        args = {"p_pools": holder.pools_of(pool), "p_ended": ended, "p_cursor": after, "p_limit": limit}
         return list((await self._db.call("fleet_workers_page", p_fleet=self._fleet, **args))["workers"])
 
     async def worker(self, worker_id: str) -> Row | None:

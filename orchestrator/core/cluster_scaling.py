@@ -2,7 +2,8 @@
 
 A node that drains is no capacity, so its replacement is started at once. A worker ends only if the cluster does not
 keep it: its member was removed or has failed, it exceeds the wanted nodes and never joined, or its cluster has ended.
-Nothing ends because it is idle. The money for all missing nodes must be there before the first of them is recorded.
+Nothing ends because it is idle. The money for all missing nodes must be there before the first of them is recorded. A
+cluster that begins gets none either while the pool may not have all of its nodes: it would pay for the others in vain.
 """
 
 from copy import copy
@@ -12,7 +13,7 @@ from orchestrator.core import scale_limits
 from orchestrator.core.actions import Action, PoolDecision, Terminate
 from orchestrator.core.blocked import SPAWNS, TASKS, WORKERS, Blocked, BlockedReason
 from orchestrator.core.budget import BudgetRoom
-from orchestrator.core.cluster_states import LIVE_MEMBER, WANTS_NODES, MemberStatus
+from orchestrator.core.cluster_states import LIVE_MEMBER, WANTS_NODES, ClusterStatus, MemberStatus
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import ClusterNeed, Demand, Snapshot, Worker
@@ -38,6 +39,8 @@ def size(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozenset[s
     capacity = [*nodes, *free[:room]]
     draining = len(kept) - len(capacity)
     target = max(0, min(wanted, pool.most - draining))
+    if begins(need) and target < wanted:
+        target = min(target, len(capacity))
     found = Size(
         demand,
         [w for w in capacity if w.state in READY],
@@ -53,6 +56,11 @@ def size(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozenset[s
     if found.missing <= 0:
         return found
     return replace(found, refused=refusal(pool, found.missing, BudgetRoom(snapshot, policy)))
+
+
+def begins(need: ClusterNeed | None) -> bool:
+    """Whether it waits until all of its nodes are there."""
+    return need is not None and need.status is ClusterStatus.ALLOCATING
 
 
 def _status(need: ClusterNeed | None, worker: Worker) -> MemberStatus | None:
@@ -103,7 +111,8 @@ def plan(pool: Pool, mine: Size, snapshot: Snapshot) -> tuple[list[Action], Pool
     if mine.wanted > pool.max_active:
         limit = {"limit": pool.max_active}
         reasons.append(Blocked(BlockedReason.MAX_ACTIVE, mine.wanted - pool.max_active, WORKERS, limit))
-    if pool.scale_limit and (count := min(mine.wanted, pool.max_active) - min(mine.wanted, pool.most)):
+    if pool.scale_limit and mine.wanted > pool.most:
+        count = min(mine.wanted, pool.max_active) - min(mine.target, pool.most)
         reasons.append(scale_limits.reason(pool.scale_limit, count, WORKERS))
     if mine.refused is not None:
         reasons.append(replace(mine.refused, count=mine.asked, unit=SPAWNS))

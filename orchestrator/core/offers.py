@@ -31,7 +31,7 @@ class OfferSelector:
         self._now, self._offers, self._snapshot = snapshot.now, snapshot.offers, snapshot
         self._left = scale_limits.room(snapshot, leaving=leaving)  # new workers; None: any number
         self.room = BudgetRoom(snapshot, policy)
-        self.unpaid: dict[str, Blocked] = {}  # cluster pools whose missing nodes the rest of the budgets does not pay
+        self.unpaid: dict[str, Blocked] = {}  # cluster pools for whose missing nodes there is no money or no room left
         asking = (w for w in snapshot.workers if w.state is State.SPAWNING and _has_create_call(w, snapshot))
         self._asked = Counter(worker.metadata.offer for worker in asking)
 
@@ -70,6 +70,12 @@ class OfferSelector:
         ends = [state.cooldown_until for state in map(self._offers.get, (offer.key for offer in offers)) if state]
         until = min((end for end in ends if end and end > self._now), default=None)
         return Blocked(BlockedReason.OFFERS_REFUSED, until=until)
+
+    def lacks_room(self, workers: int) -> Blocked | None:
+        """Return why the limit of the whole fleet does not allow so many more workers, if it does not."""
+        if self._left is None or workers <= self._left:
+            return None
+        return scale_limits.reason(self._snapshot.scale_limits[EVERY_POOL], 0, SPAWNS)
 
     def within(self, pool: Pool) -> list[Offer]:
         """Return the pool's offers in which its network volume can be mounted. None without usable credentials."""

@@ -50,13 +50,15 @@ def _serve(pool: Pool, share: list[Offer], up_to: int, selector: OfferSelector) 
 
 
 def _serve_cluster(pool: Pool, mine: Size, share: list[Offer], up_to: int, selector: OfferSelector) -> None:
-    """Give a cluster the offers of this tick if all its missing nodes can be paid.
+    """Give a cluster the offers of this tick if all its missing nodes can be paid, and are allowed.
 
     Once it has begun, the money of nodes that start in a later tick is kept for them, also while none may start.
     """
     if mine.missing <= 0 or not (up_to or mine.live):
         return
     refused = cluster_scaling.refusal(pool, mine.missing, selector.room)
+    if refused is None and cluster_scaling.begins(mine.cluster):
+        refused = selector.lacks_room(mine.missing)
     if refused is not None:
         selector.unpaid[pool.name] = refused
         return

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.diagnostics import database_errors
-from orchestrator.diagnostics.condition_kinds import HIGH, ConditionKind, Impact
+from orchestrator.diagnostics.condition_kinds import HIGH, LOW, ConditionKind, Impact
 from orchestrator.diagnostics.conditions import Condition, of_type
 
 Row = Mapping[str, Any]
@@ -72,6 +72,11 @@ def known(standing: Row) -> Sequence[Row]:
         return found
     waits = Impact.WAIT if any(one["priority"] == HIGH for one in found) else Impact.NONE
     return [Condition(ConditionKind.NO_LEADER, impact=waits, pools=None).as_json(), *found]
+
+
+def pressing(rows: Iterable[Row]) -> Sequence[Row]:
+    """Return what needs somebody: all but the remarks."""
+    return [one for one in rows if one["priority"] != LOW]
 
 
 def _holds(row: Row, pool: str) -> bool:

@@ -43,10 +43,11 @@ class Forecast:
 
     @property
     def reached_in_s(self) -> float | None:
-        """Seconds until the budget of the day is used up; None if that is not today."""
-        if self.daily_budget_usd is None or self.usd < self.daily_budget_usd or self.hourly_usd <= 0:
+        """Seconds until the budget of the day is used up, 0 if it is; None if that is not today."""
+        if self.daily_budget_usd is None or self.usd < self.daily_budget_usd:
             return None
-        return max(0.0, (self.daily_budget_usd - self.today_usd) / self.hourly_usd * HOUR_S)
+        left_usd = self.daily_budget_usd - self.today_usd
+        return left_usd / self.hourly_usd * HOUR_S if left_usd > 0 else 0.0
 
 
 def forecast(spent: Row, now: datetime, daily_usd: float | None, hourly_usd: float | None) -> Forecast:

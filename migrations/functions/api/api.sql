@@ -295,6 +295,7 @@ end
 $$;
 
 -- A page of workers, the newest first, of these pools (null: of all). p_cursor: [created_at, id] of the last one seen.
+-- p_ended: false: without those that have ended; null: those alone.
 create or replace function public.fleet_workers_page(
     p_fleet text, p_pools jsonb, p_ended boolean, p_cursor jsonb, p_limit int, p_now timestamptz default null
 ) returns jsonb
@@ -307,7 +308,9 @@ begin
     return jsonb_build_object('workers', coalesce((
         select jsonb_agg(public.internal_worker_report(w, v_now) order by w.created_at desc, w.id)
           from (select * from public.workers w
-                 where w.fleet = p_fleet and (p_ended or w.status <> 'terminated')
+                 where w.fleet = p_fleet
+                   and case when p_ended is null then w.status = 'terminated'
+                            else p_ended or w.status <> 'terminated' end
                    and (jsonb_typeof(p_pools) is distinct from 'array' or p_pools ? w.pool)
                    and (v_at is null or w.created_at < v_at or w.created_at = v_at and w.id > p_cursor->>1)
                  order by w.created_at desc, w.id limit least(greatest(coalesce(p_limit, 100), 1), 1000)) w), '[]'));

@@ -45,7 +45,8 @@ $$;
 -- What an action would change: {now, filter, tasks, looked, is_all, by: [{task_type, status, tasks, usd}], groups,
 -- usd}. It looks at the newest so many tasks that may fit; is_all: there are no more. usd: of a retry, what that many
 -- attempts of the type have cost on average within seven days, null without such a figure; of a cancel, what the
--- running attempts have cost so far. `by` has the largest groups, `groups` is the number of all.
+-- running attempts have cost so far. A token of a tenant sees no costs: null. `by` has the largest groups, `groups` is
+-- the number of all.
 create or replace function public.task_changes_preview(
     p_fleet text, p_scope jsonb, p_action text, p_filter jsonb, p_now timestamptz default null
 ) returns jsonb
@@ -56,6 +57,7 @@ declare
     c_groups constant int := 50;
     v_now timestamptz := public.internal_clock(p_now);
     v_filter jsonb := public.internal_change_filter(p_action, p_filter);
+    v_sees_costs boolean := p_scope->>'tenant' is null;
     v_looked int;
     v_by jsonb;
     v_groups jsonb;
@@ -67,11 +69,11 @@ begin
           with ordinality t (id, created_at, status, task_type, pool, tenant, labels, n)
     ), lost as materialized (
         select u.task_id, sum(u.usd) as usd from orchestrator.used(p_fleet, v_now, v_now, '-infinity', v_now) u
-         where p_action = 'cancel' group by u.task_id
+         where p_action = 'cancel' and v_sees_costs group by u.task_id
     ), groups as (
         select s.task_type, s.status, count(*) as tasks,
-               case p_action when 'cancel' then coalesce(sum(l.usd), 0)
-                             else count(*) * orchestrator.usd_per_attempt(p_fleet, s.task_type, v_now) end as usd
+               case when not v_sees_costs then null when p_action = 'cancel' then coalesce(sum(l.usd), 0)
+                    else count(*) * orchestrator.usd_per_attempt(p_fleet, s.task_type, v_now) end as usd
           from seen s left join lost l on l.task_id = s.id where s.fits group by s.task_type, s.status
     )
     select (select count(*) from seen),
@@ -114,7 +116,7 @@ create or replace function public.task_changes_start(
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 #variable_conflict use_variable
 declare
-    c_open constant int := 100;  -- of a fleet
+    c_open constant int := 100;  -- of those who see everything, or the same part
     v_now timestamptz := public.internal_clock(p_now);
     v_filter jsonb := public.internal_change_filter(p_action, p_filter);
     v_scope jsonb := coalesce(p_scope, '{}');
@@ -131,7 +133,8 @@ begin
             when (v_known.action, v_known.filter, v_known.scope) is not distinct from (p_action, v_filter, v_scope)
             then 'repeated' else 'key_reused' end);
     end if;
-    if (select count(*) from orchestrator.bulk_changes c where c.fleet = p_fleet and c.ended_at is null) > c_open then
+    if (select count(*) from orchestrator.bulk_changes c
+         where c.fleet = p_fleet and c.ended_at is null and c.scope = v_scope) > c_open then
         perform public.internal_refuse('OR007', 'too many changes wait', format('the limit is %s', c_open),
                                        'wait for them, or stop some');
     end if;
@@ -191,7 +194,8 @@ end
 $$;
 
 -- A step of the oldest open change: {id, outcome, looked, changed, refused, more}; id is null if there is none. `more`:
--- another step has work at once. Each step ends soon, because others may want the tasks that it has changed.
+-- another step has work at once. Each step ends soon, because others may want the tasks that it has changed. Callers
+-- that see everything come first, so that no token of a tenant or of some pools keeps an operator waiting.
 create or replace function public.fleet_change_tasks(p_fleet text, p_term bigint, p_now timestamptz default null)
 returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
@@ -204,7 +208,8 @@ declare
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_change_tasks');
     select * into v_change from orchestrator.bulk_changes c
-     where c.fleet = p_fleet and c.ended_at is null order by c.id limit 1 for update;
+     where c.fleet = p_fleet and c.ended_at is null
+     order by jsonb_strip_nulls(c.scope) <> '{}', c.id limit 1 for update;
     if not found then
         return jsonb_build_object('id', null, 'more', false);
     end if;
@@ -292,7 +297,8 @@ end
 $$;
 
 -- Changes one task, if it still fits, and counts it. A refusal of a user's trigger or constraint undoes this task
--- alone. One that another transaction has locked is tried again later, unless p_is_last.
+-- alone. One that another transaction has locked is tried again later, unless p_is_last; so is the one at which the
+-- step is cancelled, because the leader ends, and not because a trigger takes long.
 create or replace function public.internal_change_task(
     p_change orchestrator.bulk_changes, p_id uuid, p_is_last boolean, p_now timestamptz
 ) returns orchestrator.bulk_changes
@@ -301,7 +307,10 @@ set lock_timeout = '50ms' as $$
 #variable_conflict use_variable
 declare
     c_locked constant int := 1000;
+    c_long constant interval := '1 second';
+    v_began constant timestamptz := clock_timestamp();
     v_task public.tasks;
+    v_is_later boolean;
     v_why text;
 begin
     begin
@@ -326,14 +335,16 @@ begin
         return p_change;
     exception
         when lock_not_available or deadlock_detected then
-            if not p_is_last and cardinality(p_change.locked) < c_locked then
-                p_change.locked := p_change.locked || p_id;
-                return p_change;
-            end if;
+            v_is_later := true;
             v_why := 'another transaction has locked it';
         when others or assert_failure or query_canceled then
+            v_is_later := sqlstate = '57014' and clock_timestamp() < v_began + c_long;
             v_why := orchestrator.refusal(sqlstate, sqlerrm);
     end;
+    if v_is_later and not p_is_last and cardinality(p_change.locked) < c_locked then
+        p_change.locked := p_change.locked || p_id;
+        return p_change;
+    end if;
     p_change.refused := p_change.refused + 1;
     p_change.refusal := coalesce(p_change.refusal, left(format('task %s: %s', p_id, v_why), 500));
     return p_change;

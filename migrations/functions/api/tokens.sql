@@ -70,7 +70,7 @@ language sql stable security definer set search_path = pg_catalog, pg_temp set j
       from public.api_tokens t where t.fleet = fleet_tokens.p_fleet
 $$;
 
--- Ends a token: {outcome: revoked, already, not_found}.
+-- Ends a token, and what the leader still does in its name: {outcome: revoked, already, not_found}.
 create or replace function public.fleet_token_revoke(
     p_fleet text, p_name text, p_actor text, p_now timestamptz default null
 ) returns jsonb
@@ -87,6 +87,9 @@ begin
              where t.fleet = p_fleet and t.name = p_name) then 'already' else 'not_found' end);
     end if;
     perform public.internal_audit(p_fleet, p_actor, 'token.revoke', p_name, null, v_now);
+    update orchestrator.bulk_changes c set outcome = 'stopped', ended_at = v_now, stopped_by = left(p_actor, 100),
+           locked = '{}'
+     where c.fleet = p_fleet and c.actor = p_name and c.ended_at is null;
     return jsonb_build_object('outcome', 'revoked');
 end
 $$;

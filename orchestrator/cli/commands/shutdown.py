@@ -17,7 +17,7 @@ from orchestrator.core.maintenance import MaintenanceJob
 from orchestrator.core.model import EVERY_POOL
 from orchestrator.core.plurals import counted
 from orchestrator.core.provider import Pod
-from orchestrator.diagnostics.amounts import ago, clock, span, usd
+from orchestrator.diagnostics.amounts import clock, span, usd
 from orchestrator.diagnostics.foreign_pods import ForeignPods, of_other_databases
 from orchestrator.errors import NOT_IN_TIME, Failure
 from orchestrator.ports import PortError
@@ -74,14 +74,15 @@ async def shutdown(output: Output, only_status: bool, dry_run: bool, force: bool
             why = f"after {span(PATIENCE_S)} there is still: {', '.join(rest)}"
             raise Failure(NOT_IN_TIME, what="not everything has ended", why=why, fix="python -m orchestrator list")
         await _resume(store, before)
+        paused = sorted((await store.snapshot()).paused)
         queued = (await store.report())["task_counts"].get("Queued", 0)
     took_s = round(time.monotonic() - began_s, 1)
     if output.json:
         ended = {"workers": [row["id"] for row in seen.rows], "pods": [pod.id for pod in seen.pods]}
-        output.document(outcome="ended", **ended, took_s=took_s, queued=queued, paused=sorted(before))
+        output.document(outcome="ended", **ended, took_s=took_s, queued=queued, paused=paused)
         return
     output.show(f"{CLEAN} It took {span(took_s)}.")
-    goes_on = f"still paused: {', '.join(sorted(before))}" if before else "the fleet scales with its queue again"
+    goes_on = f"still paused: {', '.join(paused)}" if paused else "the fleet scales with its queue again"
     output.say(f"{counted(queued, 'task')} queued; {goes_on}.")
 
 
@@ -119,13 +120,15 @@ async def _pause(store: "SqlStore") -> Mapping[str, Any]:
 
 
 async def _resume(store: "SqlStore", before: Mapping[str, Any]) -> None:
-    """End the pause of this command, and no other."""
-    if EVERY_POOL in before:
+    """End the pause of this command, and no other: somebody may have paused everything meanwhile."""
+    seen = await store.snapshot()
+    ours = seen.paused.get(EVERY_POOL)
+    if EVERY_POOL in before or ours is None or ours.reason != REASON:
         return
     await store.pause(None, actor=actor())
-    for pool, pause in before.items():
-        for_s = None if pause.until is None else -(ago(pause.until, utcnow()) or 0)
-        if for_s is None or for_s > 0:
+    for pool, pause in seen.paused.items():
+        for_s = None if pause.until is None else (pause.until - seen.now).total_seconds()
+        if pool != EVERY_POOL and (for_s is None or for_s > 0):
             await store.pause(pause.reason, pool=pool, for_s=for_s, actor=actor())
 
 

@@ -1,5 +1,6 @@
 """What was recorded each minute, and what was done and spent in each hour or day."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal
 
@@ -13,6 +14,7 @@ from orchestrator.web.api.operations import Api, ApiCall, shown
 from orchestrator.web.api.problems import Problem
 
 DAY, MONTH = timedelta(days=1), timedelta(days=30)
+MAX_POOLS = 50
 DIMENSION = r"fleet|queue|type|tenant|kind|pool|gpu|label:.{1,100}"
 
 
@@ -105,11 +107,14 @@ class UsageShown(AnswerModel):
 
 async def fleet(api: Api, call: ApiCall) -> Response:
     """The minutes of the pools that the token sees."""
-    query, sees = call.query, call.holder.sees
-    since = query.since or datetime.now(UTC) - DAY
-    found = await api.rows.history(utc(since), query.step_s, query.pool)
-    pools = {pool: points for pool, points in found["pools"].items() if sees(pool)}
-    answer = {"at": found["now"], "since": found["since"], "step_s": found["step_s"], "pools": pools}
+    query, holder = call.query, call.holder
+    since = utc(query.since or datetime.now(UTC) - DAY)
+    first, *others = holder.pools_of(query.pool) or [query.pool]  # no pool: the first ones of the fleet
+    found = await api.rows.history(since, query.step_s, first)
+    steps = found["step_s"]
+    more = await asyncio.gather(*(api.rows.history(since, steps, pool) for pool in others[: MAX_POOLS - 1]))
+    pools = {pool: points for one in (found, *more) for pool, points in one["pools"].items() if holder.sees(pool)}
+    answer = {"at": found["now"], "since": found["since"], "step_s": steps, "pools": pools}
     return shown(HistoryShown.model_validate(answer))
 
 

@@ -1,8 +1,11 @@
 """What an action would do, before anybody agrees; and how its fields are read."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from orchestrator.core.plurals import at_least
+from orchestrator.diagnostics.amounts import usd
 from orchestrator.errors import BAD_ARGUMENT
 from orchestrator.web.api.problems import Problem
 
@@ -18,6 +21,18 @@ class ActionEffect:
     effects: tuple[str, ...]  # sentences, the cost among them
     command: str  # the same in a terminal
     back: str  # the page to which it belongs
+
+
+def per_hour(workers: Iterable[Mapping[str, Any]]) -> str:
+    """What these workers cost: `at least $0.44/h` if the price of a pod is not known."""
+    listed = list(workers)
+    known = sum(float(one["price_usd_per_hour"] or 0) for one in listed)
+    return f"{at_least(usd(known), unpriced(listed))}/h"
+
+
+def unpriced(workers: Iterable[Mapping[str, Any]]) -> int:
+    """How many workers have a pod whose price is not known."""
+    return sum(one["price_usd_per_hour"] is None and one["pod_id"] is not None for one in workers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,9 @@ def trouble(dashboard: Dashboard, error: Problem | PortError) -> Response:
 
 def nowhere(dashboard: Dashboard) -> Response:
     """404 for an address that is no page."""
-    response = trouble(dashboard, Problem(404, NO_ROUTE, "there is nothing at this address"))
+    response = trouble(
+        dashboard, Problem(404, NO_ROUTE, "there is nothing at this address", fix="begin with the overview")
+    )
     response.headers.update(dashboard.headers)
     return response
 

@@ -53,7 +53,14 @@ async def _asked(dashboard: Dashboard, request: Request, session: SignedIn, acti
         fields[KEY] = secrets.token_urlsafe(KEY_BYTES)
     template = render.environment().get_template("confirm.html")
     return HTMLResponse(
-        template.render(action=action, effect=effect, fields=fields, token=session.csrf, holder=session.holder)
+        template.render(
+            action=action,
+            effect=effect,
+            fields=fields,
+            token=session.csrf,
+            holder=session.holder,
+            fleet=dashboard.fleet,
+        )
     )
 
 
@@ -61,7 +68,7 @@ def _allowed(session: SignedIn, name: str) -> PageAction:
     """The action. Raises Problem."""
     action, holder = EVERY_ACTION.get(name), session.holder
     if action is None:
-        raise Problem(404, NO_ROUTE, "there is no such action")
+        raise Problem(404, NO_ROUTE, "there is no such action", fix="use a link of a page")
     if holder.tenant is not None or not holder.may(action.scopes):
         needed = " or ".join(sorted(action.scopes))
         raise Problem(403, NOT_ALLOWED, f"the token {holder.name} may look only: this needs the scope {needed}")

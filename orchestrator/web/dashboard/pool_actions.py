@@ -1,7 +1,6 @@
 """What people may do to pools: pause and resume them, limit their workers for a time, and start a worker."""
 
 import secrets
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,7 +11,7 @@ from orchestrator.diagnostics.amounts import span, usd
 from orchestrator.errors import BAD_ARGUMENT, NOT_ALLOWED, WRONG_STATE
 from orchestrator.web.api.operations import Api
 from orchestrator.web.api.problems import Problem
-from orchestrator.web.dashboard.action_effects import ActionEffect, Fields, number_of, reason_of
+from orchestrator.web.dashboard.action_effects import ActionEffect, Fields, number_of, per_hour, reason_of
 
 MAX_WORKERS = 100_000  # of a limit
 MAX_MINUTES = 525_600  # of a pause or a limit
@@ -29,7 +28,7 @@ async def pause_effect(api: Api, holder: TokenHolder, fields: Fields) -> ActionE
         f"No new worker starts{_in(pool)} until somebody resumes it, or the time is over.",
         f"Workers that are there ({len(live)}) go on with their tasks, and end when they are idle.",
         f"{counted(ready, 'ready task')} {'waits' if ready == 1 else 'wait'} for the workers that are there.",
-        f"The fleet costs {usd(_per_hour(seen))}/h now; a pause makes it cheaper only as workers end.",
+        f"{pool or 'The fleet'} costs {per_hour(live)} now; a pause makes it cheaper only as workers end.",
     )
     command = "orchestrator pause" + (f" --pool {pool}" if pool else "") + " --reason '…'"
     return ActionEffect(f"Pause {pool or 'every pool'}?", effects, command, "/pools")
@@ -68,9 +67,8 @@ async def limit_effect(api: Api, holder: TokenHolder, fields: Fields) -> ActionE
     here = [one for one in seen["workers"] if pool in (None, one["pool"])]
     live = [one for one in here if one["status"] != "terminating"]
     busy = sum(bool(one["tasks_running"]) for one in live)
-    usd_per_hour = sum(float(one["price_usd_per_hour"] or 0) for one in live)
     where = pool or "the whole fleet"
-    now = f"{counted(len(live), 'worker')} now, {busy} of them busy: {usd(usd_per_hour)}/h"
+    now = f"{counted(len(live), 'worker')} now, {busy} of them busy: {per_hour(live)}"
     known = [one for one in (api.policy.pools if api.policy else ()) if pool in (None, one.name)]
     idle_s = max((one.overcapacity_idle_timeout_s for one in known), default=None)
     effects = (
@@ -163,13 +161,9 @@ def _configured(api: Api, holder: TokenHolder, fields: Fields) -> Any:
     name = _pool(holder, fields)
     known = {one.name: one for one in (api.policy.pools if api.policy else ())}
     if name not in known:
-        raise Problem(404, BAD_ARGUMENT, f"the pools of this process are {', '.join(known)}")
+        raise Problem(404, BAD_ARGUMENT, f"the pools of this process are {', '.join(filter(holder.sees, known))}")
     return known[name]
 
 
 def _in(pool: str | None) -> str:
     return f" in {pool}" if pool else ""
-
-
-def _per_hour(seen: Mapping[str, Any]) -> float:
-    return sum(float(one["price_usd_per_hour"] or 0) for one in seen["workers"])

@@ -27,6 +27,7 @@ HERE = Path(__file__).parent
 STATIC = HERE / "static"
 MARK = re.compile(r"<!--(?:#([A-Za-z0-9_.:-]{1,200})|/)-->")  # the begin of a part with its id, or the end
 AGE = re.compile(r'(<time [^<>]{1,200} data-ago="[^"<>]{0,40}">)[^<>]{0,60}')  # an open page counts on by itself
+WORKER_ID = re.compile(r"(?<![\w-])gpu-\d{8}_\d{6}-[0-9a-f]{8}(?![\w-])")  # as `spawn` makes it
 CSRF = f"csrf-{secrets.token_hex(16)}"  # stands in shared HTML for what each session has of its own; no text has it
 BADGE, LEADER = "badge", "leader"  # parts outside of the content
 MAX_TEXT_CHARS = 20_000  # of one text on a page
@@ -108,7 +109,7 @@ def environment() -> Environment:
     made.filters |= {
         "usd": amounts.usd, "span": amounts.span, "gpu": amounts.gpu_name, "octets": amounts.octets,
         "clock": amounts.clock, "since": _since, "at": _at, "until": _until, "line": _line, "many": "{:,}".format,
-        "brief": _brief, "part": _part_id,
+        "brief": _brief, "linked": _linked, "part": _part_id,
     }  # fmt: skip
     made.globals |= {"static": static_url, "badge": badge, "leader": leader, "csrf": Markup(CSRF)}  # noqa: S704 - a constant
     return made
@@ -134,6 +135,12 @@ def clean(text: str, most: int = MAX_TEXT_CHARS) -> str:
 def _line(value: Any, most: int = MAX_LINE_CHARS) -> str:
     """A text as one line of a row."""
     return "–" if value is None else " ".join(clean(str(value), most).split())
+
+
+def _linked(value: Any, most: int = MAX_LINE_CHARS) -> Markup:
+    """A text as one line, in which the ids of workers lead to their pages."""
+    text = html.escape(_line(value, most))
+    return Markup(WORKER_ID.sub(r'<a class="id" href="/workers/\g<0>">\g<0></a>', text))  # noqa: S704 - escaped
 
 
 def _brief(seconds: float) -> str:
@@ -167,10 +174,15 @@ def _until(context: Context, value: Any) -> Any:
     return _time(then, "any moment", "")
 
 
-def _at(value: Any, form: str = "%H:%M:%S") -> Any:
-    """The time of day in UTC, which an open page shows in the viewer's zone."""
+@pass_context
+def _at(context: Context, value: Any, form: str | None = None) -> Any:
+    """The time of day in UTC, with the day unless it is today. On an open page its title has the viewer's zone."""
     then = amounts.moment(value)
-    return "–" if then is None else _time(then, then.astimezone(UTC).strftime(form), "")
+    if then is None:
+        return "–"
+    then = then.astimezone(UTC)
+    is_today = then.date() == context["now"].astimezone(UTC).date()
+    return _time(then, then.strftime(form or ("%H:%M:%S" if is_today else "%d %b %H:%M:%S")), "")
 
 
 def _time(then: datetime, text: str, more: str) -> Markup:

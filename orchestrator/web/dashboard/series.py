@@ -68,6 +68,11 @@ def chart(
     )
 
 
+def whole(value: float) -> str:
+    """A number of things on a scale: `1,000`, `0.5`."""
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+
+
 def scale(most: float) -> float:
     """The smallest round number that is not less: 1, 2 or 5 times a power of ten."""
     if most <= 0:

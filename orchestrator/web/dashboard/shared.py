@@ -1,4 +1,7 @@
-"""The answers of the database that all open pages share for a second: many pages cost no more queries than one."""
+"""The answers of the database that all open pages share for a second: many pages cost no more queries than one.
+
+An answer that took long is shared for longer, so that a large fleet's pages do not take the orchestrator's time.
+"""
 
 import asyncio
 import time
@@ -9,6 +12,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 SHARED_S = 1.0
+TIMES = 20  # as long as it took to get: asking again takes a twentieth of the time
+LONGEST_S = 5.0  # … but no longer than that
 MAX_SHARED = 500  # answers
 
 T = TypeVar("T")
@@ -22,7 +27,10 @@ class Shared:
         self._answers: OrderedDict[Hashable, asyncio.Task[Any]] = OrderedDict()
 
     async def get(self, key: Hashable, ask: Callable[[], Awaitable[T]], kept_s: float | None = None) -> T:
-        """The answer of `ask`, or one of the same key that is younger than `kept_s`. Raises what `ask` raises."""
+        """The answer of `ask`, or one of the same key that is younger than `kept_s` or took long.
+
+        Raises what `ask` raises.
+        """
         answer = self._answers.get(key)
         if answer is None:
             answer = asyncio.create_task(_asked(ask), name=f"dashboard {key}"[:100], context=Context())
@@ -45,8 +53,9 @@ class Shared:
     def _keep(self, key: Hashable, began_s: float, kept_s: float, answer: asyncio.Task[Any]) -> None:
         """Keep an answer, also an exception, until it is as old as that; nobody may be left who waits for it."""
         failed = answer.cancelled() or answer.exception() is not None  # asyncio reports one that nobody has read
-        kept_s = min(kept_s, SHARED_S) if failed else kept_s
-        left_s = max(0.0, kept_s - (time.monotonic() - began_s))
+        took_s = time.monotonic() - began_s
+        kept_s = min(kept_s, SHARED_S) if failed else max(kept_s, min(TIMES * took_s, LONGEST_S))
+        left_s = max(0.0, kept_s - took_s)
         asyncio.get_running_loop().call_later(left_s, self._end, key, answer)
 
     def _end(self, key: Hashable, answer: asyncio.Task[Any]) -> None:

@@ -1,8 +1,8 @@
 """The stream of an open page: server-sent events with what has changed, once a second at most.
 
 `main` has the whole content, `parts` those parts that differ; the id of an event is the digest of the page, so a stream
-that is opened again begins with what was missed, or with nothing. A comment each KEEP_ALIVE_S says that the page is
-as it was; `trouble` says why there are no new figures.
+that is opened again begins with what was missed, or with nothing. `same` each KEEP_ALIVE_S says that the page is as it
+was, also between two looks; `trouble` says why there are no new figures.
 """
 
 import asyncio
@@ -14,9 +14,10 @@ from orchestrator.ports import PortError
 from orchestrator.web.api.problems import Problem, of_port_error
 from orchestrator.web.dashboard.render import BADGE, CSRF, LEADER, Rendered, changes
 
-KEEP_ALIVE_S = 2.0  # a page that hears nothing for longer says that it is old
+KEEP_ALIVE_S = 2.0  # a page that hears nothing for more than twice as long says that it is old
 STREAM_S = 3_600.0  # then the browser connects again
 RETRY_MS = 2_000
+STILL = "event: same\ndata: still\n\n"  # between two looks: without the moment of new figures
 NOT_FOUND = 404
 
 
@@ -45,8 +46,9 @@ async def events(
             yield _event("trouble", "", {"why": str(problem)[:300]})
             if problem.status == NOT_FOUND:  # what it shows has gone, and does not come back
                 return
-            said_at = now()
+            said_at, is_well = now(), False
         else:
+            is_well = True
             told = _told(before, after, last)
             before, last = after, None
             if told is not None:
@@ -55,6 +57,9 @@ async def events(
             elif now() - said_at >= KEEP_ALIVE_S:
                 yield f"event: same\ndata: {after.at.isoformat()}\n\n"
                 said_at = now()
+        while is_well and look_s - (now() - began) > KEEP_ALIVE_S and not closed():
+            await asyncio.sleep(KEEP_ALIVE_S)
+            yield STILL
         await asyncio.sleep(max(0.1, look_s - (now() - began)))
 
 

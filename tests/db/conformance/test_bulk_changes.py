@@ -233,6 +233,23 @@ async def test_a_change_can_be_stopped(fleet: Fleet, store: TaskChangeStore, han
     assert [one["actor"] for one in rows] == ["ben"]
 
 
+async def test_a_revoked_token_changes_nothing_more(
+    fleet: Fleet, store: TaskChangeStore, hand: AsyncConnection[DictRow]
+) -> None:
+    """What it has started is stopped, by the person who revokes it; what others have started goes on."""
+    token = {"name": "ben", "hash": "0" * 64, "scopes": ["operate"], "pools": None, "tenant": None, "expires_at": None}
+    await fleet.call("fleet_token_create", p_fleet=FLEET, p_token=token, p_actor="cli:me")
+    await fleet.submit(count=300)
+    change, other = await started(store, "cancel", BEN, task_type="t"), await started(store, "cancel", task_type="u")
+    await store.step(fleet.term)
+    await fleet.call("fleet_token_revoke", p_fleet=FLEET, p_name="ben", p_actor="cli:me")
+    await BulkChanges(store).step(fleet.term)
+    row = await shown(store, change)
+    assert (row["outcome"], row["stopped_by"], row["changed"] <= 200) == ("stopped", "cli:me", True)
+    assert (await statuses(hand))["Queued"] >= 100
+    assert (await shown(store, other))["outcome"] == "done"
+
+
 async def test_a_retry_queues_failed_tasks_again(
     fleet: Fleet, store: TaskChangeStore, hand: AsyncConnection[DictRow]
 ) -> None:
@@ -267,6 +284,27 @@ async def test_a_restricted_token_changes_only_what_it_sees(
     assert (await store.one(holder, whole), (await store.stop(holder, whole))["outcome"]) == (None, "not_found")
     await BulkChanges(store).step(fleet.term)
     assert ((await shown(store, mine))["changed"], await statuses(hand)) == (2, {"Cancelled": 2, "Queued": 3})
+
+
+async def test_a_token_of_a_part_keeps_nobody_else_waiting(fleet: Fleet, store: TaskChangeStore) -> None:
+    """However many changes it starts: those who see everything start theirs, and are served first."""
+    mine = [await started(store, "retry", ACME, task_type="u") for _ in range(100)]
+    for holder in (ACME, TokenHolder("acme-too", OPERATE, tenant="acme")):
+        with pytest.raises(BadArgument, match="too many changes wait"):
+            await store.start(holder, "retry", {"task_type": "u"}, key=None)
+    assert await started(store, "cancel", BIG, task_type="u")
+    whole = await started(store, "cancel", task_type="u")
+    step = await store.step(fleet.term)
+    assert (step["id"], step["outcome"]) == (whole, "done")
+    assert (await store.step(fleet.term))["id"] == mine[0]
+
+
+async def test_a_token_of_a_tenant_sees_no_costs(fleet: Fleet, store: TaskChangeStore) -> None:
+    """Neither of what runs, nor of what attempts have cost."""
+    await fleet.submit(tenant="acme")
+    preview = await store.preview(ACME, "cancel", {"task_type": "t"})
+    assert (preview["tasks"], preview["usd"], [one["usd"] for one in preview["by"]]) == (1, None, [None])
+    assert (await store.preview(ANNA, "cancel", {"task_type": "t"}))["usd"] == 0
 
 
 @pytest.mark.parametrize(
@@ -321,6 +359,27 @@ async def test_a_trigger_that_sleeps_beyond_the_timeout_refuses_its_task(
     row = await shown(store, change)
     assert (row["changed"], row["refused"], row["outcome"]) == (2, 1, "done")
     assert "took too long" in row["refusal"]
+
+
+async def test_a_step_that_is_cancelled_because_its_leader_ends_refuses_nothing(
+    fleet: Fleet, store: TaskChangeStore, owner: AsyncConnection[DictRow], database: str
+) -> None:
+    """The task that was being changed then is changed by the next leader."""
+    await fleet.submit(count=5)
+    await trigger(owner, "perform pg_sleep(0.5);")
+    change = await started(store, "cancel", task_type="t")
+    step = f"select fleet_change_tasks('{FLEET}', {fleet.term}, '{fleet.now.isoformat()}')".encode()
+    running = asyncio.create_task(owner.execute(step))
+    cancel = "select pg_cancel_backend(pid) from pg_stat_activity where pid = %s and wait_event = 'PgSleep'"
+    async with await psycopg.AsyncConnection.connect(database, autocommit=True) as somebody:
+        while not await (await somebody.execute(cancel, (owner.info.backend_pid,))).fetchall():
+            await asyncio.sleep(0.02)
+        await running
+        await owner.execute("drop function users_own() cascade")
+    for _ in range(2):
+        await BulkChanges(store).step(fleet.term)
+    row = await shown(store, change)
+    assert (row["changed"], row["refused"], row["outcome"]) == (5, 0, "done")
 
 
 async def test_a_task_that_somebody_has_locked_is_tried_again_and_then_refused(

@@ -19,6 +19,7 @@ from orchestrator.adapters.s3 import S3Blobs
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.api_tokens import ENV_ADMIN, hash_of
 from orchestrator.core.states import State
+from orchestrator.diagnostics.condition_kinds import HIGH
 from orchestrator.observability.health import Health
 from orchestrator.web.api.operations import Api
 from orchestrator.web.dashboard.dashboard import Dashboard
@@ -95,10 +96,17 @@ class DashboardRig:
         await self.condition("2 workers of a pool are stuck", [self.pool])
         await self.rows.task_changes.start(ENV_ADMIN, "retry", {"task_type": HOSTILE, "pool": self.pool}, key=None)
 
-    async def condition(self, issue: str, pools: list[str], detail: str = "see the log") -> None:
-        """Something that the leader finds wrong."""
-        row = {"kind": "NO_HANDLER", "subject": self.pool, "issue": issue, "detail": detail, "pools": pools}
-        more = {"priority": "high", "who": "you", "then": None, "action": "orchestrator list", "until": None}
+    async def condition(
+        self,
+        issue: str,
+        pools: list[str],
+        detail: str = "see the log",
+        subject: str | None = None,
+        priority: str = HIGH,
+    ) -> None:
+        """Something that the leader finds wrong, about this test's pool unless another subject is named."""
+        row = {"kind": "NO_HANDLER", "subject": subject or self.pool, "issue": issue, "detail": detail, "pools": pools}
+        more = {"priority": priority, "who": "you", "then": None, "action": "orchestrator list", "until": None}
         since = datetime.now(UTC).isoformat()
         await self.store.note_conditions(self.term, [{**row, **more, "since": since}], for_s=3_600)
 

@@ -151,6 +151,22 @@ async def test_the_minutes_of_pools_and_workers_are_read(rig: ApiRig, hand: psyc
     assert refusal(await rig.call("GET", f"/workers/{worker.id}/history", other)) == (404, "E040")
 
 
+async def test_a_token_of_pools_reads_their_minutes_however_many_others_there_are(
+    rig: ApiRig, hand: psycopg.AsyncConnection[Any]
+) -> None:
+    """And pays for its own alone: the minutes of the others are not read."""
+    pools = [f"a{n}" for n in range(60)] + [rig.pool, f"{rig.pool}-z"]
+    await hand.execute(
+        "insert into orchestrator.pool_minutes "
+        "select %s, p, date_trunc('minute', now()), 3, 0, 1, 0, 1, 0, 0, 0.4, 5, 1 from unnest(%s::text[]) p",
+        (rig.rows.fleet, pools),
+    )
+    mine = await rig.token("read", pools=pools[-2:])
+    assert set((await rig.call("GET", "/history", mine)).json()["pools"]) == set(pools[-2:])
+    assert set((await rig.call("GET", "/history", mine, params={"pool": rig.pool})).json()["pools"]) == {rig.pool}
+    assert len((await rig.call("GET", "/history", VIEWER)).json()["pools"]) == 50
+
+
 async def test_the_audit_log_is_read_page_by_page(rig: ApiRig) -> None:
     """By an admin."""
     for n in range(5):

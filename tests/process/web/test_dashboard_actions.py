@@ -27,7 +27,7 @@ async def test_everything_is_stopped(board: DashboardRig) -> None:
     await board.furnish()
     browser = await board.visitor(ADMIN)
     page = (await browser.get("/do/stop")).text
-    assert "4 workers for $" in page
+    assert "4 workers for at least $" in page
     for _ in range(2):
         done = await act(browser, "/do/stop", {"reason": "a fire"})
         assert (done.status_code, done.headers["location"]) == (303, "/")
@@ -38,11 +38,54 @@ async def test_everything_is_stopped(board: DashboardRig) -> None:
             assert (await browser.get(one.path)).status_code == 200, one.path
     live = (await board.rows.observe())["workers"]
     assert len(live) == 4
-    assert all(one["stop_requested_at"] or one["status"] == "terminating" for one in live), live
+    assert all(one["stop_requested_at"] for one in live), live
     mine = await board.visitor(await board.token("operate", "read", pools=[board.pool]))
     assert (await mine.get("/do/stop")).status_code == 403
     assert "/do/stop" not in (await mine.get("/")).text
     assert "/do/stop" not in (await (await board.visitor(VIEWER)).get("/")).text
+
+
+async def test_stopping_everything_does_not_wait_for_workers_that_drain(board: DashboardRig) -> None:
+    """They would go on with their tasks for GRACEFUL_SHUTDOWN_TIMEOUT_SEC, and cost money."""
+    drains = await board.worker()
+    await board.rows.terminate("test", drains.id, "somebody drains it", at_once=False)
+    await board.gateway.move(drains, (State.ACTIVE,), State.TERMINATING, exit_cause="manual")
+    browser = await board.visitor(ADMIN)
+    assert "1 worker for $" in (await browser.get("/do/stop")).text
+    await act(browser, "/do/stop", {})
+    (row,) = (await board.rows.observe())["workers"]
+    assert row["stop_requested_at"]
+    assert "0 workers for $" in (await browser.get("/do/stop")).text
+
+
+async def test_a_worker_that_cannot_be_asked_to_end_does_not_keep_the_others(
+    board: DashboardRig, hand: psycopg.AsyncConnection[Any]
+) -> None:
+    """A user's trigger refuses it: the next page says which one is left, and that everything else stops."""
+    workers = [await board.worker() for _ in range(12)]
+    refused = workers[0].id
+    body = (
+        f"if new.id = '{refused}' and new.stop_requested_at is not null then raise 'not this one'; end if; return new;"
+    )
+    create = f"create function users_own() returns trigger language plpgsql as $$ begin {body} end $$"
+    await hand.execute(create.encode())
+    try:
+        await hand.execute(
+            "create trigger users_own before update on workers for each row execute function users_own()"
+        )
+        browser = await board.visitor(ADMIN)
+        done = await act(browser, "/do/stop", {})
+        assert (done.status_code, done.headers["location"]) == (303, "/")
+        page = (await browser.get("/")).text
+        for text in (
+            "the end of 11 workers is asked for",
+            f"1 worker could not be asked, so stop everything again: {refused}",
+        ):
+            assert text in page
+    finally:
+        await hand.execute("drop function users_own() cascade")
+    assert (await act(browser, "/do/stop", {})).status_code == 303
+    assert all(one["stop_requested_at"] for one in (await board.rows.observe())["workers"])
 
 
 async def test_a_limit_says_what_is_there_and_what_it_does(board: DashboardRig) -> None:
@@ -50,7 +93,7 @@ async def test_a_limit_says_what_is_there_and_what_it_does(board: DashboardRig) 
     for state in (State.ACTIVE, State.SPAWNING):
         await board.worker(state=state)
     page = (await (await board.visitor(ADMIN)).get("/do/limit", params={"pool": board.pool})).text
-    assert f"{board.pool} has 2 workers now, 0 of them busy: $" in page
+    assert f"{board.pool} has 2 workers now, 0 of them busy: at least $" in page
     for text in ("still starting end at once", "Busy workers finish their tasks", "It ends by itself", "required"):
         assert text in page
     assert f"orchestrator scale limit --pool {board.pool} --max N --for 2h" in page
@@ -142,3 +185,17 @@ async def test_messages_that_were_given_up_are_sent_again(
         assert (await board.client.post("/api/v1/webhooks/resend", json=unknown, headers=api)).status_code == 404
     finally:
         await hand.execute("delete from webhook_messages where webhook = %s", (board.pool,))
+
+
+async def test_an_action_names_its_fleet_and_the_cost_of_its_own_pools(
+    board: DashboardRig, hand: psycopg.AsyncConnection[Any]
+) -> None:
+    """Somebody has pages of several fleets open; a token of a pool does not learn what the others cost."""
+    for pool, usd in ((board.pool, 0.5), ("secret", 7)):
+        worker = await board.worker(pool)
+        await hand.execute("update workers set price_usd_per_hour = %s where id = %s", (usd, worker.id))
+    restricted = await board.visitor(await board.token("operate", pools=[board.pool]))
+    page = (await restricted.get(f"/do/pause?pool={board.pool}")).text
+    assert f"{board.pool} costs $0.50/h now" in page
+    assert page.count(board.dashboard.fleet) == 2
+    assert "The fleet costs $7.50/h now" in (await (await board.visitor(ADMIN)).get("/do/pause")).text

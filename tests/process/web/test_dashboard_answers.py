@@ -6,6 +6,7 @@ import psycopg
 import pytest
 
 from orchestrator.core.api_tokens import hash_of
+from orchestrator.diagnostics.condition_kinds import LOW, MEDIUM
 from orchestrator.ports import Unavailable
 from orchestrator.web.dashboard import render
 from orchestrator.web.dashboard.pages import PAGES
@@ -98,6 +99,20 @@ async def test_a_problem_that_holds_no_pool_up_is_for_those_who_see_the_whole_fl
     whole, mine = await board.visitor(ADMIN), await board.visitor(await board.token("read", pools=[board.pool]))
     assert "1 thing needs you: RunPod does not answer</h1>" in (await whole.get("/")).text
     assert "RunPod" not in (await mine.get("/")).text
+
+
+async def test_a_remark_needs_nobody(board: DashboardRig) -> None:
+    """It is listed, and neither the first line nor the number in the navigation counts it; they agree on the others."""
+    visitor = await board.visitor(ADMIN)
+    await board.condition("a retry waits for its time", [board.pool], priority=LOW)
+    page = (await visitor.get("/")).text
+    assert ("All right" in page, "a retry waits for its time" in page, "needs you" in page) == (True, True, False)
+    assert re.search(r'id="badge"[^>]* hidden>0<', page)
+    await board.condition("the balance is low", [board.pool], priority=MEDIUM)
+    board.dashboard.shared.forget_all()
+    page = (await visitor.get("/")).text
+    assert "1 thing needs you: the balance is low</h1>" in page
+    assert re.search(r'id="badge"[^>]*>1<', page)
 
 
 async def test_what_belongs_to_another_pool_is_missing_like_what_never_was(board: DashboardRig) -> None:

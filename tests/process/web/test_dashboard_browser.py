@@ -25,7 +25,7 @@ from orchestrator.web.dashboard.pages import PAGES
 from testbed.services import debian
 from tests.process.web.api_rig import ADMIN
 from tests.process.web.builders import DEADLINE_S
-from tests.process.web.dashboard_rig import COOKIE, HOSTILE, DashboardRig, dashboard_rig
+from tests.process.web.dashboard_rig import COOKIE, HOSTILE, DashboardRig, dashboard_rig, until
 
 AXE = Path(__file__).parent / "axe" / "node_modules" / "axe-core" / "axe.min.js"  # .ci/typescript installs it
 MAX_LINKS, MAX_ALIKE = 300, 3
@@ -288,6 +288,54 @@ async def test_a_lost_connection_is_shown_and_restored(api_db: PostgresDb, blobs
         await expect(page.locator("#live")).to_have_text("live", timeout=WAIT_MS)
         await expect(page.get_by_role("heading", level=1)).to_have_text("Workers: 5", timeout=WAIT_MS)
         await context.close()
+
+
+async def test_a_page_that_nobody_sees_lets_its_connection_go(board: DashboardRig, browser: Browser) -> None:
+    """A browser has six for all pages of a site: a seventh page would not load. Seen again, it is as it should be."""
+    await board.furnish()
+    async with visit(board, browser, "/workers") as visited:
+        page = visited.page
+        await expect(page.locator("#live")).to_have_text("live", timeout=WAIT_MS)
+        see = "document.dispatchEvent(new Event('visibilitychange'))"
+        await page.evaluate("Object.defineProperty(document, 'hidden', {get: () => window.away, configurable: true})")
+        await page.evaluate(f"window.away = true; {see}")
+
+        async def is_let_go() -> bool:
+            return not board.api.watch._by_token
+
+        await until(is_let_go)
+        await board.worker()
+        visited.requests.clear()
+        await page.wait_for_timeout(2_500)
+        assert (visited.requests, await page.locator("h1").text_content()) == ([], "Workers: 4")
+        await page.evaluate(f"window.away = false; {see}")
+        await expect(page.get_by_role("heading", level=1)).to_have_text("Workers: 5", timeout=WAIT_MS)
+        await expect(page.locator("#live")).to_have_text("live", timeout=WAIT_MS)
+
+
+async def test_the_foot_of_a_page_has_the_moment_of_its_figures(board: DashboardRig, browser: Browser) -> None:
+    """Also on a page that has been open for a while."""
+    await board.furnish()
+    async with visit(board, browser, "/workers") as visited:
+        foot = visited.page.locator("#figures")
+        await expect(visited.page.locator("#live")).to_have_text("live", timeout=WAIT_MS)
+        before = await foot.inner_text()
+        await expect(foot).not_to_have_text(before, timeout=WAIT_MS)
+        await expect(foot).to_have_text(re.compile(r"^Figures of \d\d:\d\d:\d\d UTC$"))
+
+
+async def test_a_stale_page_says_so_wherever_a_phone_has_scrolled(board: DashboardRig, browser: Browser) -> None:
+    """The bar above has left the screen."""
+    await board.furnish()
+    async with visit(board, browser, viewport={"width": 360, "height": 640}) as visited:
+        page, live = visited.page, visited.page.locator("#live")
+        await expect(live).to_have_text("live", timeout=WAIT_MS)
+        await page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+        await page.route("**/live**", lambda route: route.fulfill(status=502, body="Bad gateway"))
+        await page.keyboard.press("p")
+        await page.keyboard.press("p")
+        await expect(live).to_contain_text("old: connecting again", timeout=WAIT_MS)
+        await expect(live).to_be_in_viewport()
 
 
 async def test_a_page_that_gets_old_says_so_once(board: DashboardRig, browser: Browser) -> None:

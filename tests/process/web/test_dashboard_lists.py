@@ -1,5 +1,6 @@
 """The pages of decisions, cost, pools, and what people set up: for whom they are, and what they say."""
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -8,7 +9,9 @@ import pytest
 
 from orchestrator.core.blocked import Blocked, BlockedReason
 from orchestrator.core.host_strikes import Strike
-from orchestrator.web.dashboard.pages import PAGES
+from orchestrator.core.states import State
+from orchestrator.web.dashboard.pages import PAGES, workers
+from orchestrator.web.dashboard.render import environment
 from tests.process.web.api_rig import ADMIN, VIEWER
 from tests.process.web.dashboard_rig import HOSTILE, DashboardRig
 
@@ -136,7 +139,7 @@ async def test_the_cost_of_a_day_ends_with_its_forecast(board: DashboardRig) -> 
 async def test_the_cost_of_each_day_has_its_arithmetic(board: DashboardRig, hand: psycopg.AsyncConnection[Any]) -> None:
     """By what the workers did; today as far as it is rolled up."""
     browser, fleet = await board.visitor(VIEWER), board.rows.fleet
-    assert "Nothing was spent on any of these days" in (await browser.get("/cost")).text
+    assert "Nothing is summed up of any of these days yet" in (await browser.get("/cost")).text
     for span, days, kind, usd in (("day", 2, "busy", 3), ("day", 2, "idle", 1), ("part", 0, "booting", 0.5)):
         await hand.execute(
             "insert into orchestrator.usage (fleet, dimension, span, at, name, usd, seconds) "
@@ -150,3 +153,94 @@ async def test_the_cost_of_each_day_has_its_arithmetic(board: DashboardRig, hand
                  "at most $4.00; $0.50 today so far"):  # fmt: skip
         assert text in page, text
     assert "style=" not in page
+
+
+async def test_those_that_ended_are_found_behind_any_number_that_live(
+    board: DashboardRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By pool, with how long they lived; the link to earlier ones keeps the filter."""
+    ended = [await board.worker("old") for _ in range(2)]
+    for worker in ended:
+        await board.gateway.move(worker, (State.ACTIVE,), State.TERMINATING, exit_cause="manual")
+        await board.gateway.move(worker, (State.TERMINATING,), State.TERMINATED)
+    for _ in range(3):
+        await board.worker("old")
+    visitor = await board.visitor(ADMIN)
+    monkeypatch.setattr(workers, "ENDED", 1)
+    first = (await visitor.get("/workers?pool=old")).text.partition('id="ended"')[2]
+    assert (ended[1].id in first, ended[0].id in first) == (True, False)
+    assert re.search(r'data-l="lived">[0-9]+s<', first), first
+    earlier = first.partition('<a href="/workers?pool=old&amp;cursor=')[2].partition('"')[0]
+    second = (await visitor.get(f"/workers?pool=old&cursor={earlier.removesuffix('#ended')}")).text
+    assert ended[0].id in second.partition('id="ended"')[2]
+    assert "No worker of this pool has ended." in (await visitor.get("/workers?pool=new")).text
+
+
+async def test_a_sum_that_lacks_a_price_says_so(board: DashboardRig, hand: psycopg.AsyncConnection[Any]) -> None:
+    """A pod without a known price is not one that costs nothing."""
+    for usd in (0.5, None):
+        worker = await board.worker()
+        await hand.execute("update workers set price_usd_per_hour = %s where id = %s", (usd, worker.id))
+    visitor = await board.visitor(ADMIN)
+    home, pools = [(await visitor.get(path)).text for path in ("/", "/pools")]
+    assert "<small>at least </small>$0.50" in home
+    assert "the price of 1 worker is not known" in home
+    assert "at least $0.50/h" in pools
+    assert "2 workers for at least $0.50/h" in (await visitor.get("/do/stop")).text
+
+
+async def test_a_page_leads_to_what_it_names(board: DashboardRig) -> None:
+    """From a problem to its worker and its pool, from a worker, a task, a cost and a decision to the pool."""
+    worker, (task,) = await board.worker(), await board.gateway.submit(board.pool, task_type="clip")
+    await worker.claim()
+    await board.decide(board.pool)
+    await board.condition("a worker is lost", [board.pool], subject=worker.id)
+    visitor, pool = await board.visitor(ADMIN), f'href="/pools#pool-{board.pool}"'
+    home = (await visitor.get("/")).text
+    for way in (pool, f'href="/workers/{worker.id}"', f'href="/decisions?pool={board.pool}"'):
+        assert way in home, way
+    for path in ("/workers", f"/workers/{worker.id}", "/tasks", f"/tasks/{task}", "/decisions", "/cost"):
+        assert pool in (await visitor.get(path)).text, path
+    cost = (await visitor.get("/cost")).text
+    for way in (f'href="/workers?pool={board.pool}"', 'href="/tasks?task_type=clip"'):
+        assert way in cost, way
+
+
+def test_a_moment_of_another_day_has_its_day() -> None:
+    """A time alone would be of today."""
+    now = datetime(2026, 11, 30, 0, 5, tzinfo=UTC)
+    shown = environment().from_string("{{ at|at }}")
+    assert ">00:01:00<" in shown.render(at=now - timedelta(minutes=4), now=now)
+    assert ">29 Nov 23:59:00<" in shown.render(at=now - timedelta(minutes=6), now=now)
+
+
+async def test_a_decision_leads_to_the_workers_that_it_started(board: DashboardRig) -> None:
+    """Hostile text around an id stays text."""
+    name = "gpu-20261130_133310-32be3b49"
+    row = {"pool": board.pool, "rule": "1", "target": 1, "inputs": {}, "actions": [f"spawn {name}: <b>1</b> below"]}
+    await board.store.record_decision(board.term, row)
+    page = (await (await board.visitor(ADMIN)).get("/decisions")).text
+    assert f'spawn <a class="id" href="/workers/{name}">{name}</a>: &lt;b&gt;1&lt;/b&gt; below' in page
+
+
+async def test_what_is_urgent_looks_urgent(board: DashboardRig) -> None:
+    """By its shape and its tint, on the first page."""
+    await board.condition("nothing starts", [board.pool])
+    page = (await (await board.visitor(ADMIN)).get("/")).text
+    assert '<li class="high">' in page
+    assert '<h2 class="s s-bad">nothing starts</h2>' in page
+
+
+async def test_many_pools_begin_with_those_that_are_held_back(board: DashboardRig) -> None:
+    """Above the sections of all, a list of links; above the decisions, a few pools and the number of the others."""
+    names = [f"{board.pool}-{n:02}" for n in range(20)]
+    for name in names:
+        await board.decide(name)
+    await board.rows.pause("test", "a reason", pool=names[-1])
+    visitor = await board.visitor(ADMIN)
+    jumps = (await visitor.get("/pools")).text.partition('id="jump"')[2].partition("</nav>")[0]
+    found = [name for name in re.findall(r'href="#pool-([^"]+)"', jumps) if name in names]  # tasks are of all fleets
+    assert found == [names[-1], *names[:-1]]
+    assert "12 more pools" in (await visitor.get("/decisions")).text
+    rows = (await visitor.get("/")).text.partition('<section>\n<div class="head"><h2>Pools')[2]
+    assert rows.index(names[-1]) < rows.index(names[0])

@@ -13,6 +13,7 @@ import pytest
 from orchestrator.core.states import State
 from orchestrator.ports import Unavailable
 from orchestrator.web.dashboard import stream
+from orchestrator.web.dashboard.pages.cost import PAGE as COST
 from tests.process.web.api_rig import ADMIN
 from tests.process.web.builders import DEADLINE_S
 from tests.process.web.dashboard_rig import COOKIE, DashboardRig, until
@@ -110,6 +111,16 @@ async def test_an_open_page_hears_within_seconds_that_all_is_as_it_was(board: Da
     visitor = await board.visitor(ADMIN)
     async with aclosing(events(visitor, "/live/workers")) as stream:
         assert len({(await next_of(stream, "same"))[2] for _ in range(3)}) == 3
+
+
+async def test_a_page_that_is_looked_at_seldom_hears_in_between_that_it_is_followed(board: DashboardRig) -> None:
+    """The page of the cost looks each ten seconds: it would call itself old for half of the time."""
+    visitor, now = await board.visitor(ADMIN), asyncio.get_running_loop().time
+    async with aclosing(events(visitor, "/live/cost")) as stream:
+        await next_of(stream, "main")
+        began = now()
+        assert [(await next_of(stream, "same"))[2] for _ in range(2)] == ["still", "still"]
+        assert now() - began < COST.look_s
 
 
 @pytest.mark.parametrize("end", ["revoked", "signed out"])

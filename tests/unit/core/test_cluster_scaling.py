@@ -11,7 +11,7 @@ from orchestrator.core.cluster_states import ClusterStatus, MemberStatus
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.lifecycle import plan as lifecycle
-from orchestrator.core.model import ClusterNeed, Snapshot, Spent, Worker
+from orchestrator.core.model import EVERY_POOL, ClusterNeed, ScaleLimit, Snapshot, Spent, Worker
 from orchestrator.core.policy import Policy, PoolKind
 from orchestrator.core.provider import Offer
 from orchestrator.core.states import State
@@ -102,6 +102,33 @@ def test_more_nodes_than_the_pool_may_have_are_said() -> None:
     made = planning.plan(seen(nodes=9), policy())
     assert made.decisions[0].target == 8
     assert "1 worker blocked: The pool has all the workers that it may have: MAX_ACTIVE_GPUS=8." in build.said(made)
+
+
+def test_a_cluster_that_begins_gets_no_node_while_a_limit_is_below_its_nodes() -> None:
+    """A part of them would cost money until the deadline, and the cluster would fail all the same."""
+    for name, most in (("slurm", 3), (EVERY_POOL, 3), (EVERY_POOL, 1)):
+        limits = {name: ScaleLimit(name, most, "a demo elsewhere", ago(-600))}
+        made = planning.plan(seen(nodes=4, status=ClusterStatus.ALLOCATING, scale_limits=limits), policy())
+        assert (spawned(made), made.decisions[0].target) == ([], 0)
+        assert build.said(made)[0].startswith(f"4 workers blocked: At most {most} in ")
+        begun = [build.spawning(f"gpu-{n}", pool="slurm", cluster="train") for n in range(2)]
+        made = planning.plan(seen(*begun, nodes=4, status=ClusterStatus.ALLOCATING, scale_limits=limits), policy())
+        assert (spawned(made), ended(made)) == ([], {})
+        assert len(spawned(planning.plan(seen(nodes=4, scale_limits=limits), policy()))) == most
+    limits = {EVERY_POOL: ScaleLimit(EVERY_POOL, 4, "a demo elsewhere", ago(-600))}
+    made = planning.plan(seen(nodes=4, status=ClusterStatus.ALLOCATING, scale_limits=limits), policy())
+    assert len(spawned(made)) == 4
+
+
+def test_a_cluster_begins_only_with_room_for_all_nodes_in_the_limit_that_it_shares() -> None:
+    """Another pool is served first, because its tasks have waited for longer."""
+    rules = policy()
+    queue = replace(build.policy().pools[0], name="queue", min_active=1)
+    rules = replace(rules, pools=(*rules.pools, queue))
+    limits = {EVERY_POOL: ScaleLimit(EVERY_POOL, 4, "a demo elsewhere", ago(-600))}
+    made = planning.plan(seen(nodes=4, status=ClusterStatus.ALLOCATING, scale_limits=limits), rules)
+    assert [one.pool for one in spawned(made)] == ["queue"]
+    assert "4 spawns blocked: At most 4 in the whole fleet: a demo elsewhere" in build.said(made)[0]
 
 
 def test_a_member_never_ends_because_it_is_idle_or_beyond_the_wanted_nodes() -> None:

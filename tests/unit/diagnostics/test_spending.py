@@ -54,3 +54,9 @@ def test_the_day_ends_at_the_present_rate(daily_usd: float | None, reached_s: fl
     day = spending.forecast(spent, now, daily_usd, None)
     assert day.usd == 50.0
     assert day.reached_in_s == reached_s
+
+
+def test_a_day_whose_budget_is_spent_is_not_within_it() -> None:
+    """Also when nothing costs anything any more, which is what a budget that is used up does."""
+    day = spending.forecast({"today_usd": 20.0, "hourly_usd": 0.0}, datetime(2026, 1, 1, 18, tzinfo=UTC), 10.0, None)
+    assert (day.usd, day.reached_in_s) == (20.0, 0.0)

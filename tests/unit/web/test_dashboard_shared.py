@@ -1,6 +1,7 @@
 """Answers that pages share: one question at a time, and nothing kept for longer than it is shared."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,6 +54,28 @@ async def test_an_answer_is_asked_for_again_when_it_is_old_or_forgotten() -> Non
     assert await shared.get("k", questions.ask) == 3
     shared.forget("k")
     assert await shared.get("k", questions.ask) == 4
+
+
+@pytest.mark.parametrize(("took_s", "kept_s"), [(0.01, 1.0), (0.1, 2.0), (3.0, 5.0)])
+async def test_an_answer_that_took_long_is_kept_for_longer(
+    monkeypatch: pytest.MonkeyPatch, took_s: float, kept_s: float
+) -> None:
+    """Twenty times as long as it took, but no longer than five seconds."""
+    moments, ends = iter([0.0, took_s]), []
+    monkeypatch.setattr("orchestrator.web.dashboard.shared.time", SimpleNamespace(monotonic=lambda: next(moments)))
+    later = asyncio.get_running_loop().call_later
+    shared, questions = Shared(), Questions()
+    questions.may_answer.set()
+
+    def noted(delay_s: float, callback: Any, *args: Any) -> Any:
+        if callback == shared._end:
+            ends.append(delay_s)
+        return later(0 if callback == shared._end else delay_s, callback, *args)
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", noted)
+    assert await shared.get("k", questions.ask) == 1
+    await is_empty(shared)
+    assert ends == [pytest.approx(kept_s - took_s)]
 
 
 async def test_a_page_that_is_closed_does_not_end_the_question_of_the_others() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 from urllib.parse import quote
 
 from orchestrator.core.api_tokens import TokenScope
+from orchestrator.diagnostics.amounts import MOMENT, clock, span
 from orchestrator.web.dashboard.pages.decisions import before_of
 from orchestrator.web.dashboard.views import Facts, Page, Reads, View
 
@@ -47,8 +48,19 @@ def shown(entries: Sequence[Row]) -> list[Row]:
 def _facts(detail: object) -> list[tuple[str, object]]:
     """The detail of an entry as names and values."""
     if isinstance(detail, dict):
-        return [(str(name), value) for name, value in detail.items() if value is not None]
+        return [_fact(str(name), value) for name, value in detail.items() if value is not None]
     return [] if detail is None else [("detail", detail)]
+
+
+def _fact(name: str, value: object) -> tuple[str, object]:
+    """A fact as people read it: a span, a moment, the parts of a list."""
+    if name == "for_s" and isinstance(value, int | float):
+        return "for", span(value)
+    if isinstance(value, list):
+        return name, ", ".join(map(str, value))
+    if name.endswith("_at") and isinstance(value, str) and MOMENT.fullmatch(value):
+        return name.removesuffix("_at"), clock(value)
+    return name, value
 
 
 PAGE = Page(

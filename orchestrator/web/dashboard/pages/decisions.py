@@ -14,6 +14,7 @@ from orchestrator.web.api.problems import Problem
 from orchestrator.web.dashboard.views import Facts, Page, Reads, View
 
 DECISIONS = 100  # on a page
+MOST_NOW = 8  # pools whose last decision stands above the list, those that are held back first
 ROW_ID = re.compile(r"[1-9][0-9]{0,17}")
 Row = Mapping[str, Any]
 
@@ -26,10 +27,12 @@ async def facts(reads: Reads, view: View) -> Facts:
     )
     last = {name: row for name, row in sorted(found["decisions"].items()) if row and view.holder.sees(name)}
     kept = {"pool": pool} if pool else {}
+    now_of = [{"pool": name, "text": row_sentence(row), "reasons": reasons(row)}
+              for name, row in last.items() if pool in (None, name)]  # fmt: skip
     return {
         "title": f"Decisions of {pool}" if pool else "Decisions",
-        "now_of": [{"pool": name, "text": row_sentence(row), "reasons": reasons(row)} for name, row in last.items()
-                   if pool in (None, name)],
+        "now_of": sorted(now_of, key=lambda one: not one["reasons"]),
+        "most_now": MOST_NOW,
         "pools": list(last),
         "pool": pool,
         "before": before,

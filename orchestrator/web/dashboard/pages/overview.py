@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import quote
 
 from markupsafe import Markup
 
@@ -15,8 +16,9 @@ from orchestrator.core.model import EVERY_POOL
 from orchestrator.core.plurals import counted
 from orchestrator.diagnostics import amounts, first_cause, scaling
 from orchestrator.diagnostics.condition_kinds import HIGH
+from orchestrator.web.dashboard.action_effects import unpriced
 from orchestrator.web.dashboard.actions import OPERATE
-from orchestrator.web.dashboard.series import ChartSpan, Series, chart, summed
+from orchestrator.web.dashboard.series import ChartSpan, Series, chart, summed, whole
 from orchestrator.web.dashboard.views import Facts, Page, Reads, View
 
 LAST_DECISIONS = 8
@@ -39,6 +41,7 @@ async def facts(reads: Reads, view: View) -> Facts:
         {**one, "paused": paused.get(one["pool"]) or paused.get(EVERY_POOL)}
         for one in pool_rows(found, demand, workers, reads.api.policy, view)
     ]
+    there = {one["id"] for one in workers}
     states = Counter(one["status"] for one in workers)
     figures = {
         "ready": sum(one["claimable"] for one in demand),
@@ -50,20 +53,23 @@ async def facts(reads: Reads, view: View) -> Facts:
         "states": {name: states[name] for name in ("active", "idle", "spawning", "terminating") if states[name]},
         "wanted": sum(one["target"] for one in pools),
         "usd_per_hour": sum(float(one["price_usd_per_hour"] or 0) for one in workers),
-        "unpriced": sum(one["price_usd_per_hour"] is None for one in workers),
+        "unpriced": unpriced(workers),
         "spent": seen["spent"] if view.holder.pools is None else None,
     }
     return {
         "title": headline(needs, figures, standing),
         "healthy": not any(one["priority"] == HIGH for one in needs),
         "sentence": sentence(figures),
-        "needs": needs,
+        "needs": [
+            {**one, "about": f"/workers/{quote(one['subject'])}" if one["subject"] in there else None} for one in needs
+        ],
         "figures": figures,
-        "pools": pools,
+        "pools": sorted(pools, key=lambda one: not (one["paused"] or (one["why"] and one["why"].blocked))),
         "decisions": [{**one, "text": row_sentence(one), "held": held_back(one)} for one in decisions],
         "range": chosen,
         "ranges": RANGES,
         "charts": charts(history, view),
+        "urgent": len(first_cause.pressing(needs)),
         "known": standing["conditions"] is not None,
         "may_stop": view.holder.pools is None and view.holder.may(OPERATE),
     }
@@ -92,17 +98,16 @@ def charts(history: Row, view: View) -> dict[str, Markup]:
     live = [summed(points, name) for name in ("spawning", "active", "idle", "ending")]
     there = [(moments[0][0], sum(value for _, value in moments)) for moments in zip(*live, strict=True)]
     return {
-        "queue": chart("Tasks ready to run", time, [Series("ready to run", "area", ready)], "{:,.0f}".format),
+        "queue": chart("Tasks ready to run", time, [Series("ready to run", "area", ready)], whole),
         "fleet": chart("Workers", time, [Series("active", "area", active), Series("workers", "line", there)],
-                       "{:,.3g}".format),
+                       whole),
         "cost": chart("Dollars an hour", time, [Series("$/h", "line", usd)], amounts.usd),
     }  # fmt: skip
 
 
 def headline(needs: Sequence[Row], figures: Row, standing: Row) -> str:
     """The title of the page: how many things need somebody, and what the first of them is."""
-    if needs:
-        urgent = [one for one in needs if one["priority"] == HIGH] or needs
+    if urgent := first_cause.pressing(needs):
         verb = "needs" if len(urgent) == 1 else "need"
         return f"{counted(len(urgent), 'thing')} {verb} you: {urgent[0]['issue']}"
     if standing["conditions"] is None:
@@ -113,9 +118,9 @@ def headline(needs: Sequence[Row], figures: Row, standing: Row) -> str:
 def sentence(figures: Row) -> str:
     """The queue and the fleet in a sentence."""
     busy = figures["states"].get("active", 0)
-    text = f"{counted(figures['ready'], 'task')} ready, {figures['running']} running"
+    text = f"{counted(figures['ready'], 'task')} ready, {figures['running']:,} running"
     if figures["workers"]:
-        return f"{text}; {busy} of {counted(figures['workers'], 'worker')} active."
+        return f"{text}; {busy:,} of {counted(figures['workers'], 'worker')} active."
     return f"{text}; no worker."
 
 

@@ -13,19 +13,22 @@ from orchestrator.core.plurals import counted
 from orchestrator.core.policy import Policy
 from orchestrator.core.provider import place_of
 from orchestrator.diagnostics import scaling
+from orchestrator.web.dashboard.action_effects import unpriced
 from orchestrator.web.dashboard.pages.lists import others
 from orchestrator.web.dashboard.views import Facts, Page, Reads, View
 
 Row = Mapping[str, Any]
+FEW = 6  # pools that need no list of links to them
 
 
 async def facts(reads: Reads, view: View) -> Facts:
     """The pools that the holder sees."""
     seen, found, hosts = await asyncio.gather(reads.get("observe"), reads.get("scaling"), _avoided(reads, view))
     pools = _pools(seen, found, reads.api.policy, view)
+    held = [bool(one["paused"] or one["limit"] or (one["why"] and one["why"].blocked)) for one in pools]
     limited = sum(bool(one["why"] and one["why"].blocked) for one in pools)
     paused = sum(one["paused"] is not None for one in pools)
-    cooling = sum(offer.state == "cooling" for one in pools for offer in one["offers"])
+    cooling = len({offer.key for one in pools for offer in one["offers"] if offer.state == "cooling"})
     keys = {*(one["key"] for one in seen["offers"]), *(offer.key for one in pools for offer in one["offers"])}
     return {
         "title": counted(len(pools), "pool"),
@@ -33,6 +36,7 @@ async def facts(reads: Reads, view: View) -> Facts:
         "paused": paused,
         "cooling": cooling,
         "pools": pools,
+        "jumps": sorted(zip(held, pools, strict=True), key=lambda one: not one[0]) if len(pools) > FEW else (),
         "every": (seen["paused"] or {}).get(EVERY_POOL),
         "fleet_limit": seen["scale_limits"].get(EVERY_POOL),
         "offers": seen["offers"],
@@ -85,6 +89,7 @@ def _pools(seen: Row, found: Row, policy: Policy | None, view: View) -> Sequence
             "queue": queue.get(name),
             "workers": Counter(one["status"] for one in live[name]),
             "usd_per_hour": sum(float(one["price_usd_per_hour"] or 0) for one in live[name]),
+            "unpriced": unpriced(live[name]),
             "paused": paused.get(name) or paused.get(EVERY_POOL),
             "resumable": name in paused,  # a pause of every pool ends for all of them
             "limit": seen["scale_limits"].get(name),

@@ -25,7 +25,7 @@ MAX_TASKS = 50
 NOTED = frozenset({Severity.NOTE, Severity.UNKNOWN})  # severities that need nobody
 MAX_ENTRIES = 100
 SHOWN = frozenset({"state", "stage", "asked", "gap", "hole"})  # entries; attempts and tasks have tables of their own
-KINDS = {"spawning": "over", "active": "busy", "idle": "idle", "terminating": "over"}  # colours of the cost
+KINDS = {"spawning": "over", "active": "busy", "idle": "idle", "terminating": "drain"}  # colours of the cost
 
 
 async def facts(reads: Reads, view: View) -> Facts:
@@ -59,6 +59,7 @@ async def facts(reads: Reads, view: View) -> Facts:
         ],
         "all_tasks": len(history["tasks"]) + history["left_out"]["tasks"]["count"],
         "states": states,
+        "kinds": KINDS,
         "split": charts.split([(KINDS[one.state], one.usd) for one in states if one.usd], "Cost by state"),
         "findings": [finding(one, name) for one in findings_of(row["health"])],
         "gpus": gpu_readings(row),

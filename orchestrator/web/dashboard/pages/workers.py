@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
@@ -18,30 +19,30 @@ STATES = ("spawning", "active", "idle", "terminating")
 async def facts(reads: Reads, view: View) -> Facts:
     """Live workers by state and pool, and a page of those that ended."""
     place = place_of(view.query.get("cursor"), _worker_id)
+    wanted = {name: view.query[name] for name in ("state", "pool") if name in view.query}
     seen, rows = await asyncio.gather(
         reads.get("observe"),
-        reads.seen("workers", ended=True, after=tuple(place) if place else None, limit=ENDED),
+        reads.seen("workers", ended=None, after=tuple(place) if place else None, limit=ENDED, pool=wanted.get("pool")),
     )
     live = [one for one in seen["workers"] if view.holder.sees(one["pool"])]
-    wanted = {name: view.query[name] for name in ("state", "pool") if name in view.query}
     fits = sorted(
         (one for one in live if _fits(one, wanted)), key=lambda one: (STATES.index(one["status"]), one["created_at"])
     )
     skip = _number(view.query.get("skip", ""))
-    ended = [one for one in rows if one["status"] == "terminated" and _fits(one, {**wanted, "state": "terminated"})]
     last = [rows[-1]["created_at"], rows[-1]["id"]] if len(rows) == ENDED else None
     return {
-        "title": f"Workers: {len(live)}",
+        "title": f"Workers: {len(live):,}",
         "workers": fits[skip : skip + LIVE],
         "before": None if not skip else _address(wanted, max(0, skip - LIVE)),
         "after": None if len(fits) <= skip + LIVE else _address(wanted, skip + LIVE),
         "first": skip + 1,
         "fit": len(fits),
-        "ended": ended,
+        "ended": [{**one, "lived_s": _lived_s(one)} for one in rows],
+        "is_first": place is None,
         "states": Counter(one["status"] for one in live),
         "pools": sorted({one["pool"] for one in live if one["pool"]}),
         "wanted": wanted,
-        "next": cursor_of(last),
+        "earlier": f"/workers?{urlencode({**wanted, 'cursor': cursor_of(last)})}#ended" if last else None,
         "total": len(live),
     }
 
@@ -49,6 +50,13 @@ async def facts(reads: Reads, view: View) -> Facts:
 def _fits(worker: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
     found = {"state": worker["status"], "pool": worker["pool"]}
     return all(found[name] == value for name, value in wanted.items())
+
+
+def _lived_s(worker: Mapping[str, Any]) -> float | None:
+    if worker["terminated_at"] is None:
+        return None
+    begin, end = (datetime.fromisoformat(worker[name]) for name in ("created_at", "terminated_at"))
+    return (end - begin).total_seconds()
 
 
 def _number(text: str) -> int:

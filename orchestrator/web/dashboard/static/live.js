@@ -2,7 +2,7 @@
 (() => {
   const body = document.body, live = document.getElementById("live"), main = document.getElementById("main");
   const waiting = new Map(); // id -> its newest HTML; "" is the whole content: a burst costs one repaint a second
-  let heard = Date.now(), trouble = "", paused = false, gone = false, said = "live", ahead = 0, source, again, title;
+  let heard = Date.now(), spoke = heard, trouble = "", paused = false, gone = false, said = "live", ahead = 0, source, again, title;
 
   const span = (seconds) => {
     const s = Math.max(0, Math.floor(seconds));
@@ -66,13 +66,18 @@
   };
   const hear = (at) => { // `at` is the moment of the figures, by the server's clock
     heard = Date.now(); trouble = "";
-    if (Date.parse(at)) ahead = heard - Date.parse(at);
+    if (!Date.parse(at)) return;
+    ahead = heard - Date.parse(at);
+    const figures = document.querySelector("#figures time");
+    figures.dateTime = at; figures.textContent = `${at.slice(11, 19)} UTC`;
+    local(figures.parentNode);
   };
   const connect = () => {
-    clearTimeout(again);
+    clearTimeout(again); source?.close(); spoke = Date.now();
     const mark = body.dataset.events.includes("?") ? "&" : "?";
     source = new EventSource(`${body.dataset.events}${mark}digest=${body.dataset.digest}`);
     const on = (name, act) => source.addEventListener(name, (event) => {
+      spoke = Date.now();
       if (event.lastEventId) body.dataset.digest = event.lastEventId; // where a new stream goes on
       act(event.data);
     });
@@ -124,12 +129,24 @@
   const pause = () => {
     paused = !paused;
     document.getElementById("pause").textContent = paused ? "Go on" : "Pause";
-    if (paused) { source.close(); clearTimeout(again); } else { connect(); hear(); }
+    if (paused) rest(); else { connect(); hear(); }
     tell();
   };
+  const rest = () => { source?.close(); clearTimeout(again); };
   if (body.dataset.events) {
-    connect();
-    setInterval(() => { paint(); tell(); if (!paused) ages(); }, 1000);
+    // A page that nobody sees lets its connection go: a browser has six of them for all pages of a site.
+    if (!document.hidden) connect();
+    document.addEventListener("visibilitychange", () => {
+      if (paused || gone) return;
+      if (document.hidden) rest(); else { tell(); connect(); }
+    });
+    setInterval(() => {
+      if (document.hidden) return;
+      paint(); tell();
+      if (paused) return;
+      ages();
+      if (!gone && source?.readyState === EventSource.OPEN && Date.now() - spoke > 20_000) connect(); // nothing comes through it
+    }, 1000);
     const button = document.getElementById("pause");
     button.hidden = false;
     button.addEventListener("click", pause);
