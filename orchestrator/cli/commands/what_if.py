@@ -21,7 +21,7 @@ from orchestrator.diagnostics.amounts import span, usd
 from orchestrator.diagnostics.what_if import change, percent, recommendation
 from orchestrator.errors import BAD_ARGUMENT, Failure
 
-MAX_BOOT_S = 86_400.0
+MIN_BOOT_S, MAX_BOOT_S = 1.0, 86_400.0
 MAX_WAIT_PRICE = 1_000.0
 MAX_WORKERS = 1_000
 MAX_USD = 1e6
@@ -42,7 +42,7 @@ class Amount(click.FloatRange):
 
 @click.command("what-if")
 @click.option("--trace", required=True, metavar="CSV", help="arrival_s,duration_s[,pool] for each task; - for stdin.")
-@click.option("--boot", "boot_s", type=Amount(0, MAX_BOOT_S), default=DEFAULT_BOOT_S, show_default=True,
+@click.option("--boot", "boot_s", type=Amount(MIN_BOOT_S, MAX_BOOT_S), default=DEFAULT_BOOT_S, show_default=True,
               metavar="S", help="Seconds from the request for a pod until it is ready.")  # fmt: skip
 @click.option("--wait-price", type=Amount(0, MAX_WAIT_PRICE), default=1.0, show_default=True, metavar="W",
               help="What one second of a task's waiting is worth, in seconds of one GPU.")  # fmt: skip

@@ -75,10 +75,11 @@ class PoolReplay:
         self.idle[worker] = IdleWorker(asked, now)
         return self.tasks.pop(worker)
 
-    def decide(self, now: float) -> Decision:
-        """Ask the rule."""
+    def decide(self, now: float, *, may_grow: bool) -> Decision:
+        """Ask the rule. If no worker can be paid, the pool may have only those that it has."""
         idle, busy, booting = list(self.idle.values()), list(self.busy.values()), list(self.booting.values())
-        return self.rule.decide(PoolView(now, self.waiting_since, len(self.waiting), busy, booting, idle, self.most))
+        most = self.most if may_grow else len(busy) + len(booting) + len(idle)
+        return self.rule.decide(PoolView(now, self.waiting_since, len(self.waiting), busy, booting, idle, most))
 
     def remove(self, worker: int) -> None:
         """Forget a worker that has ended."""

@@ -126,7 +126,7 @@ class _ReplayRun:
         for task, worker in pool.placements(now):
             self.result.workers[worker].began = now
             self._plan(now + self.tasks[task].duration_s, TASK_ENDS, pool.name, worker)
-        decision = pool.decide(now)
+        decision = pool.decide(now, may_grow=self._affords(pool))
         idle = list(pool.idle)
         for place in decision.ends:
             self._end(pool, idle[place], now)

@@ -25,18 +25,23 @@ def cold_start_s(boot_s: float, wait_price: float) -> float:
 @lru_cache(maxsize=256)
 def window(gaps: Gaps, cold_s: float) -> float:
     """Return for how many seconds an idle worker is kept: a length of GRID_S below `cold_s`, or `cold_s`."""
-    candidates = (*GRID_S[: bisect_right(GRID_S, cold_s)], cold_s)
-    weights = gaps.weights
-    total = sum(weights)
+    total, weights = sum(gaps.weights), gaps.weights
     rents = [0.0, *accumulate(weight * gap_s for weight, gap_s in zip(weights, GRID_S, strict=True))]
     counts = [0.0, *accumulate(weights)]
     best_s, lowest = cold_s, float("inf")
-    for number, kept_s in reversed(list(enumerate(candidates))):
-        within = min(number + 1, len(candidates) - 1)  # lengths of the grid that are not above `kept_s`
-        cost = rents[within] + (total - counts[within]) * (kept_s + cold_s) + PRIOR_GAPS * _prior_cost(kept_s, cold_s)
+    for within, kept_s, prior in _candidates(cold_s):
+        cost = rents[within] + (total - counts[within]) * (kept_s + cold_s) + prior
         if cost < lowest:
             best_s, lowest = kept_s, cost
     return best_s
+
+
+@lru_cache(maxsize=64)
+def _candidates(cold_s: float) -> tuple[tuple[int, float, float], ...]:
+    """Return the windows to compare, the longest first: the lengths of GRID_S within each, itself, the prior's cost."""
+    count = bisect_right(GRID_S, cold_s)
+    windows = [(count, cold_s), *((place + 1, GRID_S[place]) for place in reversed(range(count)))]
+    return tuple((within, kept_s, PRIOR_GAPS * _prior_cost(kept_s, cold_s)) for within, kept_s in windows)
 
 
 def gap_cost(gap_s: float, kept_s: float, cold_s: float) -> float:
