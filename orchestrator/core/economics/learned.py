@@ -10,6 +10,7 @@ from orchestrator.core.economics.waiting import arrivals, remaining_s, starts
 from orchestrator.core.economics.windows import cold_start_s, window
 
 WORTH_BOOTS = 1.5  # of waiting saved, at which a worker is started
+AHEAD_BOOTS = 2.0  # for how long arrivals are expected; a worker that is started later serves the others as well
 MAX_WAIT_BOOTS = 4.0  # the default of the longest wait, in boots
 REVIEW_S = 10.0  # while tasks wait and the pool may grow: also without events, what is expected changes
 MAX_STARTS = 100  # of one decision
@@ -44,7 +45,7 @@ def _by_saving(known: Statistics, view: PoolView, wait_price: float, room: int) 
     if not free:
         count, why = 1, "start 1: tasks wait, and no worker is there"
         free.append(boot_s)
-    arriving = arrivals(view.queued, known.arrivals_per_s(view.now), 2 * (boot_s + run_s))
+    arriving = arrivals(view.queued, known.arrivals_per_s(view.now), AHEAD_BOOTS * boot_s)
     price_s = WORTH_BOOTS * boot_s
     began = starts(arriving, free, run_s)
     while count < room and wait_price * _most_saved(began, arriving, boot_s) > price_s:

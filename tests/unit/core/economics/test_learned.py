@@ -56,6 +56,12 @@ def test_the_limit_bounds_the_starts() -> None:
     assert started(KNOWN, view(queued=400, busy=3, most=3)) == 0
 
 
+def test_arrivals_that_a_later_boot_can_serve_start_none() -> None:
+    """Ten tasks are expected while a long one runs, but none within two boots."""
+    known = replace(KNOWN, run_s=1_000.0, rate=1 / 200, rate_at=10_000.0)
+    assert started(known, view(queued=1, busy=1, booting=1)) == 0
+
+
 def test_cheap_waiting_starts_fewer() -> None:
     seen = view(queued=40, busy=1)
     assert started(KNOWN, seen, wait_price=0.1) < started(KNOWN, seen) < started(KNOWN, seen, wait_price=10)
