@@ -32,8 +32,8 @@ TIMEOUT_S = 3_600.0  # most of it makes the rows
 ENDED = int(os.environ.get("BENCH_READS_ENDED", "10000000"))
 QUEUED = ENDED // 10
 PAGES, PAIRS, WINDOW_S = 50, 5, 20.0
-LOOKS = 20  # of each address
-OLD_S = 2.5  # then an answer is shared no longer
+LOOKS = 10  # of each address
+OLD_S = 6.0  # then an answer is shared no longer
 QUIET_S = 30  # after the last worker came up
 ELSEWHERE = """set session_replication_role = replica; update tasks set pool = 'archive' where status = 'Queued';
     update orchestrator.live set pool = 'archive'; reset session_replication_role"""

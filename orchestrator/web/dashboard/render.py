@@ -35,9 +35,9 @@ BRIEF_S = 10.0  # seconds that are shown with tenths
 MAX_LINE_CHARS = 300  # … in a row
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rendered:
-    """The content of a page at one moment, the same for all who may see the same."""
+    """The content of a page at one moment, the same for all who may see the same. Two are never equal."""
 
     title: str
     html: str

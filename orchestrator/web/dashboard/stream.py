@@ -8,6 +8,7 @@ was, also between two looks; `trouble` says why there are no new figures.
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import lru_cache
 from typing import Any
 
 from orchestrator.ports import PortError
@@ -19,6 +20,7 @@ STREAM_S = 3_600.0  # then the browser connects again
 RETRY_MS = 2_000
 STILL = "event: same\ndata: still\n\n"  # between two looks: without the moment of new figures
 NOT_FOUND = 404
+TOLD = 32  # events that are kept for other pages of the same kind
 
 
 async def events(
@@ -70,12 +72,20 @@ def signed_out() -> str:
 
 def _told(before: Rendered | None, after: Rendered, last: str | None) -> str | None:
     if before is None:
-        return None if after.digest == last else _event("main", after.digest, _whole(after))
-    if before.digest == after.digest:
-        return None
+        return None if after.digest == last else _main(after)
+    return None if before.digest == after.digest else _changed(before, after)
+
+
+@lru_cache(TOLD)
+def _main(after: Rendered) -> str:
+    return _event("main", after.digest, _whole(after))
+
+
+@lru_cache(TOLD)
+def _changed(before: Rendered, after: Rendered) -> str:
     parts = changes(before, after)
     if parts is None:
-        return _event("main", after.digest, _whole(after))
+        return _main(after)
     return _event("parts", after.digest, {"at": after.at.isoformat(), "parts": dict(parts)})
 
 

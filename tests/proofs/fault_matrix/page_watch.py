@@ -21,7 +21,7 @@ CHROMIUM = "/usr/bin/chromium"
 PHONE = (390, 844)
 INCIDENTS = frozenset({
     "dry_market", "broke", "quota", "sick_gpu", "store_away", "setup_command", "bad_request", "create_unauthorized",
-    "empty_list_for_long", "poison", "release_bad", "provider_away", "gateway_away", "sick_alone",
+    "empty_list_for_long", "release_bad", "provider_away", "unauthorized",
 })  # fmt: skip
 TITLE = re.compile(r"<h1[^>]*>(.*?)</h1>", re.DOTALL)
 
