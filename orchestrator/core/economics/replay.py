@@ -15,7 +15,7 @@ from orchestrator.core.economics.daily_budget import DailyBudget
 from orchestrator.core.economics.pool_replay import PoolReplay, ReplayedWorker
 from orchestrator.core.economics.rule import Rule
 
-MAX_LOST_DAYS = 3  # after so many days whose money is used up before a task is complete, the replay gives up
+MAX_LOST_DAYS = 3  # after so many days whose money completes no task, the replay gives up
 
 TASK_ENDS, WORKER_READY, REVIEW, MIDNIGHT, EXHAUSTED = range(5)  # kinds of events
 
@@ -72,7 +72,7 @@ class _ReplayRun:
         self.live: dict[int, None] = {}
         self.payment = 0  # the number of the planned EXHAUSTED
         self.next_midnight = 0.0
-        self.lost_days = 0  # that ended without money and without a complete task
+        self.lost_days = 0  # since the last complete task: at their end tasks waited, and no worker could be paid
 
     def run(self) -> Replayed:
         """Take arrivals and events in the order of time; events before arrivals of the same moment."""
@@ -93,9 +93,7 @@ class _ReplayRun:
 
     def _on_event(self, now: float, number: int, kind: int, name: str, worker: int) -> None:
         if kind == MIDNIGHT:
-            self._plan_payment(now)
-            for pool in self.pools.values():
-                self._settle(pool, now)
+            self._begin_day(now)
         elif kind == EXHAUSTED:
             if number == self.payment:
                 self._end_all(now)
@@ -107,6 +105,16 @@ class _ReplayRun:
             elif kind != REVIEW and worker in self.live:
                 self._progress(pool, worker, now)
                 self._settle(pool, now)
+
+    def _begin_day(self, now: float) -> None:
+        """There is money again, unless no day can pay for the tasks that wait."""
+        if not self.live and any(pool.waiting for pool in self.pools.values()):
+            self.lost_days += 1
+        if self.lost_days > MAX_LOST_DAYS:
+            return
+        self._plan_payment(now)
+        for pool in self.pools.values():
+            self._settle(pool, now)
 
     def _progress(self, pool: PoolReplay, worker: int, now: float) -> None:
         """A worker is ready, or its task has ended."""
@@ -158,7 +166,6 @@ class _ReplayRun:
 
     def _end_all(self, now: float) -> None:
         """The money of the day is used up. Tasks that run go back to the front of the queue."""
-        self.lost_days += 1
         for worker in reversed(list(self.live)):
             pool = self.pools[self.result.workers[worker].pool]
             if worker in pool.busy:

@@ -126,6 +126,16 @@ def test_work_that_no_day_can_pay_is_left() -> None:
     assert outcome([RecordedTask(0, 7_200)], done).unpaid == 1
 
 
+@pytest.mark.parametrize("policy", [*ScalingPolicy])
+def test_the_replay_ends_if_the_usual_task_has_become_too_long_for_a_day(policy: ScalingPolicy) -> None:
+    """The first one runs over midnight, on the money of two days; after it, no worker is worth its start."""
+    tasks = [RecordedTask(85_000, 4_000), RecordedTask(90_000, 4_000), RecordedTask(90_000, 4_000)]
+    done = replayed(tasks, policy, Terms(60, 1, usd_per_hour=1.0, daily_usd=0.9))
+    assert [start is not None for start in done.tasks] == [True, False, False]
+    assert all(one.ended is not None for one in done.workers)
+    assert max(usd_by_day(done, 1.0)) <= 0.9
+
+
 def test_the_learned_rule_costs_less_than_todays_on_a_thin_queue() -> None:
     tasks = poisson(0.02, 400)
     learned, fixed = (outcome(tasks, replayed(tasks, policy, Terms(60, 20))) for policy in (LEARNED, FIXED))
