@@ -72,9 +72,15 @@ def _stuck(facts: Facts) -> Iterator[Condition]:
         lacking = {one.pool for one in stuck if state == State.SPAWNING and not facts.capacity(one.pool)}
         waiting = any(map(facts.lacks_workers, lacking))
         impact = Impact.MONEY if state == State.TERMINATING else Impact.WAIT if waiting else Impact.NONE
-        evidence = f"{', '.join(names)}; by itself: {explanation['then']}"
+        evidence = "; ".join(filter(None, (", ".join(names), _then(stuck[0]))))
         since = min(one.state_since for one in stuck)
         yield Condition(ConditionKind.WORKERS_STUCK, stage, detail, evidence, impact, since, pools=lacking)
+
+
+def _then(worker: WorkerFacts) -> str:
+    """Return what happens by itself, which a tick of the leader does not know."""
+    then = worker.explanation["then"]
+    return f"by itself: {then}" if then else ""
 
 
 def _unstick(stage: str, explanation: Mapping[str, Any], names: Sequence[str]) -> str:
@@ -162,8 +168,7 @@ def _claims(worker: WorkerFacts, facts: Facts, detail: Mapping[str, Any], seen: 
     if worker.unfit and worker.unfit not in {finding.text for finding in worker.findings}:
         pools = () if _others(worker, facts) else (worker.pool,)
         impact = Impact.WAIT if waiting and pools else Impact.NONE
-        evidence = f"by itself: {worker.explanation['then']}"
-        yield Condition(ConditionKind.WORKER_UNFIT, worker.id, detail, evidence, impact, pools=pools)
+        yield Condition(ConditionKind.WORKER_UNFIT, worker.id, detail, _then(worker), impact, pools=pools)
     if worker.unfit or worker.is_unheard or worker.tasks_running or worker.cluster is not None:
         return  # of a cluster, only the controller claims
     if not waiting or not facts.is_led or facts.store_away:
