@@ -30,6 +30,7 @@ QUICK = (
     "queue",
     "agent_rate",
     "depth",
+    "economics",
     "held",
     "reaction",
     "bringup",

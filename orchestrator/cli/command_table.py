@@ -52,6 +52,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "orchestrator.cli.commands.efficiency:efficiency",
             "Tasks per hour, utilisation, queue depth and dollars per task, by window.",
         ),
+        "what-if": (
+            "orchestrator.cli.commands.what_if:what_if",
+            "What recorded tasks would cost and wait under each rule of scaling.",
+        ),
     },
     "Workers": {
         "list": ("orchestrator.cli.commands.workers:list_workers", "The workers, one line each."),

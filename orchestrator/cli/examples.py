@@ -73,6 +73,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("--by label:show", "by the value of a label; or --by tenant"),
     ),
     "efficiency": (("", "the last hour, 6 h, 24 h and week"), ("--window 90m", "one window")),
+    "what-if": (
+        ("--trace tasks.csv --boot 90 --usd-per-hour 0.44", "both rules, in dollars"),
+        ("--trace tasks.csv --usd-per-hour 0.44 --daily-usd 20", "with a budget"),
+        ("--trace tasks.csv --policy fixed --json", "the pods and the starts of today's rule"),
+    ),
     "list": (
         ("", "the live workers"),
         ("--all", "also ended ones, and when and why they ended"),
