@@ -23,8 +23,8 @@ from testbed.stack import Stack  # noqa: E402
 ColorScheme = Literal["light", "dark"]
 PICTURES = ROOT / "docs" / "pictures"
 CHROMIUM = "/usr/bin/chromium"
-TASKS, IMAGES = 60, 6
-TIMEOUT_MS = 120_000
+TASKS, IMAGES = 400, 6
+TIMEOUT_MS = 240_000
 WIDE, PHONE = (1280, 800), (360, 780)
 VIEWS: tuple[tuple[str, tuple[int, int], ColorScheme], ...] = (
     ("overview", WIDE, "light"),
@@ -71,8 +71,9 @@ async def _picture(
 
 
 async def _working(page: Page) -> None:
-    """Wait until a worker is at work and the page is live."""
-    await page.wait_for_function("document.querySelector('#fleet').textContent.includes('active')")
+    """Wait until a worker is at work, the charts have a line, and the page is live."""
+    await page.wait_for_function("/[1-9][0-9]* active/.test(document.querySelector('#fleet > p').textContent)")
+    await page.wait_for_selector("#fleet svg polyline", state="attached")
     await page.wait_for_selector("#live.s-active")
 
 
