@@ -7,6 +7,7 @@ them (`leader_jobs/conditions.py`); `health` and `diagnose` find them themselves
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from orchestrator.diagnostics import database_errors
@@ -14,6 +15,7 @@ from orchestrator.diagnostics.condition_kinds import HIGH, LOW, ConditionKind, I
 from orchestrator.diagnostics.conditions import Condition, of_type
 
 Row = Mapping[str, Any]
+USUAL_WAIT = timedelta(minutes=15)  # of the oldest task of a backlog
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +76,14 @@ def known(standing: Row) -> Sequence[Row]:
     return [Condition(ConditionKind.NO_LEADER, impact=waits, pools=None).as_json(), *found]
 
 
-def pressing(rows: Iterable[Row]) -> Sequence[Row]:
-    """Return what needs somebody: all but the remarks."""
-    return [one for one in rows if one["priority"] != LOW]
+def pressing(rows: Iterable[Row], now: str) -> Sequence[Row]:
+    """Return what needs somebody: neither remarks, nor tasks that wait for a short time while nothing is wrong."""
+    return [one for one in rows if one["priority"] == HIGH or not (one["priority"] == LOW or _is_usual(one, now))]
+
+
+def _is_usual(row: Row, now: str) -> bool:
+    since = row["since"] and datetime.fromisoformat(row["since"])
+    return row["kind"] == ConditionKind.BACKLOG and bool(since) and since > datetime.fromisoformat(now) - USUAL_WAIT
 
 
 def _holds(row: Row, pool: str) -> bool:

@@ -96,7 +96,7 @@ async def _nav(fleet: str, page: Page, reads: Reads, view: View) -> Mapping[str,
         "fleet": fleet,
         "pages": [{"path": one.path, "title": one.title} for one in shown],
         "current": page.parent or page.path,
-        "problems": len(first_cause.pressing(found)),
+        "problems": len(first_cause.pressing(found, standing["now"])),
         "leader": standing["leader"],
         "at": standing["now"],
     }

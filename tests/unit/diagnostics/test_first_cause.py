@@ -371,3 +371,21 @@ def test_a_line_is_one_sentence_and_the_fix() -> None:
     cause = first_cause.of_fleet([row])
     assert cause is not None
     assert Text(cause.line).plain.startswith("The orchestrator process is not running. fix: ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "priority", "minutes", "presses"),
+    [
+        (ConditionKind.BACKLOG, "MEDIUM", 5, False),
+        (ConditionKind.BACKLOG, "MEDIUM", 20, True),
+        (ConditionKind.BACKLOG, "HIGH", 0, True),
+        (ConditionKind.PROVIDER_DOWN, "MEDIUM", 0, True),
+        (ConditionKind.PROVIDER_DOWN, "LOW", 20, False),
+    ],
+)
+def test_a_queue_that_is_worked_off_needs_nobody(
+    kind: ConditionKind, priority: str, minutes: int, presses: bool
+) -> None:
+    """Unless its oldest task waits for long, or something is wrong."""
+    row = {"kind": str(kind), "priority": priority, "since": (NOW - timedelta(minutes=minutes)).isoformat()}
+    assert list(first_cause.pressing([row], NOW.isoformat())) == ([row] if presses else [])

@@ -69,7 +69,7 @@ async def facts(reads: Reads, view: View) -> Facts:
         "range": chosen,
         "ranges": RANGES,
         "charts": charts(history, view),
-        "urgent": len(first_cause.pressing(needs)),
+        "urgent": len(first_cause.pressing(needs, standing["now"])),
         "known": standing["conditions"] is not None,
         "may_stop": view.holder.pools is None and view.holder.may(OPERATE),
     }
@@ -107,7 +107,7 @@ def charts(history: Row, view: View) -> dict[str, Markup]:
 
 def headline(needs: Sequence[Row], figures: Row, standing: Row) -> str:
     """The title of the page: how many things need somebody, and what the first of them is."""
-    if urgent := first_cause.pressing(needs):
+    if urgent := first_cause.pressing(needs, standing["now"]):
         verb = "needs" if len(urgent) == 1 else "need"
         return f"{counted(len(urgent), 'thing')} {verb} you: {urgent[0]['issue']}"
     if standing["conditions"] is None:
