@@ -1,7 +1,7 @@
 """`scale`: fewer workers for a time than MAX_ACTIVE_GPUS allows."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
@@ -79,10 +79,10 @@ def _end(lasts: str | None, until: str | None, now: datetime) -> datetime:
     if until is None:
         return options.later(lasts or "", now, "--for")
     try:
-        clock_time = time.fromisoformat(until)
+        clock_time = datetime.strptime(until, "%H:%M").replace(tzinfo=UTC).timetz()
     except ValueError:
         return options.later(until, now, "--until")
-    today = datetime.combine(now, clock_time, UTC)
+    today = datetime.combine(now, clock_time)
     return today if today > now else today + timedelta(days=1)
 
 

@@ -136,6 +136,7 @@ async def test_a_limit_of_workers_without_an_end_is_refused(cli: Cli) -> None:
     for wrong in (
         ["--max", "8"], ["--max", "8", "--for", "1h", "--until", "18:00"], ["--max", "0", "--for", "1h"],
         ["--max", "8", "--for", "soon"], ["--max", "8", "--until", "2020-01-01T00:00Z"], ["--for", "1h"],
+        ["--max", "8", "--until", "18:00+02:00"], ["--max", "8", "--until", "2026"],
     ):  # fmt: skip
         assert (await cli("scale", "limit", *wrong)).code == 2, wrong
 
