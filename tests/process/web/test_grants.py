@@ -16,21 +16,26 @@ from orchestrator.observability.health import Health
 from orchestrator.web.allowances import CALLS
 from orchestrator.web.wakeups import WakeupHub
 from testbed.shared_services import Database
-from tests.process.web.builders import Caller, ServerUnderTest, done, serving
+from tests.process.web.builders import DEADLINE_S, Caller, ServerUnderTest, done, serving
 from worker import protocol
 
 CONTENT = b"frames \x00\xff" * 1_000
 
 
 class Counting(PostgresDb):
-    """Counts the calls that are with the database at once."""
+    """Counts the calls that are with the database at once. With `together`, the first one waits until CALLS are."""
 
     now = most = 0
+    together: asyncio.Event | None = None
 
     async def call_as_worker(self, claims: Mapping[str, Any], function: str, args: Mapping[str, Any]) -> Any:
         self.now += 1
         self.most = max(self.most, self.now)
         try:
+            if self.together is not None:
+                if self.now == CALLS:
+                    self.together.set()
+                await asyncio.wait_for(self.together.wait(), DEADLINE_S)
             return await super().call_as_worker(claims, function, args)
         finally:
             self.now -= 1
@@ -136,6 +141,7 @@ async def test_one_worker_with_many_calls_leaves_connections_to_others(
         await gateway.submit(worker.pool)
         (task,) = (await worker.claim())["tasks"]
         items = [("PUT", f"{task['output_prefix']}{n}") for n in range(100)]
+        db.together = asyncio.Event()
         answers = await asyncio.gather(*(_grants(worker, *items) for _ in range(8)))
         assert [len(answer["items"]) for answer in answers] == [100] * 8
     await db.close()
