@@ -4,13 +4,14 @@ It writes docs/pictures/*.png, of the overview in light, dark and on a phone, an
 """
 
 import asyncio
+import re
 import secrets
 import sys
 import tempfile
 from pathlib import Path
 from typing import Literal
 
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Page, async_playwright, expect
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -54,7 +55,9 @@ async def _picture(
     browser: Browser, url: str, token: str, name: str, size: tuple[int, int], scheme: ColorScheme
 ) -> None:
     width, height = size
-    context = await browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+    context = await browser.new_context(
+        viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce"
+    )
     page = await context.new_page()
     page.set_default_timeout(TIMEOUT_MS)
     await page.goto(f"{url}/login?next=/")
@@ -72,7 +75,7 @@ async def _picture(
 
 async def _working(page: Page) -> None:
     """Wait until a worker is at work, the charts have a line, and the page is live."""
-    await page.wait_for_function("/[1-9][0-9]* active/.test(document.querySelector('#fleet > p').textContent)")
+    await expect(page.locator("#fleet > p").first).to_contain_text(re.compile("[1-9][0-9]* active"), timeout=TIMEOUT_MS)
     await page.wait_for_selector("#fleet svg polyline", state="attached")
     await page.wait_for_selector("#live.s-active")
 
