@@ -58,7 +58,7 @@ class PageWatch:
 
     async def _look(self, client: httpx.AsyncClient) -> None:
         try:
-            if "cookie" not in client.headers and not client.cookies:
+            if not client.cookies:
                 await client.post("/login", data={"token": self._token})
             title = TITLE.search((await client.get("/")).text)
         except httpx.HTTPError:  # the case has stopped the orchestrator for a moment
