@@ -4,6 +4,8 @@ The database is queried when a claim begins, at each wake-up, and at the end, wh
 claim's number. The agent then claims again at once, under the next number. The previous answer of the database still
 holds, unless there was a wake-up since. So such a claim waits without querying the database first, which saves half of
 the idle workers' queries.
+
+Of the workers that wait, the one whose last task ended most recently is woken first (wakeups.py).
 """
 
 import asyncio
@@ -20,6 +22,7 @@ from orchestrator.worker_tokens import Claims
 from worker import protocol
 
 MAX_WAIT_S = 25.0  # of a claim; proxies in front of us end silent requests after 30 s or more
+FORGET_S = 3 * MAX_WAIT_S  # a worker that has not waited for so long is forgotten
 FRESH_S = 2.0  # for how long an empty answer replaces the next claim's first query: the longest round trip to a pod
 _ClaimKey = tuple[int, str | None, str | None, str]  # a claim's number, its worker, launch and token
 
@@ -34,6 +37,26 @@ class _EmptyClaim:
     at_s: float
 
 
+class IdleTimes:
+    """Since when each worker that waits for a task has been without one, on the loop's clock."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, tuple[float, float]] = {}  # worker id -> since when, and when it last began to wait
+
+    def since_s(self, worker_id: str, now_s: float) -> float:
+        """Return since when a worker that begins to wait has been idle: its waits follow each other."""
+        since_s, seen_s = self._since.pop(worker_id, (now_s, now_s))
+        since_s = since_s if now_s - seen_s < FORGET_S else now_s
+        self._since[worker_id] = since_s, now_s
+        while now_s - next(iter(self._since.values()))[1] >= FORGET_S:  # the first one has waited least recently
+            del self._since[next(iter(self._since))]
+        return since_s
+
+    def ended(self, worker_id: str) -> None:
+        """Forget a worker that got a task."""
+        self._since.pop(worker_id, None)
+
+
 class LongPolls:
     """The open claims of one process."""
 
@@ -41,6 +64,7 @@ class LongPolls:
         """`call` calls a worker function for a worker. `claim` raises its errors."""
         self._call, self._signal = call, wakeups
         self._empty_claims: dict[str, _EmptyClaim] = {}  # worker id -> its last one, oldest first
+        self._idle = IdleTimes()
 
     async def claim(self, request: Request, claims: Claims, arguments: Mapping[str, Any]) -> Any:
         """Claim. Without a task, wait and claim again, as long as the caller waits. Raises ClientDisconnect."""
@@ -61,10 +85,12 @@ class LongPolls:
             if wait_s > 0:  # at 0 the database takes an answer without tasks for the last one under this number
                 arguments = {**arguments, "p_wait_s": json.dumps(max(0.0, left_s))}
             answer = await self._call(claims, protocol.CLAIM, arguments)
-            # spawning, or of a cluster: it may not claim now, and is woken when it may
-            pool, not_yet = answer.get("pool"), answer.get("state") == State.SPAWNING or bool(answer.get("reserved"))
+            # spawning, held back, or of a cluster: it may not claim now, and is woken when it may
+            pool, not_yet = answer.get("pool"), answer.get("state") == State.SPAWNING or answer.get("may") is False
             done = bool(answer.get("tasks")) or answer.get("wanted") != protocol.RUN or bool(answer.get("spent"))
-            if woken and done:
+            if answer.get("tasks"):
+                self._idle.ended(worker_id)
+            if woken and (done or not_yet):
                 self._signal.hand_on(pool)  # the wake-up may have been about more tasks than were claimed
             if done or left_s <= 0:
                 if pool and not (done or not_yet):
@@ -79,7 +105,9 @@ class LongPolls:
 
         Raises ClientDisconnect if the caller has gone: do not claim then.
         """
-        signal = asyncio.ensure_future(self._signal.wait(pool, timeout_s, worker_id=worker_id, mark=mark))
+        since_s = self._idle.since_s(worker_id, asyncio.get_running_loop().time())
+        waiting = self._signal.wait(pool, timeout_s, worker_id=worker_id, mark=mark, idle_since_s=since_s)
+        signal = asyncio.ensure_future(waiting)
         gone = asyncio.ensure_future(request.receive())  # the body has been read: all that can come is the disconnect
         try:
             await asyncio.wait({signal, gone}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,6 +1,7 @@
 """Wake-ups for long polls: a waiting claim is woken when there may be a task.
 
-A wake-up for a pool wakes a few waiters, not all. A waiter that gets a task wakes a few more, so n tasks cause about n
+A wake-up for a pool wakes one waiter: the worker whose last task ended most recently. So the others stay idle, and the
+windows of scaling (core/economics/windows.py) hold. A waiter that gets a task wakes two more, so n tasks cause about 2n
 claims. No wake-up is lost: each has a number, a wait names the last number it has seen (`mark`) and returns at once if
 there is a later one, and a woken waiter that cannot use the wake-up passes it on. The query at the end of every wait
 finds the rest, for example a row that was locked before.
@@ -8,11 +9,11 @@ finds the rest, for example a row that was locked before.
 
 import asyncio
 from collections import OrderedDict, defaultdict
-from itertools import islice
+from heapq import nlargest
 
 from orchestrator.ports import ASKS_CHANNEL, FLEET_CHANNEL, TASKS_CHANNEL
 
-FANOUT = 2  # waiters woken by one wake-up
+FANOUT = 2  # waiters woken by one that got a task
 MAX_WAITERS = 4_096  # beyond it, a wait returns at once: the caller's own poll is the net
 ANY = "*"  # waits for every pool
 MAX_NAMES = 10_000  # pools and workers whose last wake-up is remembered
@@ -25,7 +26,8 @@ class WakeupHub:
         self._number = 0
         self._forgotten = 0  # the newest wake-up whose name is no longer remembered
         self._last: OrderedDict[tuple[str, str], int] = OrderedDict()
-        self._waiters: dict[tuple[str, str], dict[asyncio.Future[None], None]] = defaultdict(dict)
+        # the waiters of a name, and since when each is idle
+        self._waiters: dict[tuple[str, str], dict[asyncio.Future[None], float]] = defaultdict(dict)
         self._waiting = 0
         self._closed = False
 
@@ -53,10 +55,10 @@ class WakeupHub:
             self.notify_all()  # "connected": what was sent before is lost
 
     def notify(self, pool: str) -> None:
-        """Wake waiters of a pool: there may be tasks in it."""
+        """Wake a waiter of a pool: there may be tasks in it."""
         self._note(("pool", pool))
         self._note(("pool", ANY))
-        self.hand_on(pool)
+        self._wake_of_pool(pool, 1)
 
     def notify_worker(self, worker_id: str) -> None:
         """Wake one worker: it may claim now, or must drain or stop."""
@@ -73,13 +75,22 @@ class WakeupHub:
 
     def hand_on(self, pool: str | None) -> None:
         """Wake a few more of a pool's waiters: the last wake-up may have been about more than one task."""
-        if pool is not None and self._wake(("pool", pool), FANOUT) < FANOUT:
-            self._wake(("pool", ANY), FANOUT)
+        if pool is not None:
+            self._wake_of_pool(pool, FANOUT)
 
     async def wait(
-        self, pool: str | None, timeout_s: float, *, worker_id: str | None = None, mark: int | None = None
+        self,
+        pool: str | None,
+        timeout_s: float,
+        *,
+        worker_id: str | None = None,
+        mark: int | None = None,
+        idle_since_s: float = 0.0,
     ) -> bool:
-        """Wait. Return True when woken, at once if there was a wake-up after `mark`; False when the time is over."""
+        """Wait. Return True when woken, at once if there was a wake-up after `mark`; False when the time is over.
+
+        The waiter with the greatest `idle_since_s` (on the loop's clock) is woken first.
+        """
         names = [(kind, name) for kind, name in (("pool", pool), ("worker", worker_id)) if name is not None]
         if mark is not None and any(self._last.get(name, self._forgotten) > mark for name in names):
             return True
@@ -88,7 +99,7 @@ class WakeupHub:
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting += 1
         for name in names:
-            self._waiters[name][woken] = None
+            self._waiters[name][woken] = idle_since_s
         try:
             async with asyncio.timeout(timeout_s):
                 await woken
@@ -117,8 +128,14 @@ class WakeupHub:
         if len(self._last) > MAX_NAMES:
             self._forgotten = self._last.popitem(last=False)[1]
 
+    def _wake_of_pool(self, pool: str, most: int) -> None:
+        woken = self._wake(("pool", pool), most)
+        if woken < most:
+            self._wake(("pool", ANY), most - woken)
+
     def _wake(self, name: tuple[str, str], most: int) -> int:
-        sleepers = list(islice((w for w in self._waiters.get(name, ()) if not w.done()), most))
+        waiters = self._waiters.get(name, {})
+        sleepers = nlargest(most, (one for one in waiters if not one.done()), key=waiters.__getitem__)
         for woken in sleepers:
             woken.set_result(None)
         return len(sleepers)

@@ -129,7 +129,7 @@ begin
     end if;
     return json_build_object('outcome', 'ok', 'wanted', p_launch.wanted, 'pool', p_launch.pool, 'state', v_status,
         'tasks', coalesce(v_tasks, '[]'), 'spent', v_is_spent,
-        'reserved', p_launch.cluster is not null and not p_launch.may);
+        'may', p_launch.may);
 end
 $$;
 

@@ -206,8 +206,7 @@ begin
     v_claim := orchestrator.claim(v_launch, p_claim_no, p_batch, v_now, false);
     return json_build_object(
         'outcome', 'ok', 'outcomes', v_outcomes, 'wanted', v_claim->'wanted', 'pool', v_claim->'pool',
-        'state', v_claim->'state', 'tasks', v_claim->'tasks', 'spent', v_claim->'spent',
-        'reserved', v_claim->'reserved');
+        'state', v_claim->'state', 'tasks', v_claim->'tasks', 'spent', v_claim->'spent', 'may', v_claim->'may');
 end
 $$;
 

@@ -204,15 +204,15 @@ async def test_a_cluster_has_one_controller(fleet: Fleet, cluster: Cluster, hand
 
 
 async def test_only_the_ready_controller_of_a_running_cluster_claims(fleet: Fleet, cluster: Cluster) -> None:
-    """Others wait as if there were no tasks, and are told that they are reserved."""
+    """Others wait as if there were no tasks, and are told that they may not claim."""
     await cluster.running()
     controller, other = cluster.agents
     await fleet.submit(count=9, pool=POOL)
     answer = await other.claiming()
-    assert (answer["tasks"], answer["reserved"], answer["state"]) == ([], True, "idle")
+    assert (answer["tasks"], answer["may"], answer["state"]) == ([], False, "idle")
     (task,) = await controller.claim()
     (first,) = (answer := await controller.claiming())["tasks"]
-    assert not answer["reserved"]
+    assert answer["may"]
     assert await controller.complete(task) == "ok"
     assert await other.claim() == []
     assert await cluster.move(ClusterStatus.RUNNING, ClusterStatus.DEGRADED)

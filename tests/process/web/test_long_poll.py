@@ -4,12 +4,14 @@ import asyncio
 import dataclasses
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.types import Message
 
 from orchestrator.adapters.cluster_store import ClusterStore
 from orchestrator.adapters.postgres import PostgresDb
@@ -19,6 +21,7 @@ from orchestrator.core.states import State
 from orchestrator.observability.health import Health
 from orchestrator.web import long_poll
 from orchestrator.web.wakeups import WakeupHub
+from orchestrator.worker_tokens import Claims
 from testbed.shared_services import Database
 from tests.process.web.builders import ServerUnderTest, serving
 from worker import protocol
@@ -69,6 +72,59 @@ async def test_a_burst_of_tasks_starts_as_many_workers(gateway: ServerUnderTest)
     took_s = time.monotonic() - began
     assert sorted(task["id"] for answer in answers for task in answer["tasks"]) == sorted(submitted)
     assert took_s < SOON_S
+
+
+async def test_a_task_goes_to_the_worker_whose_last_task_ended_most_recently(gateway: ServerUnderTest) -> None:
+    """Whoever waits longest, and after waits that follow each other: so the others can be ended."""
+    workers = {(worker := await gateway.worker(pool="latest")).id: worker for _ in range(3)}
+    numbers = dict.fromkeys(workers, 0)
+    claims: dict[str, asyncio.Task[Mapping[str, Any]]] = {}
+
+    async def wait(worker_id: str, wait_s: float = WAIT_S) -> None:
+        numbers[worker_id] += 1
+        claim = workers[worker_id].claim(numbers[worker_id], wait_s=wait_s)
+        claims[worker_id] = asyncio.create_task(claim)
+
+    for count, worker_id in enumerate(workers, start=1):
+        await wait(worker_id, 0.1)
+        await claims[worker_id]
+        await wait(worker_id)
+        await gateway.until(lambda count=count: gateway.signal.waiting == count)  # type: ignore[misc]
+    last = [*workers][-1]
+    for _ in range(2):  # the second time, it is the last one again, because its task ended last
+        await gateway.submit("latest")
+        await gateway.until(claims[last].done)
+        assert len((await claims[last])["tasks"]) == 1
+        await wait(last)
+        await gateway.until(lambda: gateway.signal.waiting == 3)
+    await gateway.store.request_termination(last, "test", now_not_drain=False)
+    await claims[last]
+    await gateway.submit("latest", 2)
+    assert all([(await claims[worker_id])["tasks"] for worker_id in workers if worker_id != last])
+
+
+async def test_a_worker_that_may_not_claim_any_more_passes_its_wake_up_on() -> None:
+    """It was held back while it waited; the task does not wait for the end of another worker's poll."""
+    hub = WakeupHub()
+    answers: Mapping[str, list[dict[str, Any]]] = {"held": [{}, {"may": False}], "fit": [{}, {"tasks": ["a task"]}]}
+
+    async def call(claims: Claims, _: str, __: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"pool": "a", "state": "idle", "wanted": "run", "tasks": [], **answers[claims["sub"]].pop(0)}
+
+    async def never() -> Message:
+        await asyncio.Event().wait()
+        return {}
+
+    polls, request = long_poll.LongPolls(call, hub), Request({"type": "http"}, never)
+    fit = asyncio.create_task(polls.claim(request, _claims("fit"), {"p_wait_s": WAIT_S}))
+    await _until(lambda: hub.waiting == 1)
+    held = asyncio.create_task(polls.claim(request, _claims("held"), {"p_wait_s": WAIT_S}))
+    await _until(lambda: hub.waiting == 2)
+    hub.notify("a")
+    async with asyncio.timeout(SOON_S):
+        assert (await fit)["tasks"] == ["a task"]
+    held.cancel()
+    await asyncio.gather(held, return_exceptions=True)
 
 
 async def test_waiting_holds_no_connection(gateway: ServerUnderTest) -> None:
@@ -271,3 +327,13 @@ class Counted(PostgresDb):
     async def call_as_worker(self, claims: Mapping[str, Any], function: str, args: Mapping[str, Any]) -> Any:
         self.calls += 1
         return await super().call_as_worker(claims, function, args)
+
+
+def _claims(worker_id: str) -> Claims:
+    return {"sub": worker_id, "jti": "jti"}
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SOON_S):
+        while not condition():
+            await asyncio.sleep(0)
