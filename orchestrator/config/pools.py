@@ -8,6 +8,11 @@
     worker_handlers = ["finetune"]         # its workers get these handlers of WORKER_HANDLERS only
     worker_env = ["HF_TOKEN"]              # and these variables of WORKER_ENV only; [] for none
 
+    [[pools.training.scheduled_sizes]]     # sizes from these times on, until the next entry is due
+    cron = "0 8 * * 1-5"
+    time_zone = "Europe/Berlin"            # the default is UTC
+    min_active_gpus = 2                    # or max_active_gpus, or both
+
     [pools.slurm]
     kind = "cluster"                       # its workers are the nodes of a Slurm cluster (docs/clusters.md)
     data_centers = ["EU-RO-1"]             # exactly one, with a global network; cloud must be SECURE
@@ -36,6 +41,7 @@ from orchestrator.config.cluster_pools import cluster_problems
 from orchestrator.config.errors import LIBRARY_WORDS, PATH_CHARS, SettingProblem, SettingsError, shown
 from orchestrator.config.fleet_settings import Machines, Scaling, WorkerPrograms
 from orchestrator.config.placeholders import refuse_invisible, refuse_placeholder, refuse_reference
+from orchestrator.config.scheduled_sizes import MAX_ENTRIES, SizeEntry, size_problems
 from orchestrator.config.setting import settings_of
 from orchestrator.core.model import ID_PATTERN
 from orchestrator.core.policy import Pool, PoolKind, TaskType
@@ -64,6 +70,7 @@ class PoolKeys(BaseModel):
     worker_handlers: tuple[str, ...] | None = None  # task types: a part of WORKER_HANDLERS
     worker_env: tuple[str, ...] | None = None  # names: a part of WORKER_ENV; [] for none
     kind: Literal["queue", "cluster"] = "queue"
+    scheduled_sizes: Annotated[tuple[SizeEntry, ...], Field(max_length=MAX_ENTRIES)] | None = None
     install_slurm: bool | None = None  # only for a cluster: on pods whose image has no Slurm
 
     @field_validator("*", mode="before")
@@ -85,7 +92,8 @@ class PoolKeys(BaseModel):
         kind = PoolKind(self.kind)
         alone = {"min_active": 0, "keep_idle": 0} if kind is PoolKind.CLUSTER else {}
         same = alone | {FIELDS[key]: value for key, value in given.items() if key in FIELDS}
-        return replace(base, name=name, kind=kind, offers=_offers(given, base), **same)
+        sizes = tuple(one.size() for one in self.scheduled_sizes or ())  # not the base's: it may have other limits
+        return replace(base, name=name, kind=kind, offers=_offers(given, base), scheduled_sizes=sizes, **same)
 
 
 def _offers(given: Mapping[str, Any], base: Pool) -> tuple[Offer, ...]:
@@ -171,6 +179,7 @@ def _contradictions(pools: Iterable[Pool]) -> Iterable[SettingProblem]:
             why = f"min_active_gpus {pool.min_active} is more than max_active_gpus {pool.max_active}"
             yield SettingProblem(f"{where} contradicts itself", why, "lower min_active_gpus")
         yield from cluster_problems(pool, where)
+        yield from size_problems(pool, where)
 
 
 def _claimed_twice(file: PoolsFile) -> Iterable[SettingProblem]:

@@ -14,7 +14,18 @@ ends it, the calls to its pod are.
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from orchestrator.core import budget, lifecycle, offers, orphans, rescue, scale_limits, scaling, sharing, silence
+from orchestrator.core import (
+    budget,
+    lifecycle,
+    offers,
+    orphans,
+    rescue,
+    scale_limits,
+    scaling,
+    scheduled_sizes,
+    sharing,
+    silence,
+)
 from orchestrator.core.actions import (
     Action,
     Adopt,
@@ -54,6 +65,7 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     """
     if snapshot.pods is None:
         snapshot = replace(snapshot, absent={}, orphan_since={})  # earlier lists say nothing about the present
+    policy = scheduled_sizes.in_force(policy, snapshot.now)
     limited = scale_limits.in_force(policy, snapshot)
     actions: list[Action] = [*lifecycle.plan(snapshot, limited), *orphans.plan(snapshot, policy)]
     actions += rescue.plan(snapshot, policy)
@@ -76,7 +88,7 @@ def plan_pools(
     snapshot: Snapshot, policy: Policy, actions: Sequence[Action]
 ) -> list[tuple[list[Action], PoolDecision]]:
     """Return the actions and the decision of each pool, after `actions`. Pools that are not configured come last."""
-    snapshot = _with_ends(snapshot, actions)
+    snapshot, policy = _with_ends(snapshot, actions), scheduled_sizes.in_force(policy, snapshot.now)
     leaving, lost = _ended(actions), _ended(a for a in actions if isinstance(a, Terminate) and a.cause in ABRUPT)
     policy = scale_limits.in_force(policy, snapshot, leaving=leaving)
     selector = offers.OfferSelector(snapshot, policy, leaving=leaving)

@@ -5,8 +5,10 @@ Suffixes are units: `_s` seconds, `_usd` US dollars, `_gb` gigabytes.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from orchestrator.core.model import ScaleLimit, Worker
 from orchestrator.core.provider import Offer
@@ -20,6 +22,16 @@ class PoolKind(StrEnum):
 
     QUEUE = "queue"  # its tasks
     CLUSTER = "cluster"  # the nodes that its Slurm cluster wants; core/clusters/plan.py lets these follow the tasks
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSize:
+    """Sizes of a pool from each due time of a cron expression on (scheduled_sizes.py). None: as the pool has it."""
+
+    cron: str
+    zone: ZoneInfo
+    min_active: int | None
+    max_active: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +60,8 @@ class Pool:
     kind: PoolKind = PoolKind.QUEUE
     registry_auth: str | None = None  # the provider's name or id of the credentials for a private image
     install_slurm: bool = False  # a cluster pool: whether Slurm may be installed on pods whose image has none
+    scheduled_sizes: tuple[ScheduledSize, ...] = ()
+    sized_by: tuple[ScheduledSize, datetime] | None = None  # the entry in force, and since when
     scale_limit: ScaleLimit | None = None  # an operator's for a time, if it is lower than max_active (scale_limits.py)
 
     @property

@@ -22,7 +22,7 @@ from datetime import UTC, datetime, timedelta
 from math import ceil
 from statistics import median
 
-from orchestrator.core import breaker, cluster_scaling, fitness, rollout, scale_limits, store_outage
+from orchestrator.core import breaker, cluster_scaling, fitness, rollout, scale_limits, scheduled_sizes, store_outage
 from orchestrator.core.actions import Action, PoolDecision, Spawn, Terminate
 from orchestrator.core.blocked import INTENTS, SPAWNS, TASKS, WORKERS, Blocked, BlockedReason
 from orchestrator.core.exit_causes import ExitCause
@@ -92,6 +92,7 @@ def plan(
         f"{size.busy} busy + {pool.keep_idle} kept idle, {pool.min_active} min), "
         f"{scale_limits.most_text(pool)}) = {target}"
     )
+    rule += scheduled_sizes.text(pool)
     if size.suspects:
         rule += f"; {size.suspects} fewer, because as many suspects stay warm until tasks come"
     if size.awaited:
@@ -182,7 +183,8 @@ def unserved(
     names = sorted(tasks.keys() | {w.pool for w in snapshot.workers if w.pool not in known})
     plans = []
     for name in names:
-        pool = replace(policy.pools[0], name=name, min_active=0, max_active=0, keep_idle=0, scale_limit=None)
+        off = replace(policy.pools[0], min_active=0, max_active=0, keep_idle=0, scale_limit=None, sized_by=None)
+        pool = replace(off, name=name)
         actions, decision = plan(pool, size_of(pool, snapshot, policy, leaving=leaving), snapshot, policy, selector)
         blocked = (Blocked(BlockedReason.POOL_UNKNOWN, tasks[name], TASKS, {"pool": name}),) if tasks.get(name) else ()
         plans.append((actions, replace(decision, rule=f"no pool {name!r} is configured: 0", blocked=blocked)))

@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 import structlog
 
 from orchestrator.adapters.schedule_store import ScheduleStore
-from orchestrator.leader_jobs import cron
+from orchestrator.core import cron
 
 EVERY_S = 5.0
 LATE_S = 60.0

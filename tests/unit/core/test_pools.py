@@ -1,12 +1,13 @@
 """POOLS_FILE: what it makes of the environment's pool, and how it is refused."""
 
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 
 from orchestrator.config.errors import SettingProblem, SettingsError
 from orchestrator.config.pools import read_pools
-from orchestrator.core.policy import PoolKind, TaskType
+from orchestrator.core.policy import PoolKind, ScheduledSize, TaskType
 from orchestrator.core.provider import Offer
 from tests.unit.core.build import A40, L4, pool
 
@@ -35,6 +36,18 @@ timeout_s = 60
 """
 
 
+SIZED = """
+[[pools.default.scheduled_sizes]]
+cron = "0 8 * * 1-5"
+time_zone = "Europe/Berlin"
+min_active_gpus = 2
+max_active_gpus = 8
+
+[[pools.default.scheduled_sizes]]
+cron = "@daily"
+max_active_gpus = 1
+
+"""
 CLUSTER = "[pools.a]\nkind = 'cluster'\ndata_centers = ['EU-RO-1']\n"
 
 
@@ -81,6 +94,39 @@ def test_a_pool_is_the_environments_with_what_the_file_says(tmp_path: Path) -> N
         TaskType("eval", "training", None, None),
         TaskType("finetune", "training", 7200, 2, keep_processes=True),
     )
+
+
+def test_sizes_of_a_pool_follow_the_time(tmp_path: Path) -> None:
+    """Those of the default pool are its own: another pool may have other limits."""
+    (tmp_path / "pools.toml").write_text(SIZED + "[pools.a]\n")
+    default, other = read_pools(tmp_path / "pools.toml", pool())[0]
+    assert default.scheduled_sizes == (
+        ScheduledSize("0 8 * * 1-5", ZoneInfo("Europe/Berlin"), 2, 8),
+        ScheduledSize("@daily", ZoneInfo("UTC"), None, 1),
+    )
+    assert other.scheduled_sizes == ()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        ("0 8 * * 1-5", "61 8 * * *", "Bad minute"),
+        ("0 8 * * 1-5", "0 0 30 2 *", "Bad day-of-month"),
+        ("0 8 * * 1-5", "0 0 8 * * 1-5", "Wrong number of fields"),
+        ("Europe/Berlin", "Mars/Base", "is no time zone"),
+        ("Europe/Berlin", "../../etc/passwd", "is no time zone"),
+        ("min_active_gpus = 2", "min_active_gpus = 9", "min_active_gpus 9 is more than max_active_gpus 8"),
+        ("min_active_gpus = 2", "min_active_gpus = -1", "greater than or equal to 0"),
+        ("min_active_gpus = 2", "min_active_gpus = true", "valid integer"),
+        ("max_active_gpus = 1", "", "it sets nothing"),
+        ("max_active_gpus = 1", "max_gpus = 1", "nothing reads it"),
+    ],
+)
+def test_a_size_that_cannot_be_meant_is_refused(tmp_path: Path, before: str, after: str, why: str) -> None:
+    """With its place in the file."""
+    (problem,) = refused(tmp_path / "pools.toml", SIZED.replace(before, after))
+    assert "scheduled_sizes" in problem.what
+    assert why in problem.why
 
 
 def test_a_pool_without_its_own_offers_has_those_of_the_environment(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ class CronError(ValueError):
     """An expression that cannot be used. The text names the part."""
 
 
-def times(text: str, after: datetime, zone: ZoneInfo) -> CronSim:
-    """Return the due times of an expression after a moment. Raises CronError.
+def times(text: str, after: datetime, zone: ZoneInfo, *, reverse: bool = False) -> CronSim:
+    """Return the due times of an expression after a moment, or those before it, backwards. Raises CronError.
 
     A `?` of Quartz and AWS means any day. A step that is longer than its field is refused: `*/90` in the minutes would
     mean every hour.
@@ -39,7 +39,7 @@ def times(text: str, after: datetime, zone: ZoneInfo) -> CronSim:
                 fix = f"; use --every {step}{letter}" if letter else ""
                 raise CronError(f"the {name} {part!r} has a step beyond {whole}, so it would mean every one{fix}")
     try:
-        return CronSim(" ".join(fields), after.astimezone(zone))
+        return CronSim(" ".join(fields), after.astimezone(zone), reverse)
     except CronSimError as error:
         raise CronError(f"{error} in {text!r}: {FORM}") from error
 

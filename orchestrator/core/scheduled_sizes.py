@@ -1,0 +1,50 @@
+"""Sizes of a pool that follow the time: `min_active` and `max_active` from the due times of a cron expression on.
+
+The entry that was due last is in force. An operator's limit for a time (scale_limits.py) stands above it.
+"""
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import lru_cache
+
+from orchestrator.core import cron
+from orchestrator.core.policy import Policy, Pool, ScheduledSize
+
+MINUTE = timedelta(minutes=1)
+
+
+def in_force(policy: Policy, now: datetime) -> Policy:
+    """Return the policy with the sizes of this minute."""
+    minute = now.replace(second=0, microsecond=0)
+    if not any(pool.scheduled_sizes for pool in policy.pools):
+        return policy
+    return replace(policy, pools=tuple(_sized(pool, minute) for pool in policy.pools))
+
+
+def text(pool: Pool) -> str:
+    """Return which entry a pool has its sizes from, for the rule of a decision: `; min and max by cron …`."""
+    if pool.sized_by is None:
+        return ""
+    entry, since = pool.sized_by
+    return f"; min and max by cron {entry.cron!r} ({entry.zone.key}) since {since:%Y-%m-%d %H:%M} UTC"
+
+
+@lru_cache(maxsize=256)
+def last_due(entry: ScheduledSize, minute: datetime) -> datetime | None:
+    """Return when an entry was last due, until the end of a full minute. None: never. Raises CronError."""
+    due = next(cron.times(entry.cron, minute + MINUTE, entry.zone, reverse=True), None)
+    return due and due.astimezone(minute.tzinfo)
+
+
+def _sized(pool: Pool, minute: datetime) -> Pool:
+    due = [(since, place, entry) for place, entry in enumerate(pool.scheduled_sizes)
+           if (since := last_due(entry, minute))]  # fmt: skip
+    if not due:
+        return pool
+    since, _, entry = max(due, key=lambda one: one[:2])  # of two that are due at once, the later one in the file
+    return replace(
+        pool,
+        min_active=pool.min_active if entry.min_active is None else entry.min_active,
+        max_active=pool.max_active if entry.max_active is None else entry.max_active,
+        sized_by=(entry, since),
+    )

@@ -1,0 +1,93 @@
+"""Sizes of a pool that follow the time: which entry is in force, and what stands above it."""
+
+from datetime import UTC, datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from orchestrator.core import scheduled_sizes
+from orchestrator.core.actions import Spawn, Terminate
+from orchestrator.core.model import ScaleLimit, Worker
+from orchestrator.core.plan import plan
+from orchestrator.core.policy import ScheduledSize
+from tests.unit.core.build import NOW, busy, idle, policy, snapshot
+
+BERLIN, UTC_ZONE = ZoneInfo("Europe/Berlin"), ZoneInfo("UTC")
+DAY = ScheduledSize("0 8 * * 1-5", BERLIN, 2, 8)
+NIGHT = ScheduledSize("0 20 * * 1-5", BERLIN, 0, 1)
+
+
+def sizes_at(moment: str, *entries: ScheduledSize) -> tuple[int, int]:
+    now = datetime.fromisoformat(moment).replace(tzinfo=UTC)
+    (pool,) = scheduled_sizes.in_force(policy(pool={"scheduled_sizes": entries}), now).pools
+    return pool.min_active, pool.max_active
+
+
+@pytest.mark.parametrize(
+    ("moment", "sizes"),
+    [
+        ("2026-11-30T06:59:59.9", (0, 1)),  # Monday, 07:59:59 in Berlin: the night of Friday goes on
+        ("2026-11-30T07:00:00", (2, 8)),
+        ("2026-11-30T18:59:59", (2, 8)),
+        ("2026-11-30T19:00:00", (0, 1)),
+        ("2026-07-06T06:00:00", (2, 8)),  # in summer, Berlin is two hours ahead
+        ("2026-12-05T12:00:00", (0, 1)),  # Saturday
+    ],
+)
+def test_the_entry_that_was_due_last_is_in_force(moment: str, sizes: tuple[int, int]) -> None:
+    """In its time zone, through the weekend, from the full minute on."""
+    assert sizes_at(moment, DAY, NIGHT) == sizes
+    assert sizes_at(moment, NIGHT, DAY) == sizes
+
+
+def test_of_two_entries_that_are_due_at_once_the_later_one_counts() -> None:
+    """And what an entry does not set is as the pool has it."""
+    first, second = ScheduledSize("0 8 * * *", UTC_ZONE, 1, 2), ScheduledSize("0 8 * * *", UTC_ZONE, None, 3)
+    assert sizes_at("2026-11-30T08:00:00", first, second) == (0, 3)
+    assert sizes_at("2026-11-30T08:00:00", second, first) == (1, 2)
+
+
+def test_the_times_that_a_day_has_twice_or_not_at_all() -> None:
+    """As cron has them: the skipped time is due at the next valid minute, the repeated one once."""
+    early = ScheduledSize("30 2 * * *", BERLIN, None, 7)
+    before = ScheduledSize("0 1 * * *", BERLIN, None, 5)
+    assert sizes_at("2026-03-29T00:59:00", early, before) == (0, 5)
+    assert sizes_at("2026-03-29T01:00:00", early, before) == (0, 7)
+    assert sizes_at("2026-10-25T00:29:00", early, before) == (0, 5)
+    assert sizes_at("2026-10-25T01:31:00", early, before) == (0, 7)
+
+
+def at_noon(entry: ScheduledSize, *workers: Worker, **facts: Any) -> tuple[list[Spawn | Terminate], str]:
+    """What a tick does, and the rule of its decision."""
+    made = plan(snapshot(*workers, **facts), policy(pool={"scheduled_sizes": (entry,)}))
+    return [one for one in made.actions if isinstance(one, Spawn | Terminate)], made.decisions[0].rule
+
+
+def test_workers_start_for_a_scheduled_minimum_and_the_decision_names_it() -> None:
+    """Without any task."""
+    actions, rule = at_noon(ScheduledSize("0 9 * * *", UTC_ZONE, 2, None))
+    assert [type(one) for one in actions] == [Spawn, Spawn]
+    assert "2 min" in rule
+    assert rule.endswith("; min and max by cron '0 9 * * *' (UTC) since 2026-11-21 09:00 UTC")
+
+
+def test_a_scheduled_maximum_ends_no_busy_worker() -> None:
+    """The idle one ends, as beyond any target; the busy ones stay."""
+    night, workers = ScheduledSize("0 9 * * *", UTC_ZONE, None, 1), (busy("gpu-1"), busy("gpu-2"), idle("gpu-3", 100))
+    actions, _ = at_noon(night, *workers, claimable=9, running=2)
+    assert [(type(one), one.worker_id) for one in actions] == [(Terminate, "gpu-3")]
+
+
+def test_an_operators_limit_stands_above_it() -> None:
+    """While it lasts."""
+    limit = {"default": ScaleLimit("default", 1, "quota", NOW.replace(hour=18))}
+    actions, rule = at_noon(ScheduledSize("0 9 * * *", UTC_ZONE, 3, 4), scale_limits=limit)
+    assert len(actions) == 1
+    assert "4 max, 1 by an operator" in rule
+
+
+def test_a_policy_without_entries_is_not_touched() -> None:
+    """The same object: an ordinary fleet pays nothing."""
+    ordinary = policy()
+    assert scheduled_sizes.in_force(ordinary, NOW) is ordinary
