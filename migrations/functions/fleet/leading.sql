@@ -141,11 +141,26 @@ begin
         perform public.internal_refuse('OR007', 'p_conditions must be a list');
     end if;
     insert into public.fleet_settings (fleet, name, value, reason, set_at, expires_at)
-    values (p_fleet, 'conditions', p_conditions, '', v_now, v_now + p_for_s * interval '1 second')
+    values (p_fleet, 'conditions', public.internal_dated(p_fleet, p_conditions, v_now), '', v_now,
+            v_now + p_for_s * interval '1 second')
     on conflict (fleet, name) do update
        set value = excluded.value, set_at = excluded.set_at, expires_at = excluded.expires_at;
     return jsonb_build_object('noted', jsonb_array_length(p_conditions));
 end
+$$;
+
+-- Conditions with a time since when each is there: its own, or when it was first recorded without a pause.
+create or replace function public.internal_dated(p_fleet text, p_conditions jsonb, p_now timestamptz) returns jsonb
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
+    select coalesce(jsonb_agg(
+               case when jsonb_typeof(c.row) = 'object' and c.row ->> 'since' is null
+                    then c.row || jsonb_build_object('since', coalesce(b.since, to_jsonb(internal_dated.p_now)))
+                    else c.row end order by c.no), '[]')
+      from jsonb_array_elements(internal_dated.p_conditions) with ordinality c (row, no)
+      left join lateral (
+            select e -> 'since' as since
+              from jsonb_array_elements(public.internal_conditions(internal_dated.p_fleet, internal_dated.p_now)) e
+             where e ->> 'kind' = c.row ->> 'kind' and e ->> 'subject' = c.row ->> 'subject' limit 1) b on true
 $$;
 
 -- The conditions that the leader has recorded; null if there is no recent record.

@@ -152,3 +152,33 @@ begin
             'failed_bringups', public.internal_failed_bringups(p_fleet, v_now, c_rows)));
 end
 $$;
+
+-- The newest attempts of a day that failed or were lost, with what their tasks do now. Of a task, the last one.
+create or replace function public.fleet_failures(p_fleet text, p_limit int, p_now timestamptz default null)
+returns jsonb
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_custom_plan
+set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_since timestamptz := public.internal_clock(p_now) - interval '1 day';
+    v_most int := least(greatest(p_limit, 1), 100);
+begin
+    return jsonb_build_object('failures', coalesce((
+        with newest as materialized (  -- a task may have failed several times, and a worker be of another fleet
+            select a.task_id, a.attempt, a.worker_id, a.ended_at, a.failure_code, a.message
+              from orchestrator.attempts a
+             where a.outcome in ('failed', 'lost') and a.ended_at > v_since
+             order by a.ended_at desc limit 5 * v_most
+        ), last as (
+            select distinct on (n.task_id) n.*, w.pool from newest n
+              join public.workers w on w.id = n.worker_id and w.fleet = p_fleet
+             order by n.task_id, n.ended_at desc
+        )
+        select jsonb_agg(jsonb_build_object(
+                   'task_id', l.task_id, 'attempt', l.attempt, 'worker_id', l.worker_id, 'pool', l.pool,
+                   'at', l.ended_at, 'task_type', t.task_type, 'status', t.status, 'code', l.failure_code,
+                   'message', left(l.message, 200)) order by l.ended_at desc)
+          from (select * from last order by last.ended_at desc limit v_most) l
+         cross join lateral orchestrator.current_task(l.task_id) t), '[]'));
+end
+$$;

@@ -266,7 +266,8 @@ async def test_a_task_names_the_first_cause_that_the_leader_recorded(fleet: Flee
     await fleet.fleet("note_conditions", p_conditions=rows, p_for_s=60)
     said = await told(fleet, task)
     assert (said.condition, said.what) == (ConditionKind.BRINGUPS_FAIL, f"{held.text} (deploy: no pip)")
-    assert (await fleet.call("fleet_leadership", p_fleet="default"))["conditions"] == rows
+    recorded = await _conditions(fleet)
+    assert [{**one, "since": None} for one in recorded] == rows
     fleet.wait(61)
     await fleet.fleet("note_tick", p_error=None, p_for_s=60)
     assert (await told(fleet, task)).condition is None
@@ -274,6 +275,25 @@ async def test_a_task_names_the_first_cause_that_the_leader_recorded(fleet: Flee
         await fleet.fleet("note_conditions", p_conditions={}, p_for_s=60)
     with pytest.raises(NotLeader):
         await fleet.call("fleet_note_conditions", p_fleet="default", p_term=fleet.term - 1, p_conditions=[], p_for_s=60)
+
+
+async def test_a_condition_has_been_there_since_it_was_first_recorded(fleet: Fleet) -> None:
+    """Unless it knows better. One that ends and comes back is a new one, and of two pools each has its own time."""
+    kind = ConditionKind.BRINGUPS_FAIL
+    here, there = (Condition(kind, pool, FAILING, pools=(pool,)).as_json() for pool in ("default", "other"))
+    known = Condition(ConditionKind.NO_HOLDER, detail={"count": 1}, since=fleet.now).as_json()
+    times: list[list[str]] = []
+    for rows in ([here, known], [there, here, known], [known], [here, known]):
+        await fleet.fleet("note_conditions", p_conditions=rows, p_for_s=60)
+        times.append([one["since"] for one in await _conditions(fleet)])
+        fleet.wait(15)
+    (first, own), (second, again, _), _, (third, _) = times
+    assert again == first < second < third
+    assert all(found[-1] == known["since"] == own for found in times)
+
+
+async def _conditions(fleet: Fleet) -> list[dict[str, Any]]:
+    return list((await fleet.call("fleet_leadership", p_fleet="default"))["conditions"])
 
 
 async def test_an_unknown_pool_is_named(fleet: Fleet) -> None:

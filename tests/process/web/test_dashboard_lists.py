@@ -189,6 +189,42 @@ async def test_a_sum_that_lacks_a_price_says_so(board: DashboardRig, hand: psyco
     assert "2 workers for at least $0.50/h" in (await visitor.get("/do/stop")).text
 
 
+async def test_the_first_page_has_the_last_failures_of_tasks(board: DashboardRig) -> None:
+    """Each task once, the newest first, as text, and only those of the pools that the token sees."""
+    visitor, here = await board.visitor(ADMIN), await board.worker("failing")
+    other = await board.visitor(await board.token("read", pools=["healthy"]))
+    assert "No attempt has failed in the last day." in (await visitor.get("/")).text
+    tasks = []
+    for number, message in ((1, "first"), (2, HOSTILE)):
+        tasks += await board.gateway.submit("failing", max_attempts=1)
+        (task,) = (await here.claim(number))["tasks"]
+        failure = {"message": message, "code": "HANDLER_ERROR"}
+        reply = await here.call("worker_fail", p_task_id=task["id"], p_attempt=1, p_failure=failure)
+        assert reply.json()["outcome"] == "failed"
+    board.dashboard.shared.forget_all()
+    shown = (await visitor.get("/")).text.partition('id="failures"')[2].partition("</table>")[0]
+    assert 0 < shown.index(f'href="/tasks/{tasks[1]}"') < shown.index(f'href="/tasks/{tasks[0]}"')
+    assert f'href="/workers/{here.id}"' in shown
+    assert "<script>" not in shown
+    assert tasks[0] not in (await other.get("/")).text
+
+
+async def test_a_live_worker_says_what_it_has_cost(board: DashboardRig, hand: psycopg.AsyncConnection[Any]) -> None:
+    """From the moment its pod had a machine, in cents; a pod without a price has none."""
+    known, unknown = await board.worker("paid"), await board.worker("paid")
+    for worker, usd in ((known, 0.5), (unknown, None)):
+        await hand.execute(
+            "update workers set price_usd_per_hour = %s, billing_since = now() - interval '3 hours' where id = %s",
+            (usd, worker.id),
+        )
+    page = (await (await board.visitor(ADMIN)).get("/workers?pool=paid")).text
+    for worker, spent in ((known, "$1.50"), (unknown, "–")):
+        found = re.search(rf'id="w-{worker.id}".*?data-l="spent">([^<]*)<', page, re.DOTALL)
+        assert found
+        assert found[1] == spent
+    assert len(re.findall(r'data-l="pod"><span class="id">pod-[0-9a-f]+<', page)) == 2
+
+
 async def test_a_page_leads_to_what_it_names(board: DashboardRig) -> None:
     """From a problem to its worker and its pool, from a worker, a task, a cost and a decision to the pool."""
     worker, (task,) = await board.worker(), await board.gateway.submit(board.pool, task_type="clip")

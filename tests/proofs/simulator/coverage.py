@@ -53,6 +53,7 @@ FUNCTIONS_ONLY_REAL = {
     "fleet_report": SHOWN,
     "fleet_efficiency": SHOWN,
     "fleet_history": SHOWN,
+    "fleet_failures": SHOWN,
     "fleet_decisions_between": SHOWN,
     "fleet_worker_history": SHOWN,
     "fleet_usage": SHOWN,

@@ -22,6 +22,8 @@ from orchestrator.web.dashboard.series import ChartSpan, Series, chart, summed, 
 from orchestrator.web.dashboard.views import Facts, Page, Reads, View
 
 LAST_DECISIONS = 8
+LAST_FAILURES = 5
+FAILURES_READ = 50  # of which a holder may see some
 HOUR, DAY = "1h", "24h"
 RANGES = {HOUR: timedelta(hours=1), DAY: timedelta(days=1), "7d": timedelta(days=7)}
 Row = Mapping[str, Any]
@@ -29,8 +31,9 @@ Row = Mapping[str, Any]
 
 async def facts(reads: Reads, view: View) -> Facts:
     """The state of the fleet."""
-    standing, seen, found, paused, decisions, (chosen, history) = await asyncio.gather(
+    standing, seen, found, paused, failures, decisions, (chosen, history) = await asyncio.gather(
         reads.get("standing"), reads.get("observe"), reads.get("scaling"), reads.get("pauses"),
+        reads.get("failures", FAILURES_READ),
         reads.seen("decisions", before=None, limit=LAST_DECISIONS), past(reads, view.query.get("range")),
     )  # fmt: skip
     sees = view.holder.sees
@@ -65,6 +68,7 @@ async def facts(reads: Reads, view: View) -> Facts:
         ],
         "figures": figures,
         "pools": sorted(pools, key=lambda one: not (one["paused"] or (one["why"] and one["why"].blocked))),
+        "failures": [one for one in failures if sees(one["pool"])][:LAST_FAILURES],
         "decisions": [{**one, "text": row_sentence(one), "held": held_back(one)} for one in decisions],
         "range": chosen,
         "ranges": RANGES,

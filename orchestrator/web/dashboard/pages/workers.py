@@ -11,7 +11,7 @@ from orchestrator.core.model import ID_PATTERN
 from orchestrator.web.api.cursors import cursor_of, place_of
 from orchestrator.web.dashboard.views import Facts, Page, Reads, View
 
-ENDED, LIVE = 50, 300  # on a page: it has 300 kB at most
+ENDED, LIVE = 50, 100  # on a page
 MAX_DIGITS = 6  # of a number in an address
 STATES = ("spawning", "active", "idle", "terminating")
 
@@ -28,11 +28,12 @@ async def facts(reads: Reads, view: View) -> Facts:
     fits = sorted(
         (one for one in live if _fits(one, wanted)), key=lambda one: (STATES.index(one["status"]), one["created_at"])
     )
+    now = datetime.fromisoformat(seen["now"])
     skip = _number(view.query.get("skip", ""))
     last = [rows[-1]["created_at"], rows[-1]["id"]] if len(rows) == ENDED else None
     return {
         "title": f"Workers: {len(live):,}",
-        "workers": fits[skip : skip + LIVE],
+        "workers": [{**one, "spent_usd": _spent_usd(one, now)} for one in fits[skip : skip + LIVE]],
         "before": None if not skip else _address(wanted, max(0, skip - LIVE)),
         "after": None if len(fits) <= skip + LIVE else _address(wanted, skip + LIVE),
         "first": skip + 1,
@@ -57,6 +58,17 @@ def _lived_s(worker: Mapping[str, Any]) -> float | None:
         return None
     begin, end = (datetime.fromisoformat(worker[name]) for name in ("created_at", "terminated_at"))
     return (end - begin).total_seconds()
+
+
+def _spent_usd(worker: Mapping[str, Any], now: datetime) -> float | None:
+    """Return what a worker has cost at its present price, in full cents, so that its row does not change all the time.
+
+    None: its pod has no machine yet, or its price is not known.
+    """
+    if worker["billing_since"] is None or worker["price_usd_per_hour"] is None:
+        return None
+    hours = (now - datetime.fromisoformat(worker["billing_since"])).total_seconds() / 3600
+    return round(float(worker["price_usd_per_hour"]) * max(0.0, hours), 2)
 
 
 def _number(text: str) -> int:
