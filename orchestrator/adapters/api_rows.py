@@ -219,6 +219,11 @@ class ApiRows:
         """Dollars between two moments, by worker, kind of state, task type and task."""
         return dict(await self._db.call("fleet_cost", p_fleet=self._fleet, p_since=since, p_until=until))
 
+    async def bill(self) -> Row | None:
+        """The last comparison with RunPod's bill: {since, until, ours_usd, theirs_usd, …}; None: there is none."""
+        found: Row | None = (await self._db.call("fleet_bill", p_fleet=self._fleet))["bill"]
+        return found
+
     async def usage(self, dimension: str, span: str, since: str, until: str | None) -> Row:
         """What was done and spent in each hour or day, from the roll-ups: {until, points: [{at, name, usd, …}]}."""
         args = {"p_dimension": dimension, "p_span": span, "p_since": since, "p_until": until}

@@ -240,6 +240,10 @@ class SqlStore(OperatorRows):
         """Record that ticks fail. None: a tick has succeeded again."""
         await self._call("fleet_note_tick", p_term=term, p_error=error, p_for_s=for_s)
 
+    async def note_bill(self, term: int, bill: Row) -> None:
+        """Record a comparison of our records with RunPod's bill (leader_jobs/bill.py), for two days."""
+        await self._call("fleet_note_bill", p_term=term, p_bill=bill)
+
     async def note_conditions(self, term: int, conditions: Sequence[Row], *, for_s: float) -> None:
         """Record for `for_s` seconds what is wrong with the fleet, so that every command shows the same."""
         await self._call("fleet_note_conditions", p_term=term, p_conditions=list(conditions), p_for_s=for_s)

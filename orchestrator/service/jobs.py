@@ -21,8 +21,9 @@ from orchestrator.core.places import bucket_place
 from orchestrator.core.policy import Policy
 from orchestrator.diagnostics.account import account, money
 from orchestrator.diagnostics.alerts import AlertPolicy, QuietHours
-from orchestrator.leader_jobs import alerts, bulk_changes, conditions, pod_requests, schedules, traces
+from orchestrator.leader_jobs import alerts, bill, bulk_changes, conditions, pod_requests, schedules, traces
 from orchestrator.leader_jobs.alerts import Alerts
+from orchestrator.leader_jobs.bill import BillRecord
 from orchestrator.leader_jobs.bulk_changes import BulkChanges
 from orchestrator.leader_jobs.conditions import LeaderConditions, Sources
 from orchestrator.leader_jobs.outbox import Outbox
@@ -61,6 +62,7 @@ def jobs_of(
         LeaderJob("schedules", schedules.EVERY_S, due.step),
         LeaderJob("bulk_changes", bulk_changes.EVERY_S, changes.step),
         LeaderJob("history", HISTORY_EVERY_S, store.record),
+        LeaderJob("bill", bill.EVERY_S, BillRecord(store, adapters.cloud).step),
     ]
     if rules := sending_rules(settings):
         sender = WebhookSender(rules)

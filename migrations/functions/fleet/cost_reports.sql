@@ -114,3 +114,34 @@ begin
             'of', (select count(*) from lines)));
 end
 $$;
+
+-- Records a comparison of our records with the provider's bill, for two days: {since, until, ours_usd, theirs_usd, …}.
+create or replace function public.fleet_note_bill(
+    p_fleet text, p_term bigint, p_bill jsonb, p_now timestamptz default null
+) returns jsonb
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
+#variable_conflict use_variable
+declare
+    v_now timestamptz := public.internal_clock(p_now);
+    c_most constant int := 10000;  -- characters
+begin
+    perform public.internal_check_term(p_fleet, p_term, 'fleet_note_bill');
+    if jsonb_typeof(p_bill) is distinct from 'object' or length(p_bill::text) > c_most then
+        perform public.internal_refuse('OR007', format('p_bill must be an object of at most %s characters', c_most));
+    end if;
+    insert into public.fleet_settings (fleet, name, value, reason, set_at, expires_at)
+    values (p_fleet, 'bill', p_bill, '', v_now, v_now + interval '2 days')
+    on conflict (fleet, name) do update
+       set value = excluded.value, set_at = excluded.set_at, expires_at = excluded.expires_at;
+    return '{"outcome": "ok"}';
+end
+$$;
+
+-- The last recorded comparison, with `at`, when that was; null if there is none.
+create or replace function public.fleet_bill(p_fleet text, p_now timestamptz default null) returns jsonb
+language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
+    select jsonb_build_object('bill', (
+        select s.value || jsonb_build_object('at', s.set_at) from public.fleet_settings s
+         where s.fleet = fleet_bill.p_fleet and s.name = 'bill'
+           and s.expires_at > public.internal_clock(fleet_bill.p_now)))
+$$;

@@ -1,16 +1,18 @@
 """What it cost: by state, worker, pool, type and task, within a window, up to the moment when a pod was last there."""
 
-from datetime import timedelta
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, cast
 
 import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
+from orchestrator.adapters.store import SqlStore
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.states import Stage, State
 from orchestrator.diagnostics.cost import lines, named_lines, reconciled
-from orchestrator.ports import BadArgument, Bill
+from orchestrator.leader_jobs.bill import BillRecord
+from orchestrator.ports import BadArgument, Bill, Cloud, Db, NotLeader
 from tests.db.conformance.builders import FLEET, START, Fleet, rows_read
 from tests.db.diagnostics.build import attempt
 
@@ -252,6 +254,53 @@ async def test_the_providers_bill_is_compared_with_our_records(fleet: Fleet) -> 
     assert (closer.ours_usd, closer.theirs_usd) == pytest.approx((0.155, 0.15))
     assert [(pod.pod_id, pod.theirs_usd) for pod in both.foreign] == [("outsider", 0.5)]
     assert both.theirs_usd - both.ours_usd == pytest.approx(-0.015)
+
+
+class Account:
+    """RunPod's side of the bill: the hours that it was asked for, and what it charged."""
+
+    def __init__(self, *charged: Bill) -> None:
+        self.charged, self.asked = charged, list[tuple[datetime, datetime]]()
+
+    async def billing(self, since: datetime, until: datetime) -> tuple[Bill, ...]:
+        self.asked.append((since, until))
+        return self.charged
+
+
+async def test_the_leader_compares_a_day_of_the_bill(fleet: Fleet) -> None:
+    """Of full hours that RunPod has billed; an hour beyond them that it returns as well does not count."""
+    agent = await worked(fleet)
+    fleet.now = START + timedelta(hours=2, minutes=59)
+    outside = START + timedelta(hours=1)
+    account = Account(
+        Bill(f"pod-{agent.id}", START, 0.2), Bill(f"pod-{agent.id}", outside, 9.0), Bill("outsider", START, 0.5)
+    )
+    store = SqlStore(cast("Db", AtTime(fleet)), FLEET)
+    record = BillRecord(store, cast("Cloud", account), lambda: fleet.now)
+    assert (await fleet.call("fleet_bill", p_fleet=FLEET))["bill"] is None
+    await record.step(fleet.term)
+    begin, end = START - timedelta(hours=23), START + timedelta(hours=1)
+    assert account.asked == [(begin, end)]
+    bill = (await fleet.call("fleet_bill", p_fleet=FLEET))["bill"]
+    assert (bill["theirs_usd"], bill["foreign_usd"], bill["foreign_pods"], bill["pods"]) == (0.2, 0.5, 1, 1)
+    assert bill["ours_usd"] == pytest.approx(float((await cost(fleet, -82_800, 3_600))["usd"]))
+    assert datetime.fromisoformat(bill["at"]) == fleet.now
+    with pytest.raises(NotLeader):
+        await record.step(fleet.term - 1)
+    with pytest.raises(BadArgument):
+        await fleet.fleet("note_bill", p_bill={"x": "y" * 10_001})
+    fleet.wait(2 * 86_400)
+    assert (await fleet.call("fleet_bill", p_fleet=FLEET))["bill"] is None
+
+
+class AtTime:
+    """A database whose calls carry the fleet's time."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    async def call(self, function: str, /, **args: Any) -> Any:
+        return await self._fleet.call(function, **args)
 
 
 async def test_dollars_of_tasks_by_tenant_and_by_label(fleet: Fleet) -> None:

@@ -10,6 +10,7 @@ import pytest
 from orchestrator.core.blocked import Blocked, BlockedReason
 from orchestrator.core.host_strikes import Strike
 from orchestrator.core.states import State
+from orchestrator.diagnostics import amounts
 from orchestrator.web.dashboard.pages import PAGES, workers
 from orchestrator.web.dashboard.render import environment
 from tests.process.web.api_rig import ADMIN, VIEWER
@@ -153,6 +154,20 @@ async def test_the_cost_of_each_day_has_its_arithmetic(board: DashboardRig, hand
                  "at most $4.00; $0.50 today so far"):  # fmt: skip
         assert text in page, text
     assert "style=" not in page
+
+
+async def test_the_cost_stands_next_to_runpods_bill(board: DashboardRig) -> None:
+    """With the difference, and what RunPod charged for pods that the database does not know."""
+    browser = await board.visitor(VIEWER)
+    assert "The leader has not read a bill yet" in (await browser.get("/cost")).text
+    bill = {"since": "2026-11-29T15:00:00+00:00", "until": "2026-11-30T15:00:00+00:00", "pods": 3}
+    for ours, foreign, words in ((41.05, 0, "$0.15 less"), (41.2, 2, "the same"), (41.3, 0, "$0.10 more")):
+        sums = {"theirs_usd": 41.2, "ours_usd": ours, "foreign_usd": 0.5 if foreign else 0, "foreign_pods": foreign}
+        await board.store.note_bill(board.term, bill | sums)
+        board.dashboard.shared.forget_all()
+        page = (await browser.get("/cost")).text.partition('id="bill"')[2].partition("</section>")[0]
+        assert f"our records say {amounts.usd(ours)}, {words}." in page
+        assert ("also charged $0.50 for 2 pods" in page) == bool(foreign)
 
 
 async def test_those_that_ended_are_found_behind_any_number_that_live(

@@ -54,6 +54,8 @@ FUNCTIONS_ONLY_REAL = {
     "fleet_efficiency": SHOWN,
     "fleet_history": SHOWN,
     "fleet_failures": SHOWN,
+    "fleet_note_bill": SHOWN,
+    "fleet_bill": SHOWN,
     "fleet_decisions_between": SHOWN,
     "fleet_worker_history": SHOWN,
     "fleet_usage": SHOWN,

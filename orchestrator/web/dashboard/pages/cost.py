@@ -26,10 +26,11 @@ async def facts(reads: Reads, view: View) -> Facts:
     asked = _range(view)
     now = datetime.now(UTC)
     begin = _begin(asked, now)
-    report, done, seen, days = await asyncio.gather(
+    report, done, seen, charged, days = await asyncio.gather(
         reads.get("cost", begin.isoformat(), None),
         reads.get("efficiency", begin.isoformat(), None),
         reads.get("observe"),
+        reads.get("bill"),
         month(reads, now),
     )
     total, workers = float(report["usd"]), lines(report, "worker")
@@ -53,6 +54,7 @@ async def facts(reads: Reads, view: View) -> Facts:
         "done": done,
         "day": spending.forecast(seen["spent"], now, *budgets),
         "month": days,
+        "bill": charged and {**charged, "difference_usd": charged["theirs_usd"] - charged["ours_usd"]},
         "knows_budgets": policy is not None,
     }
 
