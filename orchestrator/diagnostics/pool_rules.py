@@ -195,7 +195,7 @@ def backlog(facts: Facts, found: list[Condition]) -> Iterator[Condition]:
         oldest, waiting = pool.demand.oldest_claimable_at, pool.ready_tasks
         waited_s = facts.ago_s(oldest) if oldest else 0
         limit = next((one for one in pool.blocked if one.kind is Reason.MAX_ACTIVE), None)
-        cause = next((one for one in found if one.pools is None or pool.name in one.pools), None)
+        cause = _first_of(found, pool)
         stops = cause is not None and cause.kind in STOPS
         if not waiting or (waited_s < BACKLOG_S and not limit and not stops):
             continue
@@ -215,6 +215,15 @@ def backlog(facts: Facts, found: list[Condition]) -> Iterator[Condition]:
         evidence = f"limited by: {limited.rstrip('.')}. {_end(pool, waiting, capacity, never=bool(stands))}"
         impact = Impact.WAIT if never else Impact.NONE
         yield Condition(ConditionKind.BACKLOG, pool.name, detail, evidence, impact, oldest)  # an effect
+
+
+def _first_of(found: list[Condition], pool: PoolFacts) -> Condition | None:
+    """Return the first condition because of which the pool's tasks wait. A missing handler holds up its types only."""
+    here = [one for one in found if one.pools is None or pool.name in one.pools]
+    unhandled = sum(one.detail["count"] for one in here if one.kind is ConditionKind.NO_HANDLER)
+    if unhandled < pool.ready_tasks:
+        here = [one for one in here if one.kind is not ConditionKind.NO_HANDLER]
+    return next(iter(here), None)
 
 
 def _end(pool: PoolFacts, waiting: int, capacity: int, *, never: bool) -> str:

@@ -464,6 +464,20 @@ def test_the_true_cause_comes_first_and_a_backlog_names_it(name: str) -> None:
     assert ("raise MAX_ACTIVE_GPUS" in backlog.fix) is (kind is ConditionKind.POOL_OFF)
 
 
+@pytest.mark.parametrize(("ready", "named"), [(3, "type stitch cannot run"), (80, "the 2 workers that it has")])
+def test_a_missing_handler_is_the_cause_of_a_backlog_only_if_all_of_it_needs_the_handler(
+    ready: int, named: str
+) -> None:
+    """The other tasks wait for workers."""
+    report = facts()
+    waits({"Queued": ready}, claimable=ready, running=1, oldest_claimable_at=when(1_000))(report)
+    CASES["no handler"][0](report)
+    report["workers"] = {name: worker(id=name) for name in ("gpu-1", "gpu-2")}
+    missing, backlog = found_in(report)
+    assert (missing.kind, backlog.kind) == (ConditionKind.NO_HANDLER, ConditionKind.BACKLOG)
+    assert named in backlog.evidence
+
+
 def test_a_queue_whose_workers_claim_nothing_is_never_finished() -> None:
     """While the store is away, ready workers are of no use. One task is called a task."""
     report = facts()
