@@ -58,7 +58,8 @@ READS: dict[str, LiteralString] = {
     "fleet_match_workers": "fleet_match_workers('default', 'w-1', 10, %(now)s)",
     "fleet_decisions_page": "fleet_decisions_page('default', null, null, 100, %(now)s)",
     "fleet_events": "fleet_events('default', null, null, 100, %(now)s)",
-    "fleet_audit": "fleet_audit('default', null, 100, %(now)s)",
+    "fleet_audit": "fleet_audit('default', null, 100, null, %(now)s)",
+    "fleet_failures": "fleet_failures('default', 20, %(now)s)",
     "fleet_webhooks": "fleet_webhooks('default', null, null, 100, %(now)s)",
     "fleet_names": "fleet_names('default', %(now)s)",
     "fleet_metrics": "fleet_metrics('default', %(now)s - interval '1 minute', %(now)s)",
@@ -118,6 +119,8 @@ async def measure(directory: Path, tries: int) -> dict[str, Any]:
     async with AsyncExitStack() as stack:
         postgres = await stack.enter_async_context(EmbeddedPostgres(directory / "postgres", durable=False, keep=False))
         fresh = await _past(stack, postgres, "fresh", FEW, FEW)
+        for call in fresh.calls().values():
+            await call()  # a read that has changed fails here, and not after an hour
         large = await _past(stack, postgres, "large", ENDED, QUEUED)
         figures["fill_s_a_million"] = round(large.fill_s * 1e6 / (ENDED + QUEUED), 1)
         others = large.calls()

@@ -23,7 +23,7 @@ from orchestrator.web.dashboard.views import Facts, Page, Reads, View
 
 LAST_DECISIONS = 8
 LAST_FAILURES = 5
-FAILURES_READ = 50  # of which a holder may see some
+FAILURES_READ = 20  # of which a holder may see some
 HOUR, DAY = "1h", "24h"
 RANGES = {HOUR: timedelta(hours=1), DAY: timedelta(days=1), "7d": timedelta(days=7)}
 Row = Mapping[str, Any]
