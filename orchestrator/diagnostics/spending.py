@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from orchestrator.core.plurals import counted
+from orchestrator.diagnostics.amounts import usd
 from orchestrator.diagnostics.cost import CostLine, lines
 
 Row = Mapping[str, Any]
@@ -48,6 +50,22 @@ class Forecast:
             return None
         left_usd = self.daily_budget_usd - self.today_usd
         return left_usd / self.hourly_usd * HOUR_S if left_usd > 0 else 0.0
+
+
+def bought(report: Row) -> str | None:
+    """Return what idle and booting time bought, in a sentence. None: nothing was spent on them, or it is not known."""
+    counts = report.get("bought")
+    spent = {kind: float(part["usd"]) for kind, part in report["kinds"].items()}
+    idle, booting = spent.get("idle", 0.0), spent.get("booting", 0.0)
+    if not counts or not idle + booting > SMALLEST_USD:
+        return None
+    workers, failed = counted(counts["workers"], "worker"), counts["failed_workers"]
+    parts = [f"{usd(booting)} of booting bought {workers}"]
+    if failed:
+        parts[0] += f", and {failed:,} that did not come up"
+    if idle > SMALLEST_USD:
+        parts.insert(0, f"{usd(idle)} of idle time bought {counted(counts['warm_starts'], 'start')} without a boot")
+    return "; ".join(parts) + "."
 
 
 def forecast(spent: Row, now: datetime, daily_usd: float | None, hourly_usd: float | None) -> Forecast:

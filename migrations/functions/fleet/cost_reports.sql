@@ -28,6 +28,7 @@ begin
         select jsonb_build_object(
             'now', v_now, 'since', v_since, 'until', v_until,
             'usd', (select coalesce(round(sum(k.usd), 6), 0) from kinds k),
+            'bought', orchestrator.bought(p_fleet, v_since, v_until),
             'kinds', coalesce((
                 select jsonb_object_agg(k.name, jsonb_build_object('seconds', round(k.seconds, 3),
                                                                    'usd', round(k.usd, 6))) from kinds k), '{}'),
@@ -48,6 +49,27 @@ begin
                   from (select * from orchestrator.usage_between(p_fleet, v_since, v_until, v_now, 'task') b
                          where b.attempts > 0 order by b.usd desc, b.name limit c_rows) u
                  cross join lateral (select * from public.tasks k where k.id = u.name::uuid offset 0) t), '[]')));
+end
+$$;
+
+-- What idle and booting time bought in a window of about a week at most: how often an idle worker got a task, how many
+-- workers came up, and how many did not. Null for a longer window, whose rows are too many.
+create or replace function orchestrator.bought(p_fleet text, p_since timestamptz, p_until timestamptz) returns jsonb
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
+set enable_bitmapscan = on set jit = off set plan_cache_mode = force_custom_plan as $$
+#variable_conflict use_variable
+declare
+    c_longest constant interval := '8 days';
+begin
+    if p_until - p_since > c_longest then
+        return null;
+    end if;
+    return (
+        select jsonb_build_object(
+                   'warm_starts', count(*) filter (where e.from_state = 'idle' and e.to_state = 'active'),
+                   'workers', count(*) filter (where e.from_state = 'spawning' and e.to_state = 'active'),
+                   'failed_workers', count(*) filter (where e.from_state = 'spawning' and e.to_state = 'terminating'))
+          from public.worker_events e where e.fleet = p_fleet and e.at > p_since and e.at <= p_until);
 end
 $$;
 

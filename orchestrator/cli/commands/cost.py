@@ -14,6 +14,7 @@ from orchestrator.cli.program import suggestion
 from orchestrator.cli.session import opened_store, runs, settings_for, utcnow
 from orchestrator.cli.tables import table, usd_column
 from orchestrator.core.plurals import counted
+from orchestrator.diagnostics import spending
 from orchestrator.diagnostics.amounts import clock, moment, span, usd
 from orchestrator.diagnostics.cost import KINDS, CostLine, Reconciled, lines, named_lines, reconciled
 from orchestrator.ports import PortError
@@ -66,6 +67,7 @@ async def cost(output: Output, since: str, by: str, everything: bool) -> None:
         charged, why = await _charged(report)
     if output.json:
         content: dict[str, Any] = {name: report[name] for name in ("since", "until", "usd", "kinds", "types")}
+        content["bought"] = report.get("bought")
         both = None if charged is None else _document(charged)
         output.document(**content, by=by, lines=[dataclasses.asdict(line) for line in found], bill=both, unbilled=why)
         return
@@ -78,6 +80,8 @@ async def cost(output: Output, since: str, by: str, everything: bool) -> None:
         listed.padding = (0, 1, 0, 0)  # the columns are closer to each other
     if found:
         output.show(listed)
+    if words := spending.bought(report):
+        output.show(words)
     if len(found) > ROWS and not everything:
         output.say(f"the {ROWS} most expensive of {len(found)}; --all shows the rest")
     if charged is None:

@@ -11,6 +11,7 @@ from orchestrator.adapters.store import SqlStore
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.states import Stage, State
 from orchestrator.diagnostics.cost import lines, named_lines, reconciled
+from orchestrator.diagnostics.spending import bought
 from orchestrator.leader_jobs.bill import BillRecord
 from orchestrator.ports import BadArgument, Bill, Cloud, Db, NotLeader
 from tests.db.conformance.builders import FLEET, START, Fleet, rows_read
@@ -254,6 +255,28 @@ async def test_the_providers_bill_is_compared_with_our_records(fleet: Fleet) -> 
     assert (closer.ours_usd, closer.theirs_usd) == pytest.approx((0.155, 0.15))
     assert [(pod.pod_id, pod.theirs_usd) for pod in both.foreign] == [("outsider", 0.5)]
     assert both.theirs_usd - both.ours_usd == pytest.approx(-0.015)
+
+
+async def test_the_report_says_what_idle_and_booting_time_bought(fleet: Fleet) -> None:
+    """A task of an idle worker is a start without a boot; its second task in a row is none."""
+    agent = await fleet.agent()
+    assert await agent.claim() == []
+    fleet.wait(60)
+    await fleet.submit(count=2)
+    for _ in range(2):
+        (task,) = await agent.claim()
+        await agent.complete(task)
+    failed = await fleet.spawn()
+    await fleet.end(failed, State.SPAWNING)
+    report = await cost(fleet, -1)
+    assert report["bought"] == {"warm_starts": 1, "workers": 1, "failed_workers": 1}
+    assert bought(report) == (
+        "$0.06 of idle time bought 1 start without a boot; "
+        "$0.00 of booting bought 1 worker, and 1 that did not come up."
+    )
+    assert bought({**report, "bought": None}) is None
+    long = await fleet.call("fleet_cost", p_fleet=FLEET, p_since=START - timedelta(days=30), p_until=None)
+    assert long["bought"] is None
 
 
 class Account:

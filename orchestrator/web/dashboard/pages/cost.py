@@ -49,6 +49,7 @@ async def facts(reads: Reads, view: View) -> Facts:
         "workers": [{"line": one, "row": prices[one.name]} for one in workers[:WORKERS]],
         "counted_workers": len(workers),
         "unpriced": sum(row["price_usd_per_hour"] is None and bool(row["pod_id"]) for row in report["workers"]),
+        "bought": spending.bought(report),
         "wasted": wasted,
         "wasted_usd": sum(one.usd for one in wasted),
         "done": done,
