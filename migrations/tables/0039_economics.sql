@@ -8,3 +8,12 @@ create table if not exists orchestrator.scaling_statistics (
     until timestamptz not null,  -- what ended later is not in it
     primary key (fleet, pool)
 );
+
+-- The leader's last review of the rules of scaling in each pool; see functions/fleet/economics.sql.
+create table if not exists orchestrator.scaling_reviews (
+    fleet text not null,
+    pool text not null,
+    at timestamptz not null,
+    review jsonb not null,
+    primary key (fleet, pool)
+);

@@ -64,9 +64,7 @@ def waits_of(tasks: Sequence[RecordedTask], replayed: Replayed) -> list[float]:
     return [start.at - task.arrival_s for task, start in pairs if start is not None]
 
 
-def paid_spans(
-    tasks: Sequence[RecordedTask], replayed: Replayed, billing: Billing
-) -> list[tuple[float, float]]:
+def paid_spans(tasks: Sequence[RecordedTask], replayed: Replayed, billing: Billing) -> list[tuple[float, float]]:
     """Return from when until when each worker is paid. One that never ends is paid until the end of the billing."""
     until = billing.until if billing.until is not None else _last_end(tasks, replayed)
     spans = []

@@ -1,4 +1,4 @@
-"""What the recorded tasks of several pools would have cost under other settings, and how far a replay can be trusted."""
+"""What the recorded tasks of several pools would have cost under other settings, and how far to trust a replay."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -71,7 +71,7 @@ def replayed_pool(
 
 
 def prices(histories: Sequence[PoolHistory], otherwise: float = 0.0) -> dict[str, float]:
-    """Return the mean dollars per hour of a worker of each pool. A pool that paid nothing has the mean of the others."""
+    """Return the mean dollars per hour of a worker of each pool; of one that paid nothing, the mean of the others."""
     usd, paid_s = sum(one.costs.usd for one in histories), sum(one.costs.paid_s for one in histories)
     mean = usd / paid_s * HOUR_S if paid_s > 0 else otherwise
     return {one.pool: one.costs.usd_per_hour or mean for one in histories}

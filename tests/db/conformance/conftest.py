@@ -51,7 +51,8 @@ LARGE = """select from unnest(array['tasks', 'orchestrator.live', 'orchestrator.
             where pg_relation_size(r.rel) > 30 * current_setting('block_size')::int"""
 QUEUE = (
     "attempts", "live", "edges", "publications", "rechecks", "marks", "audits", "launches", "slow_calls", "usage",
-    "unrun_failures", "pool_minutes", "worker_minutes", "task_names", "worker_totals", "bulk_changes", "scaling_statistics",
+    "unrun_failures", "pool_minutes", "worker_minutes", "task_names", "worker_totals", "bulk_changes",
+    "scaling_statistics", "scaling_reviews",
 )  # fmt: skip
 
 

@@ -4,10 +4,11 @@ from dataclasses import replace
 from math import inf, nan
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from orchestrator.core import scaling
+from orchestrator.core.actions import Terminate
 from orchestrator.core.economics import guard, what_if
 from orchestrator.core.economics.fixed import FixedRule
 from orchestrator.core.economics.guard import ReviewCandidate
@@ -16,10 +17,9 @@ from orchestrator.core.economics.policies import ScalingPolicy
 from orchestrator.core.economics.replay import RecordedTask
 from orchestrator.core.economics.rule import IdleWorker, PoolView
 from orchestrator.core.economics.scaling_settings import ScalingSettings, settings_of
-from orchestrator.core.model import Demand
 from orchestrator.core.offers import OfferSelector
-from orchestrator.core.states import Stage
-from tests.unit.core.build import ago, busy, idle, policy, pool, snapshot, spawning
+from orchestrator.core.states import Stage, State
+from tests.unit.core.build import ago, busy, idle, policy, snapshot, spawning
 from tests.unit.core.economics.traces import poisson
 
 DAY_S = 86_400.0
@@ -93,7 +93,8 @@ def test_workers_that_stay_are_paid_to_the_end_and_are_there_from_the_begin() ->
         (done,) = what_if.replayed_fleet([history([RecordedTask(1_000, 30)])], settings, 0, 5_000)
         assert (done.spans, done.waits_s) == ([(0, 5_000)], [0])
         shown = what_if.figures([done], 10)
-        assert (shown.usd, shown.boots) == (pytest.approx(5_000 * 0.44 / 3_600), 1)
+        assert shown.usd == pytest.approx(5_000 * 0.44 / 3_600)
+        assert shown.boots == 1
 
 
 def test_a_pool_that_may_have_no_worker_leaves_its_tasks_unrun() -> None:
@@ -116,21 +117,19 @@ def test_the_replay_of_the_fixed_rule_decides_as_the_daemon_does(
     queued: int, working: int, waiting: int, idle_s: list[float], tasks_per_gpu: int, min_active: int, keep_idle: int,
     most: int, started_s: float | None,
 ) -> None:  # fmt: skip
-    """The same number of starts, and the same idle workers end."""
+    """The same number of starts, and the same idle workers end, as long as the limit has not been lowered."""
+    assume(working + waiting + len(idle_s) <= most)
     chosen = {"tasks_per_gpu": tasks_per_gpu, "min_active": min_active, "keep_idle": keep_idle, "max_active": most}
     ours = policy(pool=chosen)
     seen = snapshot(
-        workers=(
-            *(busy(f"b{n}") for n in range(working)),
-            *(spawning(f"s{n}", Stage.POD_RUNNING, created_at=ago(50)) for n in range(waiting)),
-            *(idle(f"i{n}", since, created_at=ago(1_000 + n)) for n, since in enumerate(idle_s)),
-        ),
-        demand=(Demand("default", queued, working, {}, None),),
-        last_spawn_at={} if started_s is None else {"default": ago(started_s)},
-    )
+        *(busy(f"b{n}") for n in range(working)),
+        *(spawning(f"s{n}", Stage.POD_RUNNING, created_at=ago(50)) for n in range(waiting)),
+        *(idle(f"i{n}", since, created_at=ago(1_000 + n)) for n, since in enumerate(idle_s)),
+        claimable=queued, running=working, last_spawn_at={} if started_s is None else {"default": ago(started_s)},
+    )  # fmt: skip
     size = scaling.size_of(ours.pools[0], seen, ours, leaving=frozenset())
     actions, _ = scaling.plan(ours.pools[0], size, seen, ours, OfferSelector(seen, ours))
-    ended = {one.worker_id for one in actions if getattr(one, "from_state", None) is not None and one.worker_id[0] == "i"}
+    ended = {one.worker_id for one in actions if isinstance(one, Terminate) and one.from_state is State.IDLE}
     rule = settings_of(ours.pools[0], ours).rule(60)
     assert isinstance(rule, FixedRule)
     rule.last_start = None if started_s is None else -started_s
