@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from orchestrator.adapters.api_rows import ApiRows
+from orchestrator.adapters.economics_store import EconomicsStore
 from orchestrator.adapters.finder import Finder
 from orchestrator.adapters.functions import FUNCTIONS
 from orchestrator.adapters.rows import OPERATOR, Row, storable
@@ -29,6 +30,11 @@ class OperatorRows:
     def api(self) -> ApiRows:
         """The rows of the API: tokens and the audit log."""
         return ApiRows(self._db, self._fleet)
+
+    @property
+    def economics(self) -> EconomicsStore:
+        """What a replay of the queue needs, and the reviews of the rules of scaling."""
+        return EconomicsStore(self._db, self._fleet)
 
     async def _call(self, function: str, /, **args: Any) -> Any:
         # Evidence, reasons and final snapshots quote the output of pods, commands and libraries.

@@ -14,7 +14,7 @@ JSON_ARGS = frozenset({
     "p_tasks", "p_token", "p_scope", "p_cursor", "p_ids", "p_agent", "p_beats", "p_health", "p_logs",
     "p_result_data", "p_results", "p_output", "p_failure", "p_handled", "p_items", "p_messages", "p_alerts",
     "p_answers", "p_pools", "p_releases", "p_task_types", "p_worker", "p_fields", "p_evidence", "p_decision",
-    "p_schedule", "p_missed", "p_conditions", "p_payload", "p_webhook", "p_busy", "p_days", "p_owners", "p_args", "p_review",
+    "p_schedule", "p_missed", "p_conditions", "p_payload", "p_webhook", "p_busy", "p_days", "p_owners", "p_args",
     "p_filter", "p_session", "p_review",
 })  # fmt: skip
 STATEMENTS = 256  # that are kept
