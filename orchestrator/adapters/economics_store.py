@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from orchestrator.core.economics.history import PoolCosts, PoolHistory, RecordedRun, histories
+from orchestrator.core.economics.recorded import PoolCosts, PoolHistory, RecordedRun, histories
 from orchestrator.ports import ApiCalls
 
 Row = Mapping[str, Any]

@@ -6,7 +6,7 @@ from enum import StrEnum
 from math import isfinite
 
 from orchestrator.core.economics import what_if
-from orchestrator.core.economics.history import PoolHistory
+from orchestrator.core.economics.recorded import PoolHistory
 from orchestrator.core.economics.learned import LearnedRule
 from orchestrator.core.economics.policies import ScalingPolicy
 from orchestrator.core.economics.rule import Rule
