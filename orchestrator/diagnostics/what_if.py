@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from orchestrator.core.economics.outcome import ReplayOutcome
 from orchestrator.core.economics.what_if import FleetFigures, error
-from orchestrator.diagnostics.amounts import span, usd
+from orchestrator.diagnostics.amounts import FINE, span, usd
 
 NOTICEABLE = 0.01  # a smaller share is called the same
 
@@ -42,18 +42,17 @@ def percent(share: float | None) -> str:
 
 def trust(replayed: FleetFigures, recorded: FleetFigures) -> str:
     """Say by how much a replay of the settings in force differs from the records, and so how far to trust the rest."""
-    errors = {
-        f"in dollars ({usd(replayed.usd)} for {usd(recorded.usd)})": error(replayed.usd, recorded.usd),
-        f"in boots ({replayed.boots:,} for {recorded.boots:,})": error(replayed.boots, recorded.boots),
-        f"in the p95 wait ({span(replayed.waits.p95_s)} for {span(recorded.waits.p95_s)})": error(
-            replayed.waits.p95_s, recorded.waits.p95_s
-        ),
-    }
-    known = [f"{percent(share)} {where}" for where, share in errors.items() if share is not None]
+    found = [
+        (f"{_cents(replayed.usd)} where {_cents(recorded.usd)} was recorded", error(replayed.usd, recorded.usd)),
+        (f"{replayed.boots:,} boots for {recorded.boots:,}", error(replayed.boots, recorded.boots)),
+        (f"a p95 wait of {span(replayed.waits.p95_s)} for {span(recorded.waits.p95_s)}",
+         error(replayed.waits.p95_s, recorded.waits.p95_s)),
+    ]  # fmt: skip
+    known = [f"{text} ({percent(share)})" for text, share in found if share is not None]
     if not known:
         return "The records have no costs and no waits with which a replay of your settings could be compared."
-    differs = f"{', '.join(known[:-1])} and {known[-1]}" if known[1:] else known[0]
-    return f"A replay of your settings differs from the records by {differs}, so trust the rest as far as that."
+    gives = f"{', '.join(known[:-1])} and {known[-1]}" if known[1:] else known[0]
+    return f"A replay of your settings gives {gives}, so trust the rest as far as that."
 
 
 def recommendation(fixed: ReplayOutcome, learned: ReplayOutcome, wait_price: float) -> str:
@@ -83,6 +82,11 @@ def advice(before: Judged, after: Judged) -> str:
     if not costs_less and waits_more:
         return f"Recommendation: keep {before.name}. {_begun(after.name)} {cost}; {waiting}; {p95}."
     return f"A trade-off: {after.name} {cost}; {waiting}; {p95}."
+
+
+def _cents(amount: float) -> str:
+    """Return dollars; a small amount with more digits, so that two of them can be compared."""
+    return usd(amount, FINE) if amount < 1 else usd(amount)
 
 
 def _begun(name: str) -> str:

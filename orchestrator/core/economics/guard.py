@@ -6,9 +6,9 @@ from enum import StrEnum
 from math import isfinite
 
 from orchestrator.core.economics import what_if
-from orchestrator.core.economics.recorded import PoolHistory
 from orchestrator.core.economics.learned import LearnedRule
 from orchestrator.core.economics.policies import ScalingPolicy
+from orchestrator.core.economics.recorded import PoolHistory
 from orchestrator.core.economics.rule import Rule
 from orchestrator.core.economics.scaling_settings import AtLeast, ScalingSettings
 from orchestrator.core.economics.statistics import Statistics

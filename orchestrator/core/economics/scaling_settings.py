@@ -7,7 +7,6 @@ from orchestrator.core.economics.learned import LearnedRule
 from orchestrator.core.economics.policies import ScalingPolicy
 from orchestrator.core.economics.rule import Decision, PoolView, Rule
 from orchestrator.core.economics.statistics import Statistics
-from orchestrator.core.policy import Policy, Pool
 
 
 @dataclass(slots=True)
@@ -66,19 +65,3 @@ class ScalingSettings:
             min_active=self.min_active,
             keep_idle=self.keep_idle,
         )
-
-
-def settings_of(pool: Pool, policy: Policy) -> ScalingSettings:
-    """Return the settings in force of a pool. An operator's limit for a time is not among them."""
-    return ScalingSettings(
-        max_active=pool.max_active,
-        scaling_policy=pool.scaling_policy,
-        wait_price=pool.wait_price,
-        max_wait_s=pool.max_wait_s,
-        tasks_per_gpu=pool.tasks_per_gpu,
-        min_active=pool.min_active,
-        keep_idle=pool.keep_idle,
-        idle_timeout_s=pool.idle_timeout_s,
-        overcapacity_idle_timeout_s=pool.overcapacity_idle_timeout_s,
-        grace_s=policy.scale_down_grace_s,
-    )

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.core.economics import what_if
-from orchestrator.core.economics.recorded import PoolHistory
 from orchestrator.core.economics.policies import ScalingPolicy
+from orchestrator.core.economics.recorded import PoolHistory
 from orchestrator.core.economics.scaling_settings import ScalingSettings
 from orchestrator.core.economics.what_if import FleetFigures, PoolReplayed
 

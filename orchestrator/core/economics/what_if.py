@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.core.economics.daily_budget import HOUR_S
-from orchestrator.core.economics.recorded import PoolHistory, Waits
 from orchestrator.core.economics.outcome import Billing, gpu_s_by_day, paid_spans, waits_of
+from orchestrator.core.economics.recorded import PoolHistory, Waits
 from orchestrator.core.economics.replay import Replayed, Terms, replay
 from orchestrator.core.economics.rule import Rule
 from orchestrator.core.economics.scaling_settings import ScalingSettings

@@ -12,12 +12,13 @@ from orchestrator.core.actions import Terminate
 from orchestrator.core.economics import guard, what_if
 from orchestrator.core.economics.fixed import FixedRule
 from orchestrator.core.economics.guard import ReviewCandidate
-from orchestrator.core.economics.recorded import PoolCosts, PoolHistory, RecordedRun, histories
 from orchestrator.core.economics.policies import ScalingPolicy
+from orchestrator.core.economics.recorded import PoolCosts, PoolHistory, RecordedRun, histories
 from orchestrator.core.economics.replay import RecordedTask
 from orchestrator.core.economics.rule import IdleWorker, PoolView
-from orchestrator.core.economics.scaling_settings import ScalingSettings, settings_of
+from orchestrator.core.economics.scaling_settings import ScalingSettings
 from orchestrator.core.offers import OfferSelector
+from orchestrator.core.replay_settings import settings_of
 from orchestrator.core.states import Stage, State
 from tests.unit.core.build import ago, busy, idle, policy, snapshot, spawning
 from tests.unit.core.economics.traces import poisson
