@@ -53,7 +53,7 @@ async def replay_history(output: Output, asked: HistoryAsked) -> None:
     chosen = {one.pool: in_force[one.pool] for one in time.histories}
     count = sum(len(one.tasks) for one in time.histories)
     if not count:
-        _show_nothing(output, window, notes)
+        _show_nothing(output, asked, window, notes)
         return
     name, others = (SET, with_changes(chosen, changed)) if changed else _other_policy(chosen)
     with output.waiting(f"replaying {counted(count, 'task')} twice"):
@@ -114,10 +114,11 @@ def _other_policy(settings: Settings) -> tuple[str, Settings]:
     return other.value, with_changes(settings, {"scaling_policy": other})
 
 
-def _show_nothing(output: Output, window: "RecordedWindow", notes: Sequence[str]) -> None:
+def _show_nothing(output: Output, asked: HistoryAsked, window: "RecordedWindow", notes: Sequence[str]) -> None:
     begin = moment_of(window.since)
     if output.json:
-        output.document(since=begin, until=moment_of(window.until), tasks=0, rows=[], recommendation=None, notes=notes)
+        times = {"since": begin, "until": moment_of(window.until), "longer_than_s": asked.longer_than_s}
+        output.document(**times, tasks=0, changes={}, error=None, rows=[], recommendation=None, notes=notes)
         return
     output.show(f"No task that arrived since {begin:%Y-%m-%d %H:%M} UTC has ended: there is nothing to replay.", *notes)
 
