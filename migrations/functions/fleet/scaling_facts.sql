@@ -1,8 +1,8 @@
 -- What the learned rule of scaling reads in each tick, and what it keeps. Moments are seconds since 1970.
 
 -- What happened in these pools, {pool: since} at most 100, and what is open in each: {now, pools: {pool: {since, runs,
--- opened, open, waiting, busy, stored, is_stored}}}. With null for `since`, from the stored statistics on; without those,
--- and in any case, at most 14 days.
+-- opened, open, waiting, busy, stored, is_stored}}}. With null for `since`, from the stored statistics on; without
+-- those, and in any case, at most 14 days.
 --   runs     [arrived, started, ended, worker] of each attempt that ended after `since`, the newest ones at most; if
 --            there were more, `since` is the first of these ends
 --   opened   arrivals after `since` of tasks that are ready or running; open: the number of these tasks
