@@ -89,6 +89,8 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_resign": ("p_fleet", "p_holder", "p_term"),
         "fleet_maintain": ("p_fleet", "p_term"),
         "fleet_observe": ("p_fleet",),
+        "fleet_scaling_facts": ("p_fleet", "p_pools"),
+        "fleet_learn": ("p_fleet", "p_term", "p_rows"),
         "fleet_task_troubles": ("p_fleet", "p_handled"),
         "fleet_spawn": ("p_fleet", "p_term", "p_worker"),
         "fleet_move": ("p_fleet", "p_term", "p_worker_id", "p_from", "p_to", "p_stage", "p_reason", "p_fields"),
@@ -174,6 +176,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_act": ("p_fleet", "p_actor", "p_action", "p_subject", "p_args"),
         "fleet_pauses": ("p_fleet",),
         "fleet_scale_limits": ("p_fleet",),
+        "fleet_scaling_policies": ("p_fleet",),
         "fleet_audit": ("p_fleet", "p_before", "p_limit", "p_subject"),
         "fleet_change_tasks": ("p_fleet", "p_term"),
         "fleet_schedules_due": ("p_fleet", "p_limit"),
@@ -248,6 +251,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_request_termination": ("p_fleet", "p_worker_id", "p_reason", "p_now_not_drain"),
         "fleet_pause": ("p_fleet", "p_pool", "p_reason", "p_for_s"),
         "fleet_scale_limit": ("p_fleet", "p_pool", "p_most", "p_reason", "p_for_s"),  # within fleet_act
+        "fleet_scaling_policy": ("p_fleet", "p_pool", "p_policy"),  # the same
         "fleet_decisions": ("p_fleet", "p_limit"),
         "fleet_declare_pools": ("p_fleet", "p_term", "p_pools"),
         "fleet_declare_programs": ("p_fleet", "p_term", "p_pools", "p_stuck_s"),

@@ -93,6 +93,14 @@ class OperatorRows:
         answer = await self._act(actor, "pool.limit" if args else "pool.unlimit", pool or EVERY_POOL, args)
         return dict(answer["limits"])
 
+    async def scaling_policies(self) -> Row:
+        """Return the operators' choices of a rule of scaling: {pool: fixed or learned}; `*` is every other pool."""
+        return dict((await self._call("fleet_scaling_policies"))["policies"])
+
+    async def choose_policy(self, policy: str | None, *, pool: str | None = None, actor: str = OPERATOR) -> Row:
+        """Choose the rule of one pool, or of all others; None: as the settings say. Return the choices in force."""
+        return dict((await self._act(actor, "pool.policy", pool or EVERY_POOL, {"policy": policy}))["policies"])
+
     async def leadership(self) -> Row:
         """Return the leader ({holder, since, term} or None), else the last one: {leader, last, now, conditions}.
 

@@ -20,6 +20,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ('--pool big --max 2 --until 18:00 --reason "the GPUs are needed elsewhere"', "one pool, until 18:00 UTC"),
     ),
     "scale list": (("", "what is in force, and until when"),),
+    "scale policy": (
+        ("learned --pool big", "this pool follows the learned rule from the next tick on"),
+        ("settings", "the settings decide again, in every pool"),
+    ),
     "scale unlimit": (("", "every limit"), ("--pool big", "one pool only")),
     "explain": (
         ("18865e9b", "a worker, by the end of its id"),

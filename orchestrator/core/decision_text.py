@@ -23,6 +23,8 @@ def sentence(inputs: Mapping[str, Any], target: int) -> str:
         text += f", but at most {target} {'is' if target == 1 else 'are'} allowed"
     if awaited := inputs.get("awaited"):
         text += f"; 1 more, because {awaited}"
+    if inputs.get("policy_by"):
+        text += f"; an operator chose the rule {inputs.get('policy')}"
     return text
 
 

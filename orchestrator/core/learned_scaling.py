@@ -5,7 +5,7 @@ While idle workers are left, it decides which of them end; otherwise, how many s
 budgets, offers and rollouts apply afterwards, as for any other pool.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -26,9 +26,8 @@ FIRST_BOOT_S = 120.0  # the boot time to expect until a worker of the pool was p
 SHOWN = 3  # idle workers whose time is in the text of a decision
 
 
-def in_force(policy: Policy, snapshot: Snapshot) -> Policy:
-    """Return the policy with the operators' choices of a rule. The size of a cluster pool follows from its cluster."""
-    chosen = snapshot.scaling_policies
+def in_force(policy: Policy, chosen: Mapping[str, ScalingPolicy]) -> Policy:
+    """Return the policy with the operators' choices of a rule, by pool or EVERY_POOL."""
     if not chosen:
         return policy
 
@@ -40,7 +39,7 @@ def in_force(policy: Policy, snapshot: Snapshot) -> Policy:
 
 
 def is_learned(pool: Pool) -> bool:
-    """Whether the rule `learned` decides the size of a pool."""
+    """Whether the rule `learned` decides the size of a pool. That of a cluster pool follows from its cluster."""
     return pool.scaling_policy is ScalingPolicy.LEARNED and pool.kind is PoolKind.QUEUE
 
 

@@ -87,7 +87,7 @@ def plan_pools(
     snapshot: Snapshot, policy: Policy, actions: Sequence[Action]
 ) -> list[tuple[list[Action], PoolDecision]]:
     """Return the actions and the decision of each pool, after `actions`. Pools that are not configured come last."""
-    snapshot, policy = _with_ends(snapshot, actions), learned_scaling.in_force(policy, snapshot)
+    snapshot, policy = _with_ends(snapshot, actions), learned_scaling.in_force(policy, snapshot.scaling_policies)
     leaving, lost = _ended(actions), _ended(a for a in actions if isinstance(a, Terminate) and a.cause in ABRUPT)
     policy = scale_limits.in_force(policy, snapshot, leaving=leaving)
     selector = offers.OfferSelector(snapshot, policy, leaving=leaving)

@@ -37,7 +37,7 @@ from orchestrator.core.blocked import INTENTS, SPAWNS, TASKS, WORKERS, Blocked, 
 from orchestrator.core.economics.policies import ScalingPolicy
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.meanings import BUDGET
-from orchestrator.core.model import Demand, Pause, Snapshot, Worker
+from orchestrator.core.model import EVERY_POOL, Demand, Pause, Snapshot, Worker
 from orchestrator.core.offers import OfferSelector
 from orchestrator.core.policy import Policy, Pool, PoolKind
 from orchestrator.core.pool_size import Size
@@ -137,6 +137,8 @@ def plan(
         inputs["scale_limit"] = pool.scale_limit.allowed
     if size.learned:
         inputs |= size.learned.inputs
+    if snapshot.scaling_policies.keys() & {pool.name, EVERY_POOL}:
+        inputs |= {"policy": pool.scaling_policy.value, "policy_by": "operator"}
     review_at = learned_scaling.review_at(size.learned) if size.learned else None
     return actions, PoolDecision(pool.name, rule, target, inputs, tuple(reasons), review_at)
 

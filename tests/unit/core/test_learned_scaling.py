@@ -219,7 +219,9 @@ def test_an_operator_chooses_the_rule(choices: dict[str, str], is_learned: bool)
 
 def test_an_operator_chooses_the_fixed_rule_although_the_settings_say_learned() -> None:
     made = plan(seen(claimable=1, scaling_policies={"default": ScalingPolicy.FIXED}), learned())
-    assert "policy" not in made.decisions[0].inputs
+    assert made.decisions[0].inputs["policy"] == "fixed"
+    text = decision_text.sentence(made.decisions[0].inputs, made.decisions[0].target)
+    assert text == "1 task ready, 3 per GPU → 1 worker; an operator chose the rule fixed"
 
 
 def test_an_ending_workers_tasks_are_no_demand() -> None:
