@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from orchestrator.core.economics.recorded import PoolCosts, PoolHistory, RecordedRun, histories
+from orchestrator.core.economics.recorded import PoolCosts, RecordedPool, RecordedRun, histories
 from orchestrator.ports import ApiCalls
 
 Row = Mapping[str, Any]
@@ -19,7 +19,7 @@ class RecordedWindow:
 
     since: float
     until: float
-    pools: Sequence[PoolHistory]
+    pools: Sequence[RecordedPool]
     is_cut: bool  # earlier runs were left out, because there are too many
 
 
@@ -53,6 +53,10 @@ class EconomicsStore:
 
     async def _costs(self, since: datetime, until: datetime | None) -> Row:
         return dict(await self._db.call("fleet_pool_costs", p_fleet=self._fleet, p_since=since, p_until=until))
+
+    async def chosen_policies(self) -> Mapping[str, str]:
+        """Return the rules that operators have chosen: {pool: fixed or learned}; `*` is every other pool."""
+        return dict((await self._db.call("fleet_scaling_policies", p_fleet=self._fleet))["policies"])
 
     async def reviews(self) -> Row:
         """Return {now, first_at, reviews: [{pool, at, review}]}: the reviews of the last eight days."""

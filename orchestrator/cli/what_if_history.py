@@ -14,8 +14,7 @@ from orchestrator.cli.what_if_view import SET, YOURS, Compared, document, moment
 from orchestrator.core.economics.policies import ScalingPolicy
 from orchestrator.core.economics.scenarios import RecordedTime, Settings, with_changes
 from orchestrator.core.plurals import counted
-from orchestrator.core.policy import PoolKind
-from orchestrator.core.replay_settings import settings_of
+from orchestrator.core.replay_settings import queue_pools, with_choices
 from orchestrator.diagnostics.what_if import trust
 from orchestrator.errors import BAD_ARGUMENT, Failure
 
@@ -42,13 +41,12 @@ async def replay_history(output: Output, asked: HistoryAsked) -> None:
     given, changed = changes_of(asked.changes)
     begin = options.since(asked.since, utcnow())
     settings = settings_for("database")
-    policy = settings.policy()
-    in_force = {one.name: settings_of(one, policy) for one in policy.pools if one.kind is PoolKind.QUEUE}
     async with opened_store() as store:
         if asked.pool is not None:
             await require_known(store, pool=asked.pool)
         with output.waiting("reading what was recorded"):
             window = await store.economics.window(begin, pool=asked.pool, most=MAX_RUNS)
+            in_force = with_choices(queue_pools(settings.policy()), await store.economics.chosen_policies())
     time, notes = _replayable(window, in_force, asked)
     chosen = {one.pool: in_force[one.pool] for one in time.histories}
     count = sum(len(one.tasks) for one in time.histories)

@@ -8,7 +8,7 @@ from math import isfinite
 from orchestrator.core.economics import what_if
 from orchestrator.core.economics.learned import LearnedRule
 from orchestrator.core.economics.policies import ScalingPolicy
-from orchestrator.core.economics.recorded import PoolHistory
+from orchestrator.core.economics.recorded import RecordedPool
 from orchestrator.core.economics.rule import Rule
 from orchestrator.core.economics.scaling_settings import AtLeast, ScalingSettings
 from orchestrator.core.economics.statistics import Statistics
@@ -70,7 +70,7 @@ def cheapest(costs: Mapping[ReviewCandidate, float]) -> ReviewCandidate:
     return min(known, key=known.__getitem__, default=ReviewCandidate.FIXED)
 
 
-def review(history: PoolHistory, settings: ScalingSettings, since: float, until: float) -> PoolReview:
+def review(history: RecordedPool, settings: ScalingSettings, since: float, until: float) -> PoolReview:
     """Replay the tasks of a pool between two moments with each candidate."""
     usd_per_hour = what_if.prices([history])[history.pool]
     longest_s = settings.max_wait_s or 4 * history.boot_s

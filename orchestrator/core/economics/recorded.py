@@ -55,7 +55,7 @@ class PoolCosts:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolHistory:
+class RecordedPool:
     """One pool between two moments, as it can be replayed."""
 
     pool: str
@@ -90,7 +90,7 @@ class Waits:
 
 def histories(
     runs: Iterable[RecordedRun], costs: Mapping[str, PoolCosts], since: float, until: float
-) -> list[PoolHistory]:
+) -> list[RecordedPool]:
     """Return the pools that had tasks or costs, by name. Tasks that arrived before `since` are left out."""
     by_pool: defaultdict[str, list[RecordedRun]] = defaultdict(list)
     for run in runs:
@@ -99,7 +99,7 @@ def histories(
     return [_history(name, by_pool[name], costs.get(name, PoolCosts()), since, until) for name in names]
 
 
-def _history(pool: str, runs: Sequence[RecordedRun], costs: PoolCosts, since: float, until: float) -> PoolHistory:
+def _history(pool: str, runs: Sequence[RecordedRun], costs: PoolCosts, since: float, until: float) -> RecordedPool:
     known = sorted(filter(None, (_usable(run, since, until) for run in runs)), key=lambda one: (one.ended, one.arrived))
     free_at: dict[tuple[str, float], float] = {}  # a worker runs the tasks of one claim one after the other
     tasks: list[tuple[RecordedTask, float]] = []
@@ -109,7 +109,7 @@ def _history(pool: str, runs: Sequence[RecordedRun], costs: PoolCosts, since: fl
         tasks.append((RecordedTask(run.arrived, max(0.0, run.ended - began), pool), began - run.arrived))
     tasks.sort(key=lambda one: one[0].arrival_s)
     waits_s = [wait_s for _, wait_s in tasks]
-    return PoolHistory(pool, [task for task, _ in tasks], waits_s, costs, len(runs) - len(tasks))
+    return RecordedPool(pool, [task for task, _ in tasks], waits_s, costs, len(runs) - len(tasks))
 
 
 def _usable(run: RecordedRun, since: float, until: float) -> _KnownRun | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.core.economics import what_if
 from orchestrator.core.economics.policies import ScalingPolicy
-from orchestrator.core.economics.recorded import PoolHistory
+from orchestrator.core.economics.recorded import RecordedPool
 from orchestrator.core.economics.scaling_settings import ScalingSettings
 from orchestrator.core.economics.what_if import FleetFigures, PoolReplayed
 
@@ -36,7 +36,7 @@ class CurvePoint:
 class RecordedTime:
     """The pools that are replayed, between two moments in seconds since 1970."""
 
-    histories: Sequence[PoolHistory]
+    histories: Sequence[RecordedPool]
     since: float
     until: float
     longer_than_s: float

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from orchestrator.core.economics.daily_budget import HOUR_S
 from orchestrator.core.economics.outcome import Billing, gpu_s_by_day, paid_spans, waits_of
-from orchestrator.core.economics.recorded import PoolHistory, Waits
+from orchestrator.core.economics.recorded import RecordedPool, Waits
 from orchestrator.core.economics.replay import Replayed, Terms, replay
 from orchestrator.core.economics.rule import Rule
 from orchestrator.core.economics.scaling_settings import ScalingSettings
@@ -28,7 +28,7 @@ class FleetFigures:
 class PoolReplayed:
     """One pool under some settings."""
 
-    history: PoolHistory
+    history: RecordedPool
     replayed: Replayed
     billing: Billing
     usd_per_hour: float
@@ -49,7 +49,7 @@ class PoolReplayed:
         return waits_of(self.history.tasks, self.replayed)
 
 
-def recorded(histories: Sequence[PoolHistory], longer_than_s: float) -> FleetFigures:
+def recorded(histories: Sequence[RecordedPool], longer_than_s: float) -> FleetFigures:
     """Return what really happened."""
     waits_s = [wait_s for one in histories for wait_s in one.waits_s]
     return FleetFigures(
@@ -61,7 +61,7 @@ def recorded(histories: Sequence[PoolHistory], longer_than_s: float) -> FleetFig
 
 
 def replayed_pool(
-    history: PoolHistory, rule: Rule, most: int, since: float, until: float, usd_per_hour: float
+    history: RecordedPool, rule: Rule, most: int, since: float, until: float, usd_per_hour: float
 ) -> PoolReplayed:
     """Replay the tasks of one pool between two moments. Its workers boot and cost as they did."""
     costs, boot_s = history.costs, history.boot_s
@@ -70,7 +70,7 @@ def replayed_pool(
     return PoolReplayed(history, done, Billing(unpaid_s, max(costs.ending_s, 0.0), until), usd_per_hour)
 
 
-def prices(histories: Sequence[PoolHistory], otherwise: float = 0.0) -> dict[str, float]:
+def prices(histories: Sequence[RecordedPool], otherwise: float = 0.0) -> dict[str, float]:
     """Return the mean dollars per hour of a worker of each pool; of one that paid nothing, the mean of the others."""
     usd, paid_s = sum(one.costs.usd for one in histories), sum(one.costs.paid_s for one in histories)
     mean = usd / paid_s * HOUR_S if paid_s > 0 else otherwise
@@ -95,7 +95,7 @@ def figures(pools: Sequence[PoolReplayed], longer_than_s: float) -> FleetFigures
 
 
 def replayed_fleet(
-    histories: Sequence[PoolHistory], settings: Mapping[str, ScalingSettings], since: float, until: float
+    histories: Sequence[RecordedPool], settings: Mapping[str, ScalingSettings], since: float, until: float
 ) -> list[PoolReplayed]:
     """Replay each pool that has settings."""
     paid = prices(histories)

@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
+from structlog.testing import capture_logs
 
 from orchestrator.adapters.economics_store import EconomicsStore
 from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.core.economics.replay import RecordedTask
+from orchestrator.core.economics.scaling_settings import ScalingSettings
 from orchestrator.core.states import State
+from orchestrator.leader_jobs.review_process import ReviewFailed, replayed
+from orchestrator.leader_jobs.scaling_reviews import ScalingReviews
 from orchestrator.ports import BadArgument, NotLeader
 from tests.db.conformance.builders import FLEET, START, Agent, Fleet
 
@@ -175,6 +179,60 @@ async def test_damaged_rows_harm_only_themselves(
         await hand.execute(f"update orchestrator.attempts set {change} where ended_at = %s".encode(), (end,))  # noqa: S608
     (pool,) = (await store.window(START - timedelta(days=1), most=100)).pools
     assert (pool.tasks, pool.left_out) == ([RecordedTask(epoch(45), 10.0, "default")], 3)
+
+
+async def test_a_review_is_made_once_a_day_by_a_process_of_its_own(
+    fleet: Fleet, hand: AsyncConnection[DictRow], store: EconomicsStore
+) -> None:
+    """Not in the first day, in which there is too little to say. It follows the rule that operators have chosen."""
+    agent = await fleet.agent()
+    for _ in range(3):
+        await worked(fleet, hand, agent, 30)
+    asked: list[str] = []
+
+    async def ask(question: Mapping[str, Any]) -> Mapping[str, Any]:
+        asked.append(question["pool"])
+        return await replayed(question)
+
+    job = ScalingReviews(store, {"default": ScalingSettings(max_active=2), "empty": ScalingSettings()}, ask)
+    await job.step(fleet.term)
+    assert asked == []
+    await fleet.call("fleet_scaling_policy", p_fleet=FLEET, p_pool="default", p_policy="learned")
+    fleet.wait(86_400)
+    fleet.term = (await fleet.lead())["term"]
+    await job.step(fleet.term)
+    await job.step(fleet.term)
+    assert asked == ["default"]
+    (kept,) = (await store.reviews())["reviews"]
+    review = kept["review"]
+    assert (review["tasks"], review["in_force"], set(review["candidates"])) == (
+        3, "learned", {"fixed", "learned", "cold_start"}
+    )  # fmt: skip
+    assert review["tomorrow"] in review["candidates"]
+    assert review["recorded"]["wait_p95_s"] == 5
+    fleet.wait(86_400)
+    fleet.term = (await fleet.lead())["term"]
+    await job.step(fleet.term)
+    assert asked == ["default", "default"]
+
+
+async def test_a_replay_that_fails_is_logged_and_keeps_nothing(
+    fleet: Fleet, hand: AsyncConnection[DictRow], store: EconomicsStore
+) -> None:
+    """The process gets a question that it cannot read."""
+    await worked(fleet, hand, await fleet.agent(), 30)
+    fleet.wait(86_400)
+    fleet.term = (await fleet.lead())["term"]
+    with pytest.raises(ReviewFailed, match="KeyError"):
+        await replayed({"pool": "default"})
+
+    async def ask(_: Mapping[str, Any]) -> Mapping[str, Any]:
+        raise ReviewFailed("no answer")
+
+    with capture_logs() as logs:
+        await ScalingReviews(store, {"default": ScalingSettings()}, ask).step(fleet.term)
+    assert [(one["event"], one["error"]) for one in logs] == [("review_failed", "no answer")]
+    assert (await store.reviews())["reviews"] == []
 
 
 async def test_the_last_review_of_each_pool_is_kept(fleet: Fleet, store: EconomicsStore) -> None:

@@ -13,7 +13,7 @@ from orchestrator.core.economics import guard, what_if
 from orchestrator.core.economics.fixed import FixedRule
 from orchestrator.core.economics.guard import ReviewCandidate
 from orchestrator.core.economics.policies import ScalingPolicy
-from orchestrator.core.economics.recorded import PoolCosts, PoolHistory, RecordedRun, histories
+from orchestrator.core.economics.recorded import PoolCosts, RecordedPool, RecordedRun, histories
 from orchestrator.core.economics.replay import RecordedTask
 from orchestrator.core.economics.rule import IdleWorker, PoolView
 from orchestrator.core.economics.scaling_settings import ScalingSettings
@@ -29,9 +29,9 @@ COSTS = PoolCosts(usd=4.4, paid_s=36_000, boots=12, boot_s=60)
 GOOD = RecordedRun("a", 100.0, 130.0, 190.0, "w")
 
 
-def history(tasks: list[RecordedTask], costs: PoolCosts = COSTS) -> PoolHistory:
+def history(tasks: list[RecordedTask], costs: PoolCosts = COSTS) -> RecordedPool:
     """A pool whose tasks all waited for 5 s."""
-    return PoolHistory("a", tasks, [5.0] * len(tasks), costs)
+    return RecordedPool("a", tasks, [5.0] * len(tasks), costs)
 
 
 @pytest.mark.parametrize(
