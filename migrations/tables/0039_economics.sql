@@ -1,6 +1,8 @@
 -- pre-deploy
--- What the learned rule of scaling knows of each pool; see functions/fleet/scaling_facts.sql. It can be lost: it is
--- learned again from attempts.
+-- What the rules of scaling need.
+
+-- What the learned rule knows of each pool; see functions/fleet/scaling_facts.sql. It can be lost: it is learned again
+-- from attempts.
 create table if not exists orchestrator.scaling_statistics (
     fleet text not null,
     pool text not null,
@@ -8,6 +10,12 @@ create table if not exists orchestrator.scaling_statistics (
     until timestamptz not null,  -- what ended later is not in it
     primary key (fleet, pool)
 );
+
+-- A claim clears run_after in `tasks`. Without it, the time for which a task was scheduled would look like waiting.
+alter table orchestrator.attempts
+    add column if not exists run_after timestamptz;
+comment on column orchestrator.attempts.run_after is
+    'Before when it could not be claimed; NULL for at once, or unknown';
 
 -- The leader's last review of the rules of scaling in each pool; see functions/fleet/economics.sql.
 create table if not exists orchestrator.scaling_reviews (

@@ -47,7 +47,7 @@ begin
     v_most := case when v_since > p_now - interval '1 hour' then 5000 else 10000 end;
     select count(*), min(r.ended_at), coalesce(jsonb_agg(jsonb_build_array(
                extract(epoch from r.arrived_at), extract(epoch from r.started_at), extract(epoch from r.ended_at),
-               r.worker_id) order by r.ended_at), '[]')
+               r.worker_id) order by r.ended_at, r.task_id, r.attempt), '[]')
       into v_count, v_first, v_runs
       from orchestrator.task_runs(p_fleet, p_pool, v_since, p_now, v_most) r;
     if v_count = v_most then
@@ -59,8 +59,8 @@ begin
 end
 $$;
 
--- What is open in a pool: `opened`, `open`, `waiting` and `busy` of fleet_scaling_facts(). Of more than 10,000 ready
--- tasks, the newest count.
+-- What is open in a pool: `opened`, `open`, `waiting` and `busy` of fleet_scaling_facts(). A task whose time has come
+-- is ready. Of more than 10,000 ready tasks, the newest count.
 create or replace function orchestrator.open_facts(p_fleet text, p_pool text, p_since timestamptz, p_now timestamptz)
 returns jsonb
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
@@ -72,8 +72,12 @@ declare
 begin
     return (
         with ready as materialized (
-            select q.task_id, q.created_at, q.run_after, q.attempt, q.has_needs from orchestrator.live q
-             where q.pool = p_pool and q.state = 'ready' order by q.pool desc, q.created_at desc limit c_ready
+            (select q.task_id, q.created_at, q.run_after, q.attempt, q.has_needs from orchestrator.live q
+              where q.pool = p_pool and q.state = 'ready' order by q.pool desc, q.created_at desc limit c_ready)
+            union all
+            (select q.task_id, q.created_at, q.run_after, q.attempt, q.has_needs from orchestrator.live q
+              where q.pool = p_pool and q.state = 'waits_for_time' and q.run_after <= p_now
+              order by q.pool desc, q.run_after desc limit c_ready)
         ), running as materialized (
             select q.task_id, q.created_at, q.run_after, q.attempt - 1 as attempt, q.has_needs, q.worker_id,
                    coalesce(q.claimed_at, p_now) as claimed_at
@@ -93,12 +97,18 @@ begin
         ), waiting as (
             select least(p_now, orchestrator.open_arrival(
                        q.task_id, q.created_at, q.run_after, q.attempt, q.has_needs, p_now)) as at
-              from (select l.* from orchestrator.live l where l.pool = p_pool and l.state = 'ready'
-                     order by l.pool, l.created_at limit c_waiting) q
+              from ((select l.* from orchestrator.live l where l.pool = p_pool and l.state = 'ready'
+                      order by l.pool, l.created_at limit c_waiting)
+                    union all
+                    (select l.* from orchestrator.live l
+                      where l.pool = p_pool and l.state = 'waits_for_time' and l.run_after <= p_now
+                      order by l.pool, l.run_after limit c_waiting)) q
+             order by at limit c_waiting
         )
         select jsonb_build_object(
             'open', (select count(*) from ready) + (select count(*) from running),
-            'opened', coalesce((select jsonb_agg(extract(epoch from o.at)) from opened o where o.at > p_since), '[]'),
+            'opened', coalesce((select jsonb_agg(extract(epoch from o.at) order by o.at)
+                                  from opened o where o.at > p_since), '[]'),
             'waiting', coalesce((select jsonb_agg(extract(epoch from w.at) order by w.at) from waiting w), '[]'),
             'busy', coalesce((select jsonb_object_agg(b.worker_id, extract(epoch from b.at))
                                 from (select r.worker_id, min(r.claimed_at) as at from running r

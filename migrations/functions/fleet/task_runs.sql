@@ -3,9 +3,9 @@
 -- The attempts of a fleet that ended in a window (its begin excluded) on workers of one pool (p_pool null: of any), the
 -- newest first and p_limit at most. Of attempts of other pools and fleets, so many times as many are passed over.
 --
--- `arrived_at`: of a first attempt, when the task was created and what it depends on had ended; of a later one, when
--- the attempt before had ended. A claim removes the task's run_after, so the time before it counts as well. If the
--- task's row is gone, it is the start; it is never later than that.
+-- `arrived_at`: of a first attempt, when the task was created, its run_after was over and what it depends on had ended;
+-- of a later one, when the attempt before had ended and its run_after was over. If the task's row is gone, it is the
+-- start; it is never later than that.
 create or replace function orchestrator.task_runs(
     p_fleet text, p_pool text, p_since timestamptz, p_until timestamptz, p_limit int
 ) returns table (task_id uuid, attempt int, pool text, arrived_at timestamptz, started_at timestamptz,
@@ -20,9 +20,9 @@ begin
     return query
     select e.task_id, e.attempt, e.pool,
            case when t.created_at is null then e.started_at
-                else least(e.started_at, orchestrator.arrival(t.created_at, null, p.ended_at, n.ended_at)) end,
+                else least(e.started_at, orchestrator.arrival(t.created_at, e.run_after, p.ended_at, n.ended_at)) end,
            e.started_at, e.ended_at, e.outcome, e.worker_id
-      from (select a.task_id, a.attempt, w.pool, a.started_at, a.ended_at, a.outcome, a.worker_id
+      from (select a.task_id, a.attempt, w.pool, a.run_after, a.started_at, a.ended_at, a.outcome, a.worker_id
               from (select b.* from orchestrator.attempts b
                      where b.ended_at > p_since and b.ended_at <= p_until
                      order by b.ended_at desc limit v_limit * c_passed_over::bigint) a

@@ -59,6 +59,20 @@ async def test_a_run_has_its_arrival_start_end_pool_and_worker(fleet: Fleet, han
     assert (run["pool"], run["worker_id"]) == ("default", agent.id)
 
 
+async def test_a_task_arrives_when_its_time_has_come(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+    """Before that, no worker could have run it; also if the audit has looked at it meanwhile."""
+    (task,) = await fleet.submit({"run_after": at(60).isoformat()})
+    await created(hand, task, 0)
+    agent = await fleet.agent()
+    fleet.wait(70)
+    (claimed,) = await agent.claim()
+    fleet.wait(30)
+    await fleet.maintain(6)
+    await agent.complete(claimed)
+    (run,) = await runs(hand)
+    assert (run["arrived_at"], run["started_at"], run["ended_at"]) == (at(60), at(70), at(100))
+
+
 async def test_a_task_arrives_when_what_it_needs_has_ended(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
     """The later one of two."""
     first, second = await fleet.submit(count=2)

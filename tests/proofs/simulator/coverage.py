@@ -90,6 +90,7 @@ FUNCTIONS_ONLY_REAL = {
     "fleet_act": "an action of a person with its note; the functions that it calls are modelled",
     "fleet_pauses": API,
     "fleet_scale_limits": API,
+    "fleet_scaling_policies": API,
     "task_submit_for": API,
     "task_act_for": API,
     "task_get_for": API,
