@@ -250,6 +250,7 @@ async def dry_run(settings: Settings) -> tuple[Snapshot, Plan]:
     never assumed. Raises ApiAuth if RunPod refuses the key; without a list for another reason, `pods` is None.
     """
     from orchestrator.adapters.rows import moment
+    from orchestrator.loop.learning import Learning
     from orchestrator.loop.observe import Observer
     from orchestrator.pods.bundle import bundle_of
     from orchestrator.pods.provider_cache import Catalog
@@ -261,7 +262,8 @@ async def dry_run(settings: Settings) -> tuple[Snapshot, Plan]:
         catalog = Catalog(cloud, policy)
         try:
             await catalog.refresh()
-            observer = Observer(store, cloud, settings.fleet_id, catalog, patience_s=LIST_WAIT_S)
+            learning = Learning(store, policy)
+            observer = Observer(store, cloud, settings.fleet_id, catalog, patience_s=LIST_WAIT_S, learning=learning)
             seen = await observer.observe(frozenset(), frozenset())
             if isinstance(observer.cloud_error, ApiAuth):
                 raise observer.cloud_error
@@ -277,6 +279,7 @@ async def dry_run(settings: Settings) -> tuple[Snapshot, Plan]:
 
 async def pool_decisions(settings: Settings) -> tuple[PoolDecision, ...]:
     """The planner's present decision for each pool, from the database alone: RunPod may be unavailable."""
+    from orchestrator.loop.learning import Learning
     from orchestrator.loop.observe import Observer
     from orchestrator.pods.bundle import bundle_of
     from orchestrator.pods.provider_cache import Catalog
@@ -287,5 +290,6 @@ async def pool_decisions(settings: Settings) -> tuple[PoolDecision, ...]:
         async with asyncio.timeout(CATALOG_WAIT_S):
             await catalog.refresh()
     async with open_store(settings) as store:
-        seen = await Observer(store, None, settings.fleet_id, catalog).observe(frozenset(), frozenset())
+        observer = Observer(store, None, settings.fleet_id, catalog, learning=Learning(store, policy))
+        seen = await observer.observe(frozenset(), frozenset())
     return tuple(decision for _, decision in plan_pools(seen, policy, []))

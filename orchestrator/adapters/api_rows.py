@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.adapters.cluster_store import ClusterStore
+from orchestrator.adapters.economics_store import EconomicsStore
 from orchestrator.adapters.task_change_store import TaskChangeStore
 from orchestrator.core.api_tokens import TokenHolder
 from orchestrator.core.model import EVERY_POOL
@@ -228,6 +229,10 @@ class ApiRows:
         """What was done and spent in each hour or day, from the roll-ups: {until, points: [{at, name, usd, …}]}."""
         args = {"p_dimension": dimension, "p_span": span, "p_since": since, "p_until": until}
         return dict(await self._db.call("fleet_usage", p_fleet=self._fleet, **args))
+
+    async def reviews(self) -> Row:
+        """What other rules of scaling would have cost in each pool: {now, first_at, reviews: [{pool, at, review}]}."""
+        return await EconomicsStore(self._db, self._fleet).reviews()
 
     async def efficiency(self, since: str, until: str | None) -> Row:
         """Throughput, utilisation, queue depth and dollars per task between two moments."""

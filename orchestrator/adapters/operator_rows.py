@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from orchestrator.adapters.api_rows import ApiRows
+from orchestrator.adapters.economics_store import EconomicsStore
 from orchestrator.adapters.finder import Finder
 from orchestrator.adapters.functions import FUNCTIONS
 from orchestrator.adapters.rows import OPERATOR, Row, storable
@@ -29,6 +30,11 @@ class OperatorRows:
     def api(self) -> ApiRows:
         """The rows of the API: tokens and the audit log."""
         return ApiRows(self._db, self._fleet)
+
+    @property
+    def economics(self) -> EconomicsStore:
+        """What a replay of the queue needs, and the reviews of the rules of scaling."""
+        return EconomicsStore(self._db, self._fleet)
 
     async def _call(self, function: str, /, **args: Any) -> Any:
         # Evidence, reasons and final snapshots quote the output of pods, commands and libraries.
@@ -86,6 +92,14 @@ class OperatorRows:
         args = {} if most is None else {"most": most, "reason": reason, "for_s": for_s}
         answer = await self._act(actor, "pool.limit" if args else "pool.unlimit", pool or EVERY_POOL, args)
         return dict(answer["limits"])
+
+    async def scaling_policies(self) -> Row:
+        """Return the operators' choices of a rule of scaling: {pool: fixed or learned}; `*` is every other pool."""
+        return dict((await self._call("fleet_scaling_policies"))["policies"])
+
+    async def choose_policy(self, policy: str | None, *, pool: str | None = None, actor: str = OPERATOR) -> Row:
+        """Choose the rule of one pool, or of all others; None: as the settings say. Return the choices in force."""
+        return dict((await self._act(actor, "pool.policy", pool or EVERY_POOL, {"policy": policy}))["policies"])
 
     async def leadership(self) -> Row:
         """Return the leader ({holder, since, term} or None), else the last one: {leader, last, now, conditions}.

@@ -6,6 +6,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from orchestrator.core.cluster_states import LIVE_MEMBER, ClusterStatus, MemberRole, MemberStatus
+from orchestrator.core.economics.history import Run
+from orchestrator.core.economics.policies import ScalingPolicy
+from orchestrator.core.economics.stored import statistics_of
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.findings import findings_of
@@ -23,7 +26,7 @@ from orchestrator.core.provider import OfferState
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.core.store_outage import waiting_since
 from orchestrator.core.worker_metadata import WorkerMetadata
-from orchestrator.ports import LogRange
+from orchestrator.ports import LogRange, PoolHistory
 from worker.protocol import DISK
 
 Row = Mapping[str, Any]
@@ -140,6 +143,27 @@ def fault_of(row: Row) -> FaultedWorker:
 def scale_limits_of(rows: Row) -> Mapping[str, ScaleLimit]:
     """Decode the operators' limits by pool."""
     return {pool: ScaleLimit(pool, int(one["most"]), one["reason"], moment(one["until"])) for pool, one in rows.items()}
+
+
+def scaling_policies_of(rows: Row) -> Mapping[str, ScalingPolicy]:
+    """Decode the operators' choices of a rule by pool. One that another version knows does not count."""
+    return {pool: ScalingPolicy(name) for pool, name in rows.items() if name in set(ScalingPolicy)}
+
+
+def pool_history_of(row: Row, now: float) -> PoolHistory:
+    """Decode what has happened in a pool."""
+    stored = statistics_of(row["stored"]) if row["is_stored"] else None
+    return PoolHistory(
+        now=now,
+        since=float(row["since"]),
+        runs=tuple((Run(float(one[0]), float(one[1]), float(one[2])), str(one[3])) for one in row["runs"]),
+        opened=tuple(map(float, row["opened"])),
+        open_tasks=int(row["open"]),
+        waiting=tuple(map(float, row["waiting"])),
+        busy_since={worker: float(at) for worker, at in row["busy"].items()},
+        stored=stored,
+        is_lost=row["is_stored"] and stored is None,
+    )
 
 
 def need_of(row: Row) -> ClusterNeed:

@@ -15,7 +15,7 @@ JSON_ARGS = frozenset({
     "p_result_data", "p_results", "p_output", "p_failure", "p_handled", "p_items", "p_messages", "p_alerts",
     "p_answers", "p_pools", "p_releases", "p_task_types", "p_worker", "p_fields", "p_evidence", "p_decision",
     "p_schedule", "p_missed", "p_conditions", "p_payload", "p_webhook", "p_bill", "p_busy", "p_days", "p_owners",
-    "p_args", "p_filter", "p_session",
+    "p_args", "p_filter", "p_session", "p_rows", "p_review",
 })  # fmt: skip
 STATEMENTS = 256  # that are kept
 

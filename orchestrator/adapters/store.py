@@ -15,15 +15,19 @@ from orchestrator.adapters.rows import (
     need_of,
     offer_of,
     pod_price_of,
+    pool_history_of,
     scale_limits_of,
+    scaling_policies_of,
     worker_of,
 )
+from orchestrator.core.economics.statistics import Statistics
+from orchestrator.core.economics.stored import as_json
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.host_strikes import Strike
 from orchestrator.core.model import Pause, Spent, StoreOutage, Worker
 from orchestrator.core.policy import TaskType
 from orchestrator.core.states import Stage, State
-from orchestrator.ports import DatabaseHalf, Lease, LogRange, SchemaMismatch, StageAttempt
+from orchestrator.ports import DatabaseHalf, Lease, LogRange, PoolHistory, SchemaMismatch, StageAttempt
 
 RETENTION_EVERY_S = 3600.0
 
@@ -51,6 +55,16 @@ class SqlStore(OperatorRows):
             return _half(row)
         except KeyError as missing:  # an older schema, before `migrate`
             raise SchemaMismatch(f"fleet_observe() of this database answers without {missing}") from None
+
+    async def histories(self, since: Mapping[str, float | None]) -> Mapping[str, PoolHistory]:
+        """Return what has happened in pools since these moments, in seconds since 1970; None: since what is stored."""
+        row = await self._call("fleet_scaling_facts", p_pools=dict(since))
+        return {pool: pool_history_of(one, float(row["now"])) for pool, one in row["pools"].items()}
+
+    async def learn(self, term: int, pools: Mapping[str, tuple[Statistics, float]]) -> None:
+        """Store the statistics of pools, each with the moment until which they know what has happened."""
+        rows = [{"pool": name, "statistics": as_json(known), "until": until} for name, (known, until) in pools.items()]
+        await self._call("fleet_learn", p_term=term, p_rows=rows)
 
     async def spawn(self, term: int, worker: Row) -> bool:
         """Insert an intent with its reservation; False if the id exists already. OverBudget names the amounts."""
@@ -259,6 +273,7 @@ def _half(row: Row) -> DatabaseHalf:
         offers={offer["key"]: offer_of(offer) for offer in row["offers"]},
         last_spawn_at={pool: moment(at) for pool, at in row["last_spawn_at"].items()},
         scale_limits=scale_limits_of(row.get("scale_limits") or {}),
+        scaling_policies=scaling_policies_of(row.get("scaling_policies") or {}),
         paused={pool: Pause(pause["reason"], maybe_moment(pause["until"])) for pool, pause in row["paused"].items()},
         ended=tuple(ended_bringup_of(bring_up) for bring_up in row["ended"]),
         pod_prices=tuple(map(pod_price_of, row.get("pod_prices", ()))),

@@ -19,7 +19,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "resume": ("orchestrator.cli.commands.loop:resume", "Spawn again."),
         "scale": (
             "orchestrator.cli.commands.scale:scale",
-            "Allow at most so many workers for a time: limit, unlimit, list.",
+            "Allow at most so many workers for a time, and choose the rule of scaling: limit, unlimit, policy, list.",
         ),
     },
     "Why": {

@@ -20,6 +20,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ('--pool big --max 2 --until 18:00 --reason "the GPUs are needed elsewhere"', "one pool, until 18:00 UTC"),
     ),
     "scale list": (("", "what is in force, and until when"),),
+    "scale policy": (
+        ("learned --pool big", "this pool follows the learned rule from the next tick on"),
+        ("settings", "the settings decide again, in every pool"),
+    ),
     "scale unlimit": (("", "every limit"), ("--pool big", "one pool only")),
     "explain": (
         ("18865e9b", "a worker, by the end of its id"),
@@ -74,7 +78,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "efficiency": (("", "the last hour, 6 h, 24 h and week"), ("--window 90m", "one window")),
     "what-if": (
-        ("--trace tasks.csv --boot 90 --usd-per-hour 0.44", "both rules, in dollars"),
+        ("", "your queue of the last week, with your settings and with the other policy"),
+        ("--set TASKS_PER_GPU_THRESHOLD=2 --set SCALING_POLICY=learned", "with other settings"),
+        ("--since 14d --pool big --html what-if.html", "one pool, with pictures"),
+        ("--trace tasks.csv --boot 90 --usd-per-hour 0.44", "a trace under both rules, in dollars"),
         ("--trace tasks.csv --usd-per-hour 0.44 --daily-usd 20", "with a budget"),
         ("--trace tasks.csv --policy fixed --json", "the pods and the starts of today's rule"),
     ),

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from orchestrator.config.names import CloudKind, Image, MountPath, Program
+from orchestrator.config.names import CloudKind, Image, MountPath, PolicyName, Program
 from orchestrator.config.setting import setting
 from orchestrator.config.types import (
     Batch,
@@ -18,6 +18,7 @@ from orchestrator.config.types import (
     Seconds,
     Variables,
 )
+from orchestrator.core.economics.policies import ScalingPolicy
 
 
 class Scaling(BaseModel):
@@ -31,6 +32,26 @@ class Scaling(BaseModel):
     )
     max_active_gpus: Count = setting(
         2, "The largest number of workers of a pool at one time. 0 switches spawning off.", pool="max_active"
+    )
+    scaling_policy: PolicyName = setting(
+        ScalingPolicy.FIXED,
+        "How the number of workers follows the tasks. fixed: so many tasks for each worker, and fixed times for idle "
+        "workers. learned: a worker starts when the "
+        "waiting that it saves is worth its boot, and an idle one stays as long as the recent gaps between tasks make "
+        "that cheaper than another boot. Pools of kind cluster follow their cluster.",
+        pool="scaling_policy",
+    )
+    wait_price: Annotated[float, Field(ge=0, le=1_000)] = setting(
+        1.0,
+        "With SCALING_POLICY=learned: what one second of one task's waiting is worth, in seconds of one GPU.",
+        pool="wait_price",
+    )
+    max_wait_sec: Seconds | None = setting(
+        None,
+        "With SCALING_POLICY=learned: the time after which a waiting task gets a boot, within all limits, even if that "
+        "is not worth it. Empty means four boots.",
+        unit="seconds",
+        pool="max_wait_s",
     )
     tasks_per_gpu_threshold: Annotated[int, Field(ge=1, le=100_000)] = setting(
         3, "The number of tasks (ready to run, or running) for each worker.", pool="tasks_per_gpu"

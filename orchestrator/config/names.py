@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 
 from orchestrator.config.errors import shown
+from orchestrator.core.economics.policies import ScalingPolicy
 from orchestrator.core.gpu_profiles import PROFILES
 
 VENDORS = frozenset({"nvidia", "amd", "tesla"})  # RunPod's ids begin with one of these
@@ -29,6 +30,11 @@ ZONE = re.compile(r"[a-z]{2}(?:-[a-z]+)+-\d[a-f]", re.ASCII)
 def _capitals(value: object) -> object:
     """Return a name in capitals, as some tools write the names that others write small."""
     return OTHER_NAMES.get(value.upper(), value.upper()) if isinstance(value, str) else value
+
+
+def _small(value: object) -> object:
+    """Return a name in small letters."""
+    return value.lower() if isinstance(value, str) else value
 
 
 def gpu_types(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -135,6 +141,7 @@ def _host(value: str) -> str:
 
 
 LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(_capitals)]
+PolicyName = Annotated[ScalingPolicy, BeforeValidator(_small)]
 CloudKind = Annotated[Literal["SECURE", "COMMUNITY"], BeforeValidator(_capitals)]
 Bucket = Annotated[str, AfterValidator(_s3_bucket)]
 Prefix = Annotated[str, AfterValidator(_s3_prefix)]

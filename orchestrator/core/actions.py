@@ -177,6 +177,7 @@ class PoolDecision:
     target: int
     inputs: dict[str, object]  # decision_text.py makes a sentence of them
     blocked: tuple[Blocked, ...]  # wanted actions that are blocked, and the reasons
+    review_at: datetime | None = None  # when to decide again, if nothing happens before
 
     @property
     def retry_at(self) -> datetime | None:

@@ -8,6 +8,7 @@ from math import ceil
 from typing import Any
 
 from orchestrator.core.blocked import BlockedReason, from_json
+from orchestrator.core.economics.policies import ScalingPolicy
 from orchestrator.core.plurals import counted
 
 
@@ -22,6 +23,8 @@ def sentence(inputs: Mapping[str, Any], target: int) -> str:
         text += f", but at most {target} {'is' if target == 1 else 'are'} allowed"
     if awaited := inputs.get("awaited"):
         text += f"; 1 more, because {awaited}"
+    if inputs.get("policy_by"):
+        text += f"; an operator chose the rule {inputs.get('policy')}"
     return text
 
 
@@ -64,6 +67,8 @@ def _why(inputs: Mapping[str, Any], wanted: int) -> str:
     demand += ", but spawning is paused" if paused else ""
     if "cluster" in inputs:
         return f"{demand}, cluster {inputs['cluster']}" if inputs["cluster"] else f"{demand}, no cluster"
+    if inputs.get("policy") == ScalingPolicy.LEARNED:
+        return f"{demand}; {inputs['why']}" if inputs.get("why") else demand
     per_gpu, keep_idle, least = (_number(inputs, name) for name in ("tasks_per_gpu", "keep_idle", "min_active"))
     if not per_gpu or not wanted or ceil((claimable + running) / per_gpu) >= wanted:
         return demand + (f", {per_gpu} per GPU" if per_gpu and (claimable or running) else "")

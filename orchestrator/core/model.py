@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from orchestrator.core.cluster_states import ClusterStatus, MemberStatus
+from orchestrator.core.economics.policies import ScalingPolicy
+from orchestrator.core.economics.statistics import Statistics
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.findings import GuardFinding
@@ -202,6 +204,16 @@ class ScaleLimit:
 
 
 @dataclass(frozen=True, slots=True)
+class LearnedPool:
+    """What the learned rule knows of a pool. Times are seconds since 1970 on the database's clock."""
+
+    known: Statistics
+    waiting: tuple[float, ...] = ()  # arrivals of the tasks that are ready, the oldest ones, oldest first
+    busy_since: Mapping[str, float] = field(default_factory=dict)  # worker -> when it claimed its oldest running task
+    last_end: Mapping[str, float] = field(default_factory=dict)  # worker -> when its last task ended, if that is recent
+
+
+@dataclass(frozen=True, slots=True)
 class StoreOutage:
     """The object store is unusable, for this process or for half of the workers."""
 
@@ -277,6 +289,8 @@ class Snapshot:
     exited: Mapping[str, Absence] = field(default_factory=dict)  # pod id -> for how long lists have shown it as ended
     clusters: tuple[ClusterNeed, ...] = ()  # live ones, one of a pool
     scale_limits: Mapping[str, ScaleLimit] = field(default_factory=dict)  # by pool, or EVERY_POOL
+    scaling_policies: Mapping[str, ScalingPolicy] = field(default_factory=dict)  # operators' choices, the same
+    learned: Mapping[str, LearnedPool] = field(default_factory=dict)  # by pool with SCALING_POLICY=learned
 
     def last_contact(self, worker: Worker) -> datetime:
         """Return when this orchestrator last heard of a worker: its heartbeat, or a call that got no answer."""

@@ -4,7 +4,7 @@
     orphans    pods of this fleet that no live row names
     rescue     tasks whose lease has expired
     budget     which workers end because the money is used up
-    scaling    how many workers each pool should have; spawns and terminations
+    scaling    how many workers each pool should have, by the settings or as learned; spawns and terminations
     offers     the offer for each recorded intent
 
 A phase skips the workers that an earlier one ends. If budget ends a worker, its other actions are dropped; if scaling
@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from orchestrator.core import (
     budget,
+    learned_scaling,
     lifecycle,
     offers,
     orphans,
@@ -88,7 +89,8 @@ def plan_pools(
     snapshot: Snapshot, policy: Policy, actions: Sequence[Action]
 ) -> list[tuple[list[Action], PoolDecision]]:
     """Return the actions and the decision of each pool, after `actions`. Pools that are not configured come last."""
-    snapshot, policy = _with_ends(snapshot, actions), scheduled_sizes.in_force(policy, snapshot.now)
+    snapshot = _with_ends(snapshot, actions)
+    policy = learned_scaling.in_force(scheduled_sizes.in_force(policy, snapshot.now), snapshot.scaling_policies)
     leaving, lost = _ended(actions), _ended(a for a in actions if isinstance(a, Terminate) and a.cause in ABRUPT)
     policy = scale_limits.in_force(policy, snapshot, leaving=leaving)
     selector = offers.OfferSelector(snapshot, policy, leaving=leaving)

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from orchestrator.core.economics.policies import ScalingPolicy
 from orchestrator.core.model import ScaleLimit, Worker
 from orchestrator.core.provider import Offer
 from orchestrator.core.worker_metadata import metadata
@@ -62,6 +63,11 @@ class Pool:
     install_slurm: bool = False  # a cluster pool: whether Slurm may be installed on pods whose image has none
     scheduled_sizes: tuple[ScheduledSize, ...] = ()
     sized_by: tuple[ScheduledSize, datetime] | None = None  # the entry in force, and since when
+    scaling_policy: ScalingPolicy = ScalingPolicy.FIXED
+    wait_price: float = 1.0  # seconds of one GPU that one second of a task's waiting is worth
+    max_wait_s: float | None = (
+        None  # after which a task gets a boot in any case; None: some boots (economics/learned.py)
+    )
     scale_limit: ScaleLimit | None = None  # an operator's for a time, if it is lower than max_active (scale_limits.py)
 
     @property

@@ -1,10 +1,22 @@
 """The present and wanted size of a pool."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.core.blocked import Blocked
+from orchestrator.core.economics.rule import Decision
 from orchestrator.core.model import ClusterNeed, Demand, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedSize:
+    """What the learned rule decides for a pool, on top of its present workers."""
+
+    decision: Decision
+    wanted: int  # workers, before MAX_ACTIVE_GPUS
+    ends: tuple[tuple[Worker, str], ...]  # idle workers whose window is over, each with the arithmetic
+    kept: tuple[str, ...]  # why the other idle workers stay, and until when
+    inputs: Mapping[str, object]  # for the decision row
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +38,8 @@ class Size:
     cluster: ClusterNeed | None = None  # of a cluster pool, while it has a live cluster
     unwanted: tuple[Worker, ...] = ()  # of a cluster pool: workers that its cluster does not keep
     refused: Blocked | None = None  # of a cluster pool: why not all of the missing workers can be paid
+    learned: LearnedSize | None = None  # of a pool with SCALING_POLICY=learned
+    warm: int = 0  # workers that stay in any case
 
     @property
     def live(self) -> int:

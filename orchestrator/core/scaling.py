@@ -12,6 +12,7 @@ boot costs more than it can still save. It never shrinks below the target. Worke
 overcapacity timeout, but one worker stays warm until the idle timeout. If tasks wait for a handler that only the
 present release has, the first worker of that release is started beyond the target (rollout.py).
 
+With SCALING_POLICY=learned, learned_scaling.py decides what is wanted and which idle workers end.
 The size of a cluster pool is the number of nodes that its Slurm cluster wants (cluster_scaling.py).
 """
 
@@ -20,14 +21,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from math import ceil
-from statistics import median
 
-from orchestrator.core import breaker, cluster_scaling, fitness, rollout, scale_limits, scheduled_sizes, store_outage
+from orchestrator.core import (
+    boots,
+    breaker,
+    cluster_scaling,
+    fitness,
+    learned_scaling,
+    rollout,
+    scale_limits,
+    scheduled_sizes,
+    store_outage,
+)
 from orchestrator.core.actions import Action, PoolDecision, Spawn, Terminate
 from orchestrator.core.blocked import INTENTS, SPAWNS, TASKS, WORKERS, Blocked, BlockedReason
+from orchestrator.core.economics.policies import ScalingPolicy
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.meanings import BUDGET
-from orchestrator.core.model import Demand, Pause, Snapshot, Worker
+from orchestrator.core.model import EVERY_POOL, Demand, Pause, Snapshot, Worker
 from orchestrator.core.offers import OfferSelector
 from orchestrator.core.policy import Policy, Pool, PoolKind
 from orchestrator.core.pool_size import Size
@@ -35,7 +46,6 @@ from orchestrator.core.provider import Offer
 from orchestrator.core.states import READY, Stage, State
 
 SPAWNS_PER_TICK = 100  # bounds the plan; plan.ROWS_PER_TICK bounds the execution
-BOOTS = 20  # of the last promoted workers: their median is the usual boot
 
 
 def size_of(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozenset[str]) -> Size:
@@ -54,12 +64,15 @@ def size_of(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozense
     running = max(0, demand.running - sum(w.tasks_running for w in ending))
     kept = [one for one in fitness.kept(pool, snapshot, policy) if one not in leaving]
     warm = max(busy + pool.keep_idle, pool.min_active) - len(kept)
-    wanted = max(ceil((demand.claimable + running) / pool.tasks_per_gpu), warm)
+    learned = None
+    if learned_scaling.is_learned(pool):
+        learned = learned_scaling.size(pool, snapshot, policy, demand, ready, spawning, most=pool.most - len(unfit))
+    wanted = max(learned.wanted if learned else ceil((demand.claimable + running) / pool.tasks_per_gpu), warm)
     awaited = rollout.awaited(pool, policy, [*here, *ending], demand)
     replacement = next((w for w in spawning if awaited and w.release == policy.release(pool)), None)
     target = max(0, min(wanted, pool.most - len(unfit)))  # ending workers have pods until they are terminated
     counted = demand, ready, spawning, ending, busy, running, wanted, target
-    return Size(*counted, awaited, replacement, suspects=len(kept), unfit=unfit)
+    return Size(*counted, awaited, replacement, suspects=len(kept), unfit=unfit, learned=learned, warm=warm)
 
 
 def allowed(pool: Pool, size: Size, snapshot: Snapshot, policy: Policy) -> int:
@@ -87,11 +100,7 @@ def plan(
     if pool.kind is PoolKind.CLUSTER:
         return _of_cluster(pool, size, snapshot, policy, selector, offers)
     demand, target = size.demand, size.target
-    rule = (
-        f"min(max(ceil(({demand.claimable} ready + {size.running} running) / {pool.tasks_per_gpu}), "
-        f"{size.busy} busy + {pool.keep_idle} kept idle, {pool.min_active} min), "
-        f"{scale_limits.most_text(pool)}) = {target}"
-    )
+    rule = learned_scaling.rule(pool, size) if size.learned else _formula(pool, size)
     rule += scheduled_sizes.text(pool)
     if size.suspects:
         rule += f"; {size.suspects} fewer, because as many suspects stay warm until tasks come"
@@ -110,7 +119,8 @@ def plan(
         # The tasks of lost workers will be queued again soon, so idle workers stay for them.
         kept = ceil(sum(w.tasks_running for w in size.ending if w.id in lost) / pool.tasks_per_gpu)
         others = [w for w in size.spawning if w is not size.replacement]  # its start was not part of the target
-        actions += _terminations(pool, snapshot, policy, size.ready, others, min(target + kept, pool.most))
+        ends = learned_scaling.terminations if size.learned else _terminations
+        actions += ends(pool, snapshot, policy, size, others, min(target + kept, pool.most))
     inputs: dict[str, object] = {
         "claimable": demand.claimable,
         "running": size.running,
@@ -127,7 +137,20 @@ def plan(
     } | ({"awaited": size.awaited} if size.awaited else {})
     if pool.scale_limit:
         inputs["scale_limit"] = pool.scale_limit.allowed
-    return actions, PoolDecision(pool.name, rule, target, inputs, tuple(reasons))
+    if size.learned:
+        inputs |= size.learned.inputs
+    if snapshot.scaling_policies.keys() & {pool.name, EVERY_POOL}:
+        inputs |= {"policy": pool.scaling_policy.value, "policy_by": "operator"}
+    review_at = learned_scaling.review_at(size.learned) if size.learned else None
+    return actions, PoolDecision(pool.name, rule, target, inputs, tuple(reasons), review_at)
+
+
+def _formula(pool: Pool, size: Size) -> str:
+    return (
+        f"min(max(ceil(({size.demand.claimable} ready + {size.running} running) / {pool.tasks_per_gpu}), "
+        f"{size.busy} busy + {pool.keep_idle} kept idle, {pool.min_active} min), "
+        f"{scale_limits.most_text(pool)}) = {size.target}"
+    )
 
 
 def _of_cluster(
@@ -184,7 +207,7 @@ def unserved(
     plans = []
     for name in names:
         off = replace(policy.pools[0], min_active=0, max_active=0, keep_idle=0, scale_limit=None, sized_by=None)
-        pool = replace(off, name=name)
+        pool = replace(off, name=name, scaling_policy=ScalingPolicy.FIXED)
         actions, decision = plan(pool, size_of(pool, snapshot, policy, leaving=leaving), snapshot, policy, selector)
         blocked = (Blocked(BlockedReason.POOL_UNKNOWN, tasks[name], TASKS, {"pool": name}),) if tasks.get(name) else ()
         plans.append((actions, replace(decision, rule=f"no pool {name!r} is configured: 0", blocked=blocked)))
@@ -226,7 +249,7 @@ def _spawns(
             worker_id(policy.fleet_id, pool.name, snapshot.now, index),
             pool.name,
             offer,
-            f"{size.asked} below target",
+            learned_scaling.why(size) or f"{size.asked} below target",
             selector.room.price(pool, offer),
             size.cluster.id if size.cluster else None,
         )
@@ -243,30 +266,14 @@ def _lacks_room(pool: Pool, size: Size, snapshot: Snapshot, policy: Policy, sele
 
 
 def _terminations(
-    pool: Pool, snapshot: Snapshot, policy: Policy, ready: list[Worker], spawning: list[Worker], target: int
+    pool: Pool, snapshot: Snapshot, policy: Policy, size: Size, spawning: list[Worker], target: int
 ) -> list[Terminate]:
+    ready = size.ready
     surplus = len(ready) + len(spawning) - target
     beyond_limit = len(ready) + len(spawning) - pool.most
     last_spawn = snapshot.last_spawn_at.get(pool.name)
     settled = last_spawn is None or snapshot.now - last_spawn >= timedelta(seconds=policy.scale_down_grace_s)
-    boot_s = _usual_boot_s(pool, snapshot) or policy.spawning_grace_s
-    out: list[Terminate] = []
-    for worker in sorted(spawning, key=lambda w: w.created_at, reverse=True):
-        age_s = (snapshot.now - worker.created_at).total_seconds()
-        if len(out) >= surplus or worker.id in snapshot.in_flight:
-            continue
-        if len(out) < beyond_limit:
-            limit = pool.scale_limit
-            most = (
-                f"an operator's limit ({limit.allowed} in {limit.where})" if limit else f"MAX_ACTIVE_GPUS={pool.most}"
-            )
-            why = f"more than {most}, and not ready yet"
-            out.append(Terminate(worker.id, State.SPAWNING, ExitCause.SCALE_DOWN, None, why))
-        elif age_s >= policy.spawning_grace_s and not worker.metadata.asked_for:
-            if _is_worth_finishing(worker, age_s, boot_s):
-                continue
-            why = f"its work has gone: target {target}, still spawning after {age_s:.0f} s (usual: {boot_s:.0f} s)"
-            out.append(Terminate(worker.id, State.SPAWNING, ExitCause.SCALE_DOWN, None, why))
+    out = boots.cancelled(pool, snapshot, policy, spawning, surplus=surplus, target=target, over=beyond_limit)
     idle = [w for w in ready if w.state is State.IDLE and not w.tasks_running and w.id not in snapshot.in_flight]
     beyond_warm = len(ready) - max(target, min(1, pool.most))
     for worker in sorted(idle, key=lambda w: (w.release != policy.release(pool), w.created_at), reverse=True):
@@ -282,20 +289,3 @@ def _terminations(
             out.append(Terminate(worker.id, State.IDLE, ExitCause.SCALE_DOWN, None, why))
             beyond_warm -= 1
     return out
-
-
-def _usual_boot_s(pool: Pool, snapshot: Snapshot) -> float | None:
-    """Return the median boot time of the pool's last promoted workers, or None if there are none."""
-    boots = [
-        bring_up.boot_s for bring_up in snapshot.ended if bring_up.pool == pool.name and bring_up.boot_s is not None
-    ]
-    return median(boots[-BOOTS:]) if boots else None
-
-
-def _is_worth_finishing(worker: Worker, age_s: float, boot_s: float) -> bool:
-    """Whether it is cheaper to finish this boot than to start another worker when new tasks arrive.
-
-    A boot that takes longer than usual is expected to need half of its age more. Without a pod, nothing is paid yet, so
-    finishing has no advantage.
-    """
-    return worker.pod_id is not None and max(boot_s - age_s, age_s / 2) < boot_s

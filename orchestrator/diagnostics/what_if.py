@@ -1,9 +1,33 @@
-"""What a replay of tasks says about the rules of scaling: the changes, and a recommendation."""
+"""What a replay of tasks says about the rules of scaling: the changes, how far to trust it, and a recommendation."""
+
+from dataclasses import dataclass
 
 from orchestrator.core.economics.outcome import ReplayOutcome
-from orchestrator.diagnostics.amounts import span
+from orchestrator.core.economics.what_if import FleetFigures, error
+from orchestrator.diagnostics.amounts import FINE, span, usd
 
 NOTICEABLE = 0.01  # a smaller share is called the same
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a recommendation compares of one set of rules or settings. Costs have any unit, the same for all."""
+
+    name: str
+    cost: float
+    waited_s: float
+    wait_p95_s: float
+    unrun: int
+
+    @classmethod
+    def of_outcome(cls, name: str, one: ReplayOutcome) -> "Judged":
+        """Return a rule in a trace."""
+        return cls(name, one.gpu_s, one.waited_s, one.wait_p95_s or 0.0, one.unpaid)
+
+    @classmethod
+    def of_figures(cls, name: str, one: FleetFigures) -> "Judged":
+        """Return some settings over what was recorded."""
+        return cls(name, one.usd, one.waited_s, one.waits.p95_s or 0.0, one.unrun)
 
 
 def change(after: float, before: float) -> float | None:
@@ -16,24 +40,58 @@ def percent(share: float | None) -> str:
     return "–" if share is None else f"{share * 100:+.0f} %" if round(share * 100) else "0 %"
 
 
+def trust(replayed: FleetFigures, recorded: FleetFigures) -> str:
+    """Say by how much a replay of the settings in force differs from the records, and so how far to trust the rest."""
+    found = [
+        (f"{_cents(replayed.usd)} where {_cents(recorded.usd)} was recorded", error(replayed.usd, recorded.usd)),
+        (f"{replayed.boots:,} boots for {recorded.boots:,}", error(replayed.boots, recorded.boots)),
+        (f"a p95 wait of {span(replayed.waits.p95_s)} for {span(recorded.waits.p95_s)}",
+         error(replayed.waits.p95_s, recorded.waits.p95_s)),
+    ]  # fmt: skip
+    known = [f"{text} ({percent(share)})" for text, share in found if share is not None]
+    if not known:
+        return "The records have no costs and no waits with which a replay of your settings could be compared."
+    gives = f"{', '.join(known[:-1])} and {known[-1]}" if known[1:] else known[0]
+    return f"A replay of your settings gives {gives}, so trust the rest as far as that."
+
+
 def recommendation(fixed: ReplayOutcome, learned: ReplayOutcome, wait_price: float) -> str:
     """Recommend `learned` if it costs less and its tasks wait less, in all and at p95; or name the trade-off."""
     if fixed.unpaid or learned.unpaid:
         return f"No recommendation: the budget leaves tasks undone (fixed {fixed.unpaid}, learned {learned.unpaid})."
-    cost = f"costs {_compared(learned.gpu_s, fixed.gpu_s, 'as much')}"
-    waiting = f"its tasks wait {_compared(learned.waited_s, fixed.waited_s, 'as long')} in all"
-    slowest, before = learned.wait_p95_s or 0.0, fixed.wait_p95_s or 0.0
-    p95 = f"one task in 20 waits more than {span(slowest)} (fixed: {span(before)})"
-    costs_less = learned.gpu_s < fixed.gpu_s
-    waits_less = learned.waited_s < fixed.waited_s and slowest <= before
-    waits_more = learned.waited_s >= fixed.waited_s and slowest >= before
-    if costs_less and waits_less:
-        return f"Recommendation: learned. It {cost}; {waiting}; {p95}."
-    if not costs_less and waits_more:
-        return f"Recommendation: keep fixed. Learned {cost}; {waiting}; {p95}."
+    told = advice(Judged.of_outcome("fixed", fixed), Judged.of_outcome("learned", learned))
+    if not told.startswith("A trade-off"):
+        return told
     total = percent(change(learned.cost_and_waiting_s(wait_price), fixed.cost_and_waiting_s(wait_price)))
-    both = f"At a wait price of {wait_price:g}, cost and waiting together change by {total}."
-    return f"A trade-off: learned {cost}; {waiting}; {p95}. {both}"
+    return f"{told} At a wait price of {wait_price:g}, cost and waiting together change by {total}."
+
+
+def advice(before: Judged, after: Judged) -> str:
+    """Recommend `after` if it costs less and its tasks wait less, in all and at p95; or name the trade-off."""
+    if before.unrun != after.unrun:
+        few, many = sorted((before, after), key=lambda one: one.unrun)
+        return f"No recommendation: {many.name} leaves {many.unrun - few.unrun:,} tasks more undone than {few.name}."
+    cost = f"costs {_compared(after.cost, before.cost, 'as much')}"
+    waiting = f"its tasks wait {_compared(after.waited_s, before.waited_s, 'as long')} in all"
+    p95 = f"one task in 20 waits more than {span(after.wait_p95_s)} ({before.name}: {span(before.wait_p95_s)})"
+    costs_less = after.cost < before.cost
+    waits_less = after.waited_s < before.waited_s and after.wait_p95_s <= before.wait_p95_s
+    waits_more = after.waited_s >= before.waited_s and after.wait_p95_s >= before.wait_p95_s
+    if costs_less and waits_less:
+        return f"Recommendation: {after.name}. It {cost}; {waiting}; {p95}."
+    if not costs_less and waits_more:
+        return f"Recommendation: keep {before.name}. {_begun(after.name)} {cost}; {waiting}; {p95}."
+    return f"A trade-off: {after.name} {cost}; {waiting}; {p95}."
+
+
+def _cents(amount: float) -> str:
+    """Return dollars; a small amount with more digits, so that two of them can be compared."""
+    return usd(amount, FINE) if amount < 1 else usd(amount)
+
+
+def _begun(name: str) -> str:
+    """Return a rule's name as the first word of a sentence; the name of a setting stays as it is."""
+    return name if "=" in name else name.capitalize()
 
 
 def _compared(after: float, before: float, same: str) -> str:

@@ -8,4 +8,5 @@ bulk_changes.py  cancels or retries all tasks that fit a filter
 pod_requests.py  answers pods that call PostgREST in place of the gateway
 clusters.py      probes the members of Slurm clusters, and carries out their plans
 traces.py        exports spans of attempts that have ended
+scaling_reviews.py  what each rule of scaling would have cost in the last week; review_process.py replays
 """

@@ -21,6 +21,7 @@ from orchestrator.core.provider import Pod
 from orchestrator.core.silence import NotedAnswer
 from orchestrator.core.states import State
 from orchestrator.loop.contacts import Contacts
+from orchestrator.loop.learning import Learning
 from orchestrator.loop.store_watch import StoreWatch
 from orchestrator.observability import log_phrases
 from orchestrator.observability.logger import LazyLogger
@@ -49,6 +50,7 @@ class Observer:
         slow_call_s: float = 15,
         patience_s: float = FIRST_PATIENCE_S,
         store_watch: StoreWatch | None = None,
+        learning: Learning | None = None,
     ) -> None:
         """Without a cloud, nothing is known about pods. A database call longer than `slow_call_s` counts as a gap.
 
@@ -56,7 +58,7 @@ class Observer:
         """
         self._store, self._cloud, self._fleet_id, self._catalog = store, cloud, fleet_id, catalog
         self._slow_call_s, self._patience_s = slow_call_s, patience_s
-        self._store_watch = store_watch
+        self._store_watch, self._learning = store_watch, learning
         self._store_outage: StoreOutage | None = None  # at the last snapshot
         self._pod_tracker = PodTracker()
         self._pods: tuple[Pod, ...] | None = None
@@ -111,6 +113,8 @@ class Observer:
         self._pod_tracker = PodTracker(orphan_since=self._pod_tracker.orphan_since)
         self._claim_numbers = {}
         self._contacts.forget_answers()
+        if self._learning is not None:
+            self._learning.forget()
 
     def note_answer(self) -> None:
         """Note an answer of the database while this process leads: heartbeats can be received."""
@@ -149,6 +153,7 @@ class Observer:
         away = self._store_watch.outage() if self._store_watch else None
         own = StoreOutage(half.now - timedelta(seconds=away[0]), away[1], refused=away[2]) if away else None
         self._store_outage = store_outage.detect(own, half.workers, self._store_outage, half.now)
+        learned = await self._learning.read(half) if self._learning is not None else {}
         return Snapshot(
             now=half.now,
             window=self._window(half.now, clock_s),
@@ -165,6 +170,8 @@ class Observer:
             last_spawn_at=half.last_spawn_at,
             paused=half.paused,
             scale_limits=half.scale_limits,
+            scaling_policies=half.scaling_policies,
+            learned=learned,
             ended=half.ended,
             pod_prices=half.pod_prices,
             promoted_releases=half.promoted_releases,
@@ -185,6 +192,11 @@ class Observer:
             database_s=answered_s - asked_s,
             foreign_pods=foreign_pods,
         )
+
+    async def keep_learned(self, term: int) -> None:
+        """Store what the learned rule knows, about once a minute."""
+        if self._learning is not None:
+            await self._learning.keep(term)
 
     def _claims_seen(self, workers: Iterable[Worker], now: datetime) -> dict[str, datetime]:
         """Return for each idle worker when its present claim number was first seen."""

@@ -59,7 +59,7 @@ class Tick:
         """`on_plan` gets the snapshot and the plan of each tick. While `is_stopping`, a tick decides nothing."""
         self.fleet: tuple[Worker, ...] = ()
         self.is_moving = False  # the next tick should come soon: see in_transition
-        self.retry_s: float | None = None  # until the first blocked action may continue
+        self.retry_s: float | None = None  # until a blocked action may continue, or a pool must be decided again
         self.took_s = 0.0
         self._runtime, self._store, self._policy = runtime, runtime.store, runtime.policy
         self._observer, self._executor, self._decisions = observer, executor, DecisionRecorder(runtime.store)
@@ -77,13 +77,15 @@ class Tick:
         observe_s = time.monotonic() - began_s
         self._publish(snapshot)
         plan = self._planner(snapshot, self._policy)
-        waits = ((v.retry_at - snapshot.now).total_seconds() for v in plan.decisions if v.retry_at)
+        times = (at for made in plan.decisions for at in (made.retry_at, made.review_at) if at)
+        waits = ((at - snapshot.now).total_seconds() for at in times)
         self.retry_s = min(waits, default=None)
         if not self._is_stopping():
             await self._claims.follow(term, snapshot.store_outage, is_known=self._observer.knows_the_store)
             await self._decisions.record(term, snapshot, plan)
             health.stepped()
             await self._executor.start(term, snapshot, plan.actions)
+            await self._observer.keep_learned(term)
         self.took_s = time.monotonic() - began_s
         self._decisions.sum_up(snapshot, plan, tick_s=self.took_s, observe_s=observe_s)
         self._runtime.metrics.note_tick(snapshot, plan, self._policy, self.took_s)

@@ -72,6 +72,7 @@ from orchestrator.ports.store import (
     DatabaseHalf,
     Lease,
     LogRange,
+    PoolHistory,
     StageAttempt,
     Store,
 )
@@ -116,6 +117,7 @@ __all__ = [
     "NotSsh",
     "ObjectExists",
     "OverBudget",
+    "PoolHistory",
     "PortError",
     "QuotaExceeded",
     "RateLimited",

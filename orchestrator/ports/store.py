@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
+from orchestrator.core.economics.history import Run
+from orchestrator.core.economics.policies import ScalingPolicy
+from orchestrator.core.economics.statistics import Statistics
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.host_strikes import Strike
 from orchestrator.core.model import (
@@ -58,6 +61,22 @@ class DatabaseHalf:
     clusters: tuple[ClusterNeed, ...] = ()  # the same
     pod_prices: tuple[PodPrice, ...] = ()  # the same
     scale_limits: Mapping[str, ScaleLimit] = field(default_factory=dict)  # the same; by pool, or EVERY_POOL
+    scaling_policies: Mapping[str, ScalingPolicy] = field(default_factory=dict)  # the same
+
+
+@dataclass(frozen=True, slots=True)
+class PoolHistory:
+    """What has happened in a pool since a moment, and what is open. Times are seconds since 1970."""
+
+    now: float
+    since: float
+    runs: tuple[tuple[Run, str], ...]  # that ended after `since`, each with its worker
+    opened: tuple[float, ...]  # arrivals after `since` of tasks that are ready or running
+    open_tasks: int  # the number of these tasks
+    waiting: tuple[float, ...]  # arrivals of the oldest ready tasks, oldest first
+    busy_since: Mapping[str, float]  # worker -> when it claimed its oldest running task
+    stored: Statistics | None  # as they were stored at `since`
+    is_lost: bool  # statistics were stored that cannot be used
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +113,14 @@ class Store(Protocol):
         ...
 
     async def snapshot(self) -> DatabaseHalf: ...
+    async def histories(self, since: Mapping[str, float | None]) -> Mapping[str, PoolHistory]:
+        """What has happened in pools since these moments; None: since the statistics that are stored, or 14 days."""
+        ...
+
+    async def learn(self, term: int, pools: Mapping[str, tuple[Statistics, float]]) -> None:
+        """Store the statistics of pools, each with the moment until which they know what has happened."""
+        ...
+
     async def spawn(self, term: int, worker: Mapping[str, Any]) -> bool:
         """Insert an intent with its reservation; False if the id exists already. OverBudget with the arithmetic."""
         ...

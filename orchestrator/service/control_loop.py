@@ -22,6 +22,7 @@ from orchestrator.loop.daemon import Daemon
 from orchestrator.loop.execute import Executor, PodOperations
 from orchestrator.loop.hooks import Hooks
 from orchestrator.loop.jobs import LeaderJob
+from orchestrator.loop.learning import Learning
 from orchestrator.loop.observe import FIRST_PATIENCE_S, Observer
 from orchestrator.loop.runtime import Runtime
 from orchestrator.loop.store_watch import StoreWatch
@@ -85,6 +86,7 @@ async def build_loop(
             slow_call_s=policy.heartbeat_s,
             patience_s=patience_s,
             store_watch=watch,
+            learning=Learning(store, policy),
         )
         operations = _pod_operations(settings, policy, bundle, adapters, catalog, latest, shipper, observer)
         parts = Parts(adapters.db, observer, adapters.blobs, health, metrics)

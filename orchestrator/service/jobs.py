@@ -8,6 +8,7 @@ import structlog
 
 from orchestrator import __version__
 from orchestrator.adapters.alert_sender import AlertSender
+from orchestrator.adapters.economics_store import EconomicsStore
 from orchestrator.adapters.otlp import OtlpExporter
 from orchestrator.adapters.schedule_store import ScheduleStore
 from orchestrator.adapters.store import SqlStore
@@ -19,15 +20,26 @@ from orchestrator.config.settings import Settings
 from orchestrator.config.validation import require
 from orchestrator.core.places import bucket_place
 from orchestrator.core.policy import Policy
+from orchestrator.core.replay_settings import queue_pools
 from orchestrator.diagnostics.account import account, money
 from orchestrator.diagnostics.alerts import AlertPolicy, QuietHours
-from orchestrator.leader_jobs import alerts, bill, bulk_changes, conditions, pod_requests, schedules, traces
+from orchestrator.leader_jobs import (
+    alerts,
+    bill,
+    bulk_changes,
+    conditions,
+    pod_requests,
+    scaling_reviews,
+    schedules,
+    traces,
+)
 from orchestrator.leader_jobs.alerts import Alerts
 from orchestrator.leader_jobs.bill import BillRecord
 from orchestrator.leader_jobs.bulk_changes import BulkChanges
 from orchestrator.leader_jobs.conditions import LeaderConditions, Sources
 from orchestrator.leader_jobs.outbox import Outbox
 from orchestrator.leader_jobs.pod_requests import PodRequests
+from orchestrator.leader_jobs.scaling_reviews import ScalingReviews
 from orchestrator.leader_jobs.schedules import Schedules
 from orchestrator.leader_jobs.traces import Traces
 from orchestrator.loop.jobs import LeaderJob
@@ -56,6 +68,7 @@ def jobs_of(
     known = LeaderConditions(sources, metrics, alerting.note_conditions if alerting else None)
     due = Schedules(ScheduleStore(db, settings.fleet_id))
     changes = BulkChanges(TaskChangeStore(db, settings.fleet_id))
+    reviews = ScalingReviews(EconomicsStore(db, settings.fleet_id), queue_pools(policy))
     jobs = [
         LeaderJob("conditions", conditions.EVERY_S, lambda _term: known.ask()),
         LeaderJob("condition_record", conditions.RECORD_EVERY_S, known.record.step),
@@ -63,6 +76,7 @@ def jobs_of(
         LeaderJob("bulk_changes", bulk_changes.EVERY_S, changes.step),
         LeaderJob("history", HISTORY_EVERY_S, store.record),
         LeaderJob("bill", bill.EVERY_S, BillRecord(store, adapters.cloud).step),
+        LeaderJob("scaling_reviews", scaling_reviews.EVERY_S, reviews.step),
     ]
     if rules := sending_rules(settings):
         sender = WebhookSender(rules)

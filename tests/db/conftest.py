@@ -6,7 +6,7 @@ import pytest
 
 HERE = Path(__file__).parent
 # Files of rules that SQL alone decides; so do all files of diagnostics/.
-RULES = ("test_queue_", "test_store_workers", "test_scaling_rows", "test_webhooks", "test_schedules", "test_cluster")
+RULES = ("test_queue_", "test_store_workers", "test_scaling_", "test_webhooks", "test_schedules", "test_cluster")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -400,6 +400,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/scaling/reviews": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Read what other rules of scaling would have cost
+         * @description Needs a token with the scope read.
+         */
+        get: operations["listScalingReviews"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/schedules": {
         parameters: {
             query?: never;
@@ -1098,6 +1118,30 @@ export interface components {
              * Format: date-time
              */
             until: string;
+        };
+        /**
+         * CandidateFigures
+         * @description One rule. `cost_s`: seconds of one GPU, with the waiting at its price.
+         */
+        CandidateFigures: {
+            /** Boots */
+            boots: number;
+            /** Cost S */
+            cost_s: number;
+            /** Most On A Day Usd */
+            most_on_a_day_usd: number | null;
+            /** Not Run */
+            not_run: number;
+            /** Usd */
+            usd: number;
+            /** Wait Max S */
+            wait_max_s: number | null;
+            /** Wait P50 S */
+            wait_p50_s: number | null;
+            /** Wait P95 S */
+            wait_p95_s: number | null;
+            /** Waited S */
+            waited_s: number;
         };
         /**
          * ClusterStatus
@@ -1873,6 +1917,20 @@ export interface components {
             }[];
         };
         /**
+         * PoolReviewShown
+         * @description The last review of a pool.
+         */
+        PoolReviewShown: {
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /** Pool */
+            pool: string;
+            review: components["schemas"]["ReviewShown"];
+        };
+        /**
          * PoolShown
          * @description A pool, by its last decision.
          */
@@ -2024,6 +2082,67 @@ export interface components {
             due: number;
         };
         /**
+         * ReviewCandidate
+         * @description A rule that may run tomorrow. Of two with the same cost, the first one here runs.
+         * @enum {string}
+         */
+        ReviewCandidate: "fixed" | "learned" | "cold_start";
+        /**
+         * ReviewShown
+         * @description A review of the time before it. `error_share`: by how much a replay of the rule in force differs in dollars.
+         */
+        ReviewShown: {
+            /** Boot S */
+            boot_s: number;
+            /** Candidates */
+            candidates: {
+                [key: string]: components["schemas"]["CandidateFigures"];
+            };
+            /** Error Share */
+            error_share: number | null;
+            in_force: components["schemas"]["ScalingPolicy"];
+            recorded: components["schemas"]["ReviewedFigures"];
+            /**
+             * Since
+             * Format: date-time
+             */
+            since: string;
+            /** Tasks */
+            tasks: number;
+            tomorrow: components["schemas"]["ReviewCandidate"];
+            /**
+             * Until
+             * Format: date-time
+             */
+            until: string;
+            /** Usd Per Hour */
+            usd_per_hour: number;
+            /** Wait Price */
+            wait_price: number;
+        };
+        /**
+         * ReviewedFigures
+         * @description What was recorded, or what a replay found. Waits are null if no task ran.
+         */
+        ReviewedFigures: {
+            /** Boots */
+            boots: number;
+            /** Most On A Day Usd */
+            most_on_a_day_usd: number | null;
+            /** Not Run */
+            not_run: number;
+            /** Usd */
+            usd: number;
+            /** Wait Max S */
+            wait_max_s: number | null;
+            /** Wait P50 S */
+            wait_p50_s: number | null;
+            /** Wait P95 S */
+            wait_p95_s: number | null;
+            /** Waited S */
+            waited_s: number;
+        };
+        /**
          * ScaleLimitInput
          * @description A limit of the number of live workers.
          */
@@ -2087,6 +2206,25 @@ export interface components {
             at: string;
             /** Pools */
             pools: components["schemas"]["PoolExplained"][];
+        };
+        /**
+         * ScalingPolicy
+         * @description How a pool grows and shrinks.
+         * @enum {string}
+         */
+        ScalingPolicy: "fixed" | "learned";
+        /**
+         * ScalingReviewsShown
+         * @description Those of the last eight days.
+         */
+        ScalingReviewsShown: {
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /** Reviews */
+            reviews: components["schemas"]["PoolReviewShown"][];
         };
         /**
          * ScheduleRunShown
@@ -5458,6 +5596,107 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ScalingExplained"];
+                };
+            };
+            /** @description The request cannot be read */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token is missing or not valid */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token may not do this */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description There is no such thing for this token, or the API is off */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The request is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description Too many requests; Retry-After says when to try again */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description An error within the orchestrator */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The bucket refuses the orchestrator */
+            502: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The database or the bucket gave no clear answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+        };
+    };
+    listScalingReviews: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Read what other rules of scaling would have cost */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ScalingReviewsShown"];
                 };
             };
             /** @description The request cannot be read */

@@ -1,7 +1,7 @@
 -- Actions of people and programs: each is carried out and recorded in the audit log in one transaction.
 
 -- Carries out an action: worker.spawn, worker.terminate, pool.pause, pool.resume, pool.limit, pool.unlimit,
--- task.cancel, task.retry, schedule.put, schedule.pause, schedule.resume, schedule.remove, cluster.create,
+-- pool.policy, task.cancel, task.retry, schedule.put, schedule.pause, schedule.resume, schedule.remove, cluster.create,
 -- cluster.scale, cluster.delete, cluster.drain, cluster.reconcile, cluster.bootstrap_ssh, database.moved or
 -- database.copied. p_subject: the worker, pool ('*': every pool, or the whole fleet), task, schedule, cluster or fleet.
 -- Returns the answer of the function that does it. An action that changes nothing is not recorded.
@@ -34,6 +34,8 @@ begin
             (p_args->>'for_s')::numeric, p_now);
     elsif p_action = 'pool.unlimit' then
         v_answer := public.fleet_scale_limit(p_fleet, v_pool, null, null, null, p_now);
+    elsif p_action = 'pool.policy' then
+        v_answer := public.fleet_scaling_policy(p_fleet, v_pool, p_args->>'policy', p_now);
     elsif p_action = 'task.cancel' then
         v_answer := public.task_cancel(p_subject::uuid, p_now);
     elsif p_action = 'task.retry' then

@@ -309,7 +309,7 @@ language sql stable security definer set search_path = pg_catalog, pg_temp set j
         union all select substr(s.name, 8), null from public.fleet_settings s
                    where s.fleet = fleet_names.p_fleet and s.name like 'paused:%'
         union all select substr(s.name, 9), null from public.fleet_settings s
-                   where s.fleet = fleet_names.p_fleet and s.name like 'limited:%'
+                   where s.fleet = fleet_names.p_fleet and s.name like any (array['limited:%', 'scaling:%'])
         union all select jsonb_object_keys(d.value -> 'releases'), null from declared d
         union all select null, jsonb_array_elements_text(d.value -> 'task_types') from declared d
     )

@@ -34,7 +34,7 @@ declare
 begin
     insert into orchestrator.attempts (
         task_id, attempt, claim_no, started_at, ended_at, worker_id, nonce, outcome, failure_code, exit_class,
-        failed_at_point, message, detail, log_first, log_last, uncounted, permanent)
+        failed_at_point, message, detail, log_first, log_last, uncounted, permanent, run_after)
     values (
         p_task.task_id, p_task.attempt, coalesce(p_task.claim_no, 0), coalesce(p_task.claimed_at, p_now), p_now,
         coalesce(p_task.worker_id, ''), coalesce(p_task.nonce, ''),
@@ -43,7 +43,8 @@ begin
         p_failure->'detail', p_task.log_first,
         (select (w.log_bytes #>> array[p_task.nonce, 'handler'])::bigint from public.workers w
           where w.id = p_task.worker_id),
-        p_task.uncounted + (not p_counted)::int, case when p_failure->'retryable' = 'false' then true end)
+        p_task.uncounted + (not p_counted)::int, case when p_failure->'retryable' = 'false' then true end,
+        p_task.run_after)
     on conflict do nothing;
     v_end.task_id := p_task.task_id;
     v_end.no := 2 * p_task.attempt + 1;

@@ -119,12 +119,13 @@ begin
                       and l.state = 'running' and l.worker_id = p_launch.worker_id and l.nonce = p_launch.nonce
                       for update skip locked))
         returning q.task_id, q.attempt, q.uncounted, q.claim_no, q.claimed_at, q.log_first, q.shown, q.concurrency_key,
-                  q.task_type, q.type_limited, q.has_needs, q.has_webhook
+                  q.task_type, q.type_limited, q.has_needs, q.has_webhook, q.run_after
     ), recorded as (
         insert into orchestrator.attempts (task_id, attempt, claim_no, started_at, ended_at, worker_id, nonce, outcome,
-                                           log_first, log_last, uncounted, upload_started_at, upload_ended_at)
+                                           log_first, log_last, uncounted, run_after, upload_started_at,
+                                           upload_ended_at)
         select d.task_id, d.attempt, d.claim_no, d.claimed_at, p_now, p_launch.worker_id, p_launch.nonce, 'complete',
-               d.log_first, p_launch.log_bytes, d.uncounted,
+               d.log_first, p_launch.log_bytes, d.uncounted, d.run_after,
                case when p_upload is not null then
                    public.internal_upload_at(p_upload, 'started_s', d.claimed_at, p_now) end,
                case when p_upload is not null then

@@ -226,12 +226,12 @@ begin
         return;
     end if;
     insert into orchestrator.attempts (task_id, attempt, claim_no, started_at, ended_at, worker_id, nonce, outcome,
-                                       message, log_first, uncounted)
+                                       message, log_first, uncounted, run_after)
     values (p_live.task_id, p_live.attempt, coalesce(p_live.claim_no, 0), p_live.claimed_at,
             greatest(v_now, p_live.claimed_at), p_live.worker_id, p_live.nonce, p_outcome,
             case when p_what is null then 'The task was deleted'
                  else format('The task was changed by hand: %s', p_what) end,
-            p_live.log_first, p_live.uncounted)
+            p_live.log_first, p_live.uncounted, p_live.run_after)
     on conflict do nothing;
     perform pg_notify('orchestrator_fleet', p_live.worker_id);
 end
@@ -254,7 +254,8 @@ begin
        set (place, created_at, run_after, tenant, dedupe_key, max_attempts, timeout_s, has_needs, is_heavy, has_webhook,
             cancel_requested_at, uncounted, attempts_shown, pool, concurrency_key, task_type, type_limited) = (
            select s.place, coalesce(s.created_at, q.created_at),
-                  case when p_end.task_id is null then s.run_after
+                  case when q.state = 'running' then q.run_after  -- a claim clears that of tasks
+                       when p_end.task_id is null then s.run_after
                        else public.internal_readable_time(p_end.run_after) end,
                   s.tenant, s.dedupe_key, s.max_attempts, s.timeout_s, s.has_needs, s.is_heavy, s.has_webhook,
                   s.cancel_requested_at, greatest(0, least(q.attempt, q.uncounted + q.attempts_shown - s.attempts)),
@@ -368,13 +369,13 @@ select t.id
            and (select array_agg(e.needs order by e.needs) from orchestrator.edges e where e.task_id = t.id)
                is distinct from (select array_agg(distinct n.id order by n.id)
                                    from unnest(orchestrator.needs(t.*)) n (id))
-           or (q.place, q.created_at, q.run_after, q.tenant, q.dedupe_key, q.max_attempts, q.timeout_s, q.has_needs,
+           or (q.place, q.created_at, q.tenant, q.dedupe_key, q.max_attempts, q.timeout_s, q.has_needs,
                q.is_heavy, q.has_webhook, q.cancel_requested_at, q.attempts_shown)
-              is distinct from (s.place, coalesce(s.created_at, q.created_at), s.run_after, s.tenant, s.dedupe_key,
+              is distinct from (s.place, coalesce(s.created_at, q.created_at), s.tenant, s.dedupe_key,
                                 s.max_attempts, s.timeout_s, s.has_needs, s.is_heavy, s.has_webhook,
                                 s.cancel_requested_at, s.attempts)
-           or q.state <> 'running' and (q.pool, q.concurrency_key, q.task_type, q.type_limited)
-              is distinct from (s.pool, s.concurrency_key, s.task_type, s.type_limited));
+           or q.state <> 'running' and (q.pool, q.run_after, q.concurrency_key, q.task_type, q.type_limited)
+              is distinct from (s.pool, s.run_after, s.concurrency_key, s.task_type, s.type_limited));
 
 -- Adds tasks to the queue. Numbers go on from the attempts of a task. A row that is there already is newer.
 create or replace function orchestrator.insert_live(p_ids uuid[]) returns void

@@ -1,9 +1,10 @@
 -- The database half of a tick's snapshot. Each function is one statement, so that it never mixes two moments, and none
 -- writes.
 
--- The data that a tick reads: pools, queue, workers, offers, budgets, pauses, limits of workers, and the identity of
--- the database, because decisions about pods must use rows and identity of the same database. Planned once for each
--- connection, by indexes only: a plan that was made while the queue was short must not be used when it is long.
+-- The data that a tick reads: pools, queue, workers, offers, budgets, pauses, limits of workers, choices of a rule of
+-- scaling, and the identity of the database, because decisions about pods must use rows and identity of the same
+-- database. Planned once for each connection, by indexes only: a plan that was made while the queue was short must not
+-- be used when it is long.
 create or replace function public.fleet_observe(p_fleet text, p_now timestamptz default null) returns jsonb
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
 set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
@@ -70,6 +71,7 @@ begin
                        where h.fleet = p_fleet and h.avoid_until > v_now),
             'paused', v_paused,
             'scale_limits', public.internal_scale_limits(p_fleet, v_now),
+            'scaling_policies', public.internal_scaling_policies(p_fleet),
             'clusters', public.internal_cluster_needs(p_fleet),
             'database_id', (select i.id from public.database_identity i where i.is_this),
             'queued_total', (select coalesce(sum(q.total), 0) from queued q))

@@ -1,4 +1,4 @@
-"""`scale`: fewer workers for a time than MAX_ACTIVE_GPUS allows."""
+"""`scale`: fewer workers for a time than MAX_ACTIVE_GPUS allows, and the rule that decides how many there are."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -8,20 +8,24 @@ import click
 
 from orchestrator.cli import options
 from orchestrator.cli.known_names import require_known
+from orchestrator.cli.options import Choice
 from orchestrator.cli.output import Output, json_option, one_line
 from orchestrator.cli.session import actor, opened_store, runs, utcnow
 from orchestrator.cli.tables import table
+from orchestrator.core.economics.policies import ScalingPolicy
 from orchestrator.core.model import EVERY_POOL
 from orchestrator.core.plurals import counted
 from orchestrator.diagnostics.amounts import clock
 from orchestrator.errors import BAD_ARGUMENT, Failure
 
 MAX_WORKERS = 100_000
+POLICIES = [rule.value for rule in ScalingPolicy]
+SETTINGS = "settings"  # no choice of an operator's
 
 
 @click.group()
 def scale() -> None:
-    """Limit the number of workers for a time."""
+    """Limit the number of workers for a time, and choose the rule that decides it."""
 
 
 @scale.command("list")
@@ -29,10 +33,14 @@ def scale() -> None:
 @click.pass_obj
 @runs
 async def listed(output: Output) -> None:
-    """List the limits in force."""
+    """List the limits and the choices of a rule in force."""
     async with opened_store() as store:
-        limits = await store.scale_limits()
+        limits, policies = await store.scale_limits(), await store.scaling_policies()
+    if output.json:
+        output.document(limits=limits, policies=policies)
+        return
     _show(output, limits, "" if limits else "No limit is in force.")
+    _show_policies(output, policies)
 
 
 @scale.command()
@@ -70,6 +78,36 @@ async def unlimit(output: Output, pool: str | None) -> None:
         await require_known(store, pool=pool)
         limits = await store.limit_workers(None, pool=pool, actor=actor())
     _show(output, limits, f"The limit of pool {one_line(pool)} is over." if pool else "No limit is in force.")
+
+
+@scale.command()
+@click.argument("rule", type=Choice([*POLICIES, SETTINGS]))
+@click.option("--pool", help="This pool only; otherwise every pool without a choice of its own.")
+@json_option
+@click.pass_obj
+@runs
+async def policy(output: Output, rule: str, pool: str | None) -> None:
+    """Choose the rule that decides how many workers a pool has: fixed or learned. The next tick follows it.
+
+    It is in force until another choice; `settings` ends it, without --pool in every pool: then SCALING_POLICY decides.
+    """
+    async with opened_store() as store:
+        await require_known(store, pool=pool)
+        policies = await store.choose_policy(None if rule == SETTINGS else rule, pool=pool, actor=actor())
+    if output.json:
+        output.document(policies=policies)
+        return
+    _show_policies(output, policies)
+
+
+def _show_policies(output: Output, policies: Mapping[str, Any]) -> None:
+    if not policies:
+        output.show("The settings decide the rule of every pool.")
+        return
+    for pool, rule in sorted(policies.items()):
+        where = "Every pool without a choice of its own" if pool == EVERY_POOL else f"Pool {one_line(pool)}"
+        output.show(f"{where} follows the rule {one_line(rule)}, chosen by an operator.")
+    output.say("python -m orchestrator scale policy settings ends every choice.")
 
 
 def _end(lasts: str | None, until: str | None, now: datetime) -> datetime:

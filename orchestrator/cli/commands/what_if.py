@@ -1,15 +1,18 @@
-"""`what-if`: recorded tasks under each rule of scaling, replayed in virtual time."""
+"""`what-if`: recorded tasks under each rule of scaling, replayed in virtual time. A trace is replayed here."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import inf
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.table import Table
 
 from orchestrator.cli.options import Choice
 from orchestrator.cli.output import Output, json_option
+from orchestrator.cli.session import ends_if_cancelled
 from orchestrator.cli.tables import table
 from orchestrator.cli.trace_file import read
 from orchestrator.core.economics.daily_budget import HOUR_S
@@ -26,7 +29,10 @@ MAX_WAIT_PRICE = 1_000.0
 MAX_WORKERS = 1_000
 MAX_USD = 1e6
 DEFAULT_BOOT_S, DEFAULT_MOST = 120.0, 20
+DEFAULT_SINCE = "7d"
 POLICIES = [policy.value for policy in ScalingPolicy]
+OF_TRACE = frozenset({"boot_s", "wait_price", "most", "usd_per_hour", "daily_usd", "policy"})
+OF_HISTORY = frozenset({"since", "changes", "pool", "longer_than_s", "html"})
 
 
 class Amount(click.FloatRange):
@@ -41,21 +47,52 @@ class Amount(click.FloatRange):
 
 
 @click.command("what-if")
-@click.option("--trace", required=True, metavar="CSV", help="arrival_s,duration_s[,pool] for each task; - for stdin.")
+@click.option("--since", default=DEFAULT_SINCE, show_default=True,
+              help="From when on your queue is replayed (36h, 7d, 2w), or a time (ISO 8601).")  # fmt: skip
+@click.option("--set", "changes", multiple=True, metavar="NAME=VALUE",
+              help="Another value of a setting; may be repeated. Without it: the other policy.")  # fmt: skip
+@click.option("--pool", metavar="P", help="Replay this pool only.")
+@click.option("--longer-than", "longer_than_s", type=Amount(0, MAX_BOOT_S), default=300.0, show_default=True,
+              metavar="S", help="Count the tasks that waited longer than so many seconds.")  # fmt: skip
+@click.option("--html", type=click.Path(dir_okay=False), metavar="FILE", help="Also write a page with pictures.")
+@click.option("--trace", metavar="CSV",
+              help="Replay arrival_s,duration_s[,pool] for each task, without a database; - for stdin.")  # fmt: skip
 @click.option("--boot", "boot_s", type=Amount(MIN_BOOT_S, MAX_BOOT_S), default=DEFAULT_BOOT_S, show_default=True,
-              metavar="S", help="Seconds from the request for a pod until it is ready.")  # fmt: skip
+              metavar="S", help="With --trace: seconds from the request for a pod until it is ready.")  # fmt: skip
 @click.option("--wait-price", type=Amount(0, MAX_WAIT_PRICE), default=1.0, show_default=True, metavar="W",
-              help="What one second of a task's waiting is worth, in seconds of one GPU.")  # fmt: skip
+              help="With --trace: what one second of a task's waiting is worth, in seconds of one GPU.")  # fmt: skip
 @click.option("--max", "most", type=click.IntRange(1, MAX_WORKERS), default=DEFAULT_MOST, show_default=True,
-              help="Workers that each pool may have.")  # fmt: skip
-@click.option("--usd-per-hour", type=Amount(0, MAX_USD, min_open=True), metavar="P", help="The price of one worker.")
+              help="With --trace: workers that each pool may have.")  # fmt: skip
+@click.option("--usd-per-hour", type=Amount(0, MAX_USD, min_open=True), metavar="P",
+              help="With --trace: the price of one worker.")  # fmt: skip
 @click.option("--daily-usd", type=Amount(0, MAX_USD, min_open=True), metavar="D",
-              help="Spend at most so much in a day of 86,400 s; needs --usd-per-hour.")  # fmt: skip
+              help="With --trace: spend at most so much in a day of 86,400 s; needs --usd-per-hour.")  # fmt: skip
 @click.option("--policy", type=Choice(POLICIES), default=ScalingPolicy.LEARNED.value, show_default=True,
-              help="Whose pods and tasks --json prints.")  # fmt: skip
+              help="With --trace: whose pods and tasks --json prints.")  # fmt: skip
 @json_option
-@click.pass_obj
-def what_if(
+@click.pass_context
+def what_if(ctx: click.Context, /, trace: str | None, **given: Any) -> None:
+    """Replay recorded tasks under the present and other rules of scaling: what they cost, and how long the tasks wait.
+
+    Without --trace, it reads your queue of the last days from the database, and compares a replay of your settings with
+    what was recorded. Nothing is changed. docs/economics.md explains the rules.
+    """
+    others = OF_HISTORY if trace is not None else OF_TRACE
+    output = ctx.ensure_object(Output)
+    for param in ctx.command.params:
+        if param.name in others and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:
+            why = f"{param.opts[0]} is for a replay {'without' if trace is not None else 'with'} --trace"
+            raise Failure(BAD_ARGUMENT, why=why, fix=f"leave {param.opts[0]} out")
+    mine = {name: value for name, value in given.items() if name not in others}
+    if trace is None:
+        from orchestrator.cli.what_if_history import HistoryAsked, replay_history
+
+        asyncio.run(ends_if_cancelled(replay_history(output, HistoryAsked(**mine))))
+    else:
+        _replay_trace(output, trace, **mine)
+
+
+def _replay_trace(
     output: Output,
     trace: str,
     boot_s: float,
@@ -65,10 +102,7 @@ def what_if(
     daily_usd: float | None,
     policy: str,
 ) -> None:
-    """Replay recorded tasks under both rules of scaling: what they cost, and how long the tasks wait.
-
-    Nothing is changed and no database is needed. docs/economics.md explains the rules.
-    """
+    """Replay a trace with the defaults of the settings, under both rules."""
     if daily_usd is not None and usd_per_hour is None:
         raise Failure(BAD_ARGUMENT, why="--daily-usd needs the price of a worker", fix="add --usd-per-hour 0.44")
     tasks = read(trace)

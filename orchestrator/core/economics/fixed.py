@@ -14,6 +14,8 @@ class FixedRule:
     idle_timeout_s: float = 600.0
     overcapacity_s: float = 30.0
     grace_s: float = 60.0  # after a start, for how long no worker ends because of overcapacity
+    min_active: int = 0
+    keep_idle: int = 0  # beside the busy ones
     last_start: float | None = None
 
     def arrived(self, level: int, now: float) -> None:
@@ -28,11 +30,14 @@ class FixedRule:
     def decide(self, view: PoolView) -> Decision:
         """Start what is missing to the target, or end idle workers beyond it, the newest first."""
         demand = view.queued + len(view.busy)
-        target = min(max(ceil(demand / self.tasks_per_gpu), len(view.busy)), view.most)
+        warm = max(len(view.busy) + self.keep_idle, self.min_active)
+        target = min(max(ceil(demand / self.tasks_per_gpu), warm), view.most)
         missing = target - view.live
         if missing > 0:
             self.last_start = view.now
-            return Decision(starts=missing, why=f"start {missing}: {demand} tasks, {self.tasks_per_gpu} per GPU")
+            kept = f", at least {warm} kept" if warm > len(view.busy) else ""
+            why = f"start {missing}: {demand} tasks, {self.tasks_per_gpu} per GPU{kept}"
+            return Decision(starts=missing, why=why)
         return self._ends(view, target, surplus=-missing)
 
     def _ends(self, view: PoolView, target: int, surplus: int) -> Decision:

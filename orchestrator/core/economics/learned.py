@@ -24,6 +24,18 @@ class Growth:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """At which level, and for how many seconds, an idle worker is kept."""
+
+    level: int
+    kept_s: float
+
+    def text(self, idle_s: float) -> str:
+        """Return why it ends after so many seconds."""
+        return f"idle for {idle_s:.0f} s; level {self.level} is kept for {self.kept_s:.0f} s"
+
+
 def up(known: Statistics, view: PoolView, wait_price: float, max_wait_s: float) -> Growth:
     """Return how many workers to start now."""
     room = min(view.most - view.live, MAX_STARTS)
@@ -114,17 +126,19 @@ class LearnedRule:
     def down(self, view: PoolView) -> Decision:
         """End the idle workers whose window is over. A worker's level counts from the one with the newest last use."""
         ends, review_at, why = [], None, ""
-        for place, worker in enumerate(view.idle):
-            level = len(view.busy) + len(view.idle) - place
-            kept_s = self.window(level, view.now)
-            due = worker.since + kept_s
+        for place, (worker, kept) in enumerate(zip(view.idle, self.kept(view), strict=True)):
+            due = worker.since + kept.kept_s
             if due <= view.now:
                 ends.append(place)
-                idle_s = view.now - worker.since
-                why = f"end {len(ends)}: idle for {idle_s:.0f} s; level {level} is kept for {kept_s:.0f} s"
+                why = f"end {len(ends)}: {kept.text(view.now - worker.since)}"
             else:
                 review_at = due if review_at is None else min(review_at, due)
         return Decision(ends=tuple(ends), review_at=review_at, why=why)
+
+    def kept(self, view: PoolView) -> list[Kept]:
+        """Return for each idle worker at which level, and for how long, it is kept."""
+        levels = range(len(view.busy) + len(view.idle), len(view.busy), -1)
+        return [Kept(level, self.window(level, view.now)) for level in levels]
 
     def window(self, level: int, now: float) -> float:
         """Return for how many seconds a worker that is idle at this level is kept."""
@@ -136,4 +150,4 @@ class LearnedRule:
             return None
         review_at = view.now + REVIEW_S
         covered = len(view.booting) + started  # so many of the oldest tasks have a worker that boots
-        return min(review_at, view.waiting[covered] + max_wait_s) if covered < view.queued else review_at
+        return min(review_at, view.waiting[covered] + max_wait_s) if covered < len(view.waiting) else review_at

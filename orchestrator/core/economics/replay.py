@@ -36,6 +36,7 @@ class Terms:
     most: int  # workers of each pool
     usd_per_hour: float = 0.0
     daily_usd: float = inf
+    begins_at: float | None = None  # when the rules are asked for the first time; None: with the first task
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,8 @@ class _ReplayRun:
 
     def run(self) -> Replayed:
         """Take arrivals and events in the order of time; events before arrivals of the same moment."""
+        for pool in self.pools.values():
+            self._plan_review(pool, self.terms.begins_at)
         arrived, count = 0, len(self.tasks)
         while self.lost_days <= MAX_LOST_DAYS and (arrived < count or self.events):
             next_at = self.tasks[arrived].arrival_s if arrived < count else inf

@@ -1,8 +1,10 @@
 """The database: connection, version, schema, functions, and the leader."""
 
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator import wiring
 from orchestrator.adapters.functions import FUNCTIONS
@@ -12,6 +14,7 @@ from orchestrator.config.validation import lacks, require
 from orchestrator.core.meanings import START_LEADER
 from orchestrator.core.plurals import counted
 from orchestrator.diagnostics.doctor.findings import Section
+from orchestrator.diagnostics.scaling_reviews import told
 from orchestrator.errors import MIGRATE
 from orchestrator.migrate import lost_of, sql_files
 from orchestrator.migrate.rights import pods_can_call, pods_lack
@@ -36,6 +39,7 @@ MISSING_TIMEOUT_S = 10
 READ_ONLY = "select current_setting('default_transaction_read_only') = 'on', pg_catalog.pg_is_in_recovery()"
 OLDEST = 150_000  # PostgreSQL 15, as server_version_num
 CONNECT_TIMEOUT_S = 10
+WHAT_IF = "python -m orchestrator what-if, and if it says the same: SCALING_POLICY"
 
 
 async def database(settings: Settings, section: Section) -> None:
@@ -93,19 +97,33 @@ async def leader(settings: Settings, section: Section) -> None:
     if missing := lacks(settings, "database"):
         section.skip("who leads", missing)
         return
+    reviews: Sequence[Mapping[str, Any]] = ()
     try:
         async with wiring.open_store(settings) as store:
             found = (await store.explain_scaling())["leader"]
+            with suppress(PortError):  # a schema before the reviews: the section `database` says so
+                reviews = (await store.economics.reviews())["reviews"]
     except PortError as error:
         section.skip("who leads", f"{type(error).__name__}: {error}")
         return
     if not found:
         why = f"nobody holds the lease of fleet {settings.fleet_id}, so nothing is decided"
         section.warn("no orchestrator leads", why, START_LEADER)
+        _reviews(reviews, section)
         return
     since = datetime.fromisoformat(found["since"]).astimezone(UTC)
     led = f"{found['holder']} since {since:%Y-%m-%d %H:%M:%SZ}, term {found['term']}"
     section.ok("an orchestrator leads; another one would stand by", led)
+    _reviews(reviews, section)
+
+
+def _reviews(rows: Sequence[Mapping[str, Any]], section: Section) -> None:
+    """Say what another rule of scaling would have cost."""
+    for one in told(rows):
+        if one.is_better:
+            section.note(one.sentence, one.basis, WHAT_IF)
+        else:
+            section.ok(one.sentence, one.basis)
 
 
 async def _server(url: str, section: Section) -> bool:

@@ -10,6 +10,7 @@ from orchestrator.web.api import (
     list_models,
     lists,
     scale_limits,
+    scaling_reviews,
 )
 from orchestrator.web.api.operations import Operation
 
@@ -89,6 +90,10 @@ FLEET_OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "GET", "/usage", "getUsage", "Read what was done and spent in each hour or day", READ, history.usage,
         history.UsageShown, query=history.UsageQuery, problems=(422,),
+    ),
+    Operation(
+        "GET", "/scaling/reviews", "listScalingReviews", "Read what other rules of scaling would have cost", READ,
+        scaling_reviews.listed, scaling_reviews.ScalingReviewsShown,
     ),
     Operation(
         "GET", "/history", "getHistory", "Read the pools minute by minute", READ, history.fleet, history.HistoryShown,

@@ -63,7 +63,7 @@ def chart(
         f'<svg class="chart" width="100%" height="{height}" role="img" '
         f'aria-label="{escape(label)}: at most {escape(shown(most))}; {escape(words)}">{grids}'
         f'<svg width="100%" height="{HEIGHT_PX}" viewBox="0 0 {ACROSS} {HEIGHT_PX}" preserveAspectRatio="none">'
-        f'{drawn}</svg><line x1="0" x2="100%" y1="{HEIGHT_PX}" y2="{HEIGHT_PX}" class="axis"/>{_times(span)}</svg>'
+        f'{drawn}</svg><line x1="0" x2="100%" y1="{HEIGHT_PX}" y2="{HEIGHT_PX}" class="axis"/>{times(span)}</svg>'
         f'<p class="key">{key}</p>'
     )
 
@@ -134,7 +134,7 @@ def grid(value: float, top: float, shown: Callable[[float], str]) -> str:
     return f'{line}<text x="0" y="{y - 2:g}">{escape(shown(value))}</text>'
 
 
-def _times(span: ChartSpan) -> str:
+def times(span: ChartSpan) -> str:
     """Moments below the axis: the begin, the middle and now."""
     form = "%H:%M" if span.now - span.since < timedelta(days=2) else "%d %b"
     y = HEIGHT_PX + FOOT_PX - 4

@@ -52,6 +52,7 @@ LARGE = """select from unnest(array['tasks', 'orchestrator.live', 'orchestrator.
 QUEUE = (
     "attempts", "live", "edges", "publications", "rechecks", "marks", "audits", "launches", "slow_calls", "usage",
     "unrun_failures", "pool_minutes", "worker_minutes", "task_names", "worker_totals", "bulk_changes",
+    "scaling_statistics", "scaling_reviews",
 )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from testbed.shared_services import Database
 from tests.db.conformance.test_cloud import spec
 from tests.process.cli.builders import Cli, Fleet, Ran
 from tests.process.web.builders import serving
+from tests.unit.diagnostics.reviews import REVIEW
 
 KEY = asyncssh.generate_private_key("ssh-ed25519")
 PEM, PUB = KEY.export_private_key().decode(), KEY.export_public_key().decode().strip()
@@ -112,6 +113,20 @@ async def test_an_image_with_a_tag_is_a_note_of_one_line(healthy: Cli) -> None:
     assert note == f"note settings 3 checks: pool default: {tag}"
     assert counted == "2 ok, 1 note, 0 warn, 0 fail, 0 skip"
     assert "may name another image tomorrow" in (await healthy("doctor", "settings", "-v", **tagged)).out
+
+
+async def test_what_another_rule_of_scaling_would_have_cost_is_a_note(healthy: Cli, fleet: Fleet) -> None:
+    """Once the leader has reviewed a week, and only if the other rule would have been better."""
+    await fleet.store.economics.record_review(fleet.term, "default", REVIEW)
+    ran = await healthy("doctor", "leader")
+    assert ran.code == 0
+    words = "In the last week, learned would have cost $41.00 instead of $63.00, p95 wait 38s instead of 1m11s; "
+    assert f"note leader   2 checks: {words}" in ran.out
+    assert "what-if" in ran.out
+    candidates = {"fixed": REVIEW["candidates"]["learned"], "learned": REVIEW["candidates"]["fixed"]}
+    await fleet.store.economics.record_review(fleet.term, "default", REVIEW | {"candidates": candidates})
+    ran = await healthy("doctor", "leader", "-v")
+    assert "ok   In the last week, learned would have cost $63.00 instead of $41.00" in ran.out
 
 
 async def test_every_fault_is_found_at_once(healthy: Cli, fleet: Fleet) -> None:

@@ -4,9 +4,11 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from tests.process.web.api_rig import VIEWER, ApiRig
 from tests.process.web.test_api_access import refusal
+from tests.unit.diagnostics.reviews import REVIEW
 
 
 async def decide(rig: ApiRig, pool: str) -> None:
@@ -124,6 +126,24 @@ async def test_usage_is_read_by_day_or_hour(rig: ApiRig, hand: psycopg.AsyncConn
     assert refusal(await rig.call("GET", "/usage", VIEWER, params=ends))[0] == 422
     mine = await rig.token("read", pools=[rig.pool])
     assert refusal(await rig.call("GET", "/usage", mine)) == (403, "E072")
+
+
+async def test_what_other_rules_of_scaling_would_have_cost_is_read(
+    rig: ApiRig, hand: psycopg.AsyncConnection[Any]
+) -> None:
+    """A token of a pool sees the review of its pool alone."""
+    for pool in (rig.pool, "other"):
+        await hand.execute(
+            "insert into orchestrator.scaling_reviews (fleet, pool, at, review) values (%s, %s, now(), %s)",
+            (rig.rows.fleet, pool, Jsonb(REVIEW)),
+        )
+    found = (await rig.call("GET", "/scaling/reviews", VIEWER)).json()
+    assert sorted(one["pool"] for one in found["reviews"]) == sorted((rig.pool, "other"))
+    mine = await rig.token("read", pools=[rig.pool])
+    (one,) = (await rig.call("GET", "/scaling/reviews", mine)).json()["reviews"]
+    assert one["pool"] == rig.pool
+    assert one["review"]["candidates"]["learned"]["usd"] == 41
+    assert one["review"]["tomorrow"] == "learned"
 
 
 async def test_the_minutes_of_pools_and_workers_are_read(rig: ApiRig, hand: psycopg.AsyncConnection[Any]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from orchestrator.core.blocked import Blocked, BlockedReason
 from orchestrator.core.host_strikes import Strike
@@ -15,6 +16,7 @@ from orchestrator.web.dashboard.pages import PAGES, workers
 from orchestrator.web.dashboard.render import environment
 from tests.process.web.api_rig import ADMIN, VIEWER
 from tests.process.web.dashboard_rig import HOSTILE, DashboardRig
+from tests.unit.diagnostics.reviews import REVIEW
 
 FLEETS = ("/cost", "/schedules", "/webhooks", "/limits", "/audit", "/tokens")
 FULL = Blocked(BlockedReason.MAX_ACTIVE, 3, detail={"limit": 2}).as_json()
@@ -168,6 +170,23 @@ async def test_the_cost_stands_next_to_runpods_bill(board: DashboardRig) -> None
         page = (await browser.get("/cost")).text.partition('id="bill"')[2].partition("</section>")[0]
         assert f"our records say {amounts.usd(ours)}, {words}." in page
         assert ("also charged $0.50 for 2 pods" in page) == bool(foreign)
+
+
+async def test_the_page_of_costs_says_what_another_rule_of_scaling_would_have_cost(
+    board: DashboardRig, hand: psycopg.AsyncConnection[Any]
+) -> None:
+    """In one sentence, with what it is based on; before the first review, nothing."""
+    browser = await board.visitor(VIEWER)
+    assert "rule of scaling" not in (await browser.get("/cost")).text
+    await hand.execute(
+        "insert into orchestrator.scaling_reviews (fleet, pool, at, review) values (%s, 'p', now(), %s)",
+        (board.rows.fleet, Jsonb(REVIEW)),
+    )
+    board.dashboard.shared.forget_all()
+    page = (await browser.get("/cost")).text
+    assert "In the last week, learned would have cost $41.00 instead of $63.00, p95 wait 38s instead of 1m11s;" in page
+    assert "the replay of your settings differs from the records by 4 %." in page
+    assert "learned was the cheapest of fixed, learned, cold start" in page
 
 
 async def test_those_that_ended_are_found_behind_any_number_that_live(

@@ -26,6 +26,7 @@ CLUSTERS = "Slurm on the workers of a pool; no simulation has a pool of that kin
 SHARES = "limits and turns of tenants: the property walk in tests/db tests them on PostgreSQL"
 PENDING = "what a lock or a user's trigger kept from being done; nobody has either here"
 SCHEDULES = "recurring tasks: to the fleet they are tasks that somebody submits"
+REVIEWS = "what other rules of scaling would have cost: for people"
 BULK = "to the fleet, a change of many tasks is that of each one"
 CARRIED = "the model's claim hands it over by its name, so that a new column of a task needs no line here"
 NO_GATEWAY = "agents here speak to the database itself, or to a gateway without long polls and signed URLs"
@@ -60,6 +61,10 @@ FUNCTIONS_ONLY_REAL = {
     "fleet_worker_history": SHOWN,
     "fleet_usage": SHOWN,
     "fleet_record": "the history of charts, totals and roll-ups: for people",
+    "fleet_task_history": SHOWN,
+    "fleet_pool_costs": SHOWN,
+    "fleet_record_review": REVIEWS,
+    "fleet_scaling_reviews": REVIEWS,
     "fleet_leadership": SHOWN,
     "fleet_schema_problems": SHOWN,
     "fleet_try_triggers": SHOWN,
@@ -88,6 +93,7 @@ FUNCTIONS_ONLY_REAL = {
     "fleet_act": "an action of a person with its note; the functions that it calls are modelled",
     "fleet_pauses": API,
     "fleet_scale_limits": API,
+    "fleet_scaling_policies": API,
     "task_submit_for": API,
     "task_act_for": API,
     "task_get_for": API,

@@ -37,6 +37,7 @@ MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?([+-]\d\d(:?\d\d)
 CHAIN = re.compile(r"Dependency [0-9a-f-]{36} \([^)]*\) ended as (Failed|Cancelled)(: )?")
 SEEN = ("status", "state", "pool", "attempts", "uncounted")  # of every task
 WITHIN_MS = 10**3
+WHILE = timedelta(seconds=40)
 LIVE = ("spawning", "active", "idle", "terminating")
 NEXT = {"spawning": ("active", "terminating"), "active": ("terminating", "idle"), "idle": ("terminating", "active"),
         "terminating": ("terminated",), "terminated": ("active",)}  # fmt: skip
@@ -180,6 +181,8 @@ class Pair:
             differ = {name: (states.get(name), model.get(name)) for name in model if states.get(name) != model[name]}
             raise Drift(f"tasks (really, by the model): {differ}, last calls {self.last[-LOOK_EVERY:]}")
         await self.call("fleet_observe", p_fleet=FLEET)
+        since = self.dice.choice((None, 0.0, (self.now - WHILE).timestamp()))
+        await self.call("fleet_scaling_facts", p_fleet=FLEET, p_pools={"default": since, "big": 0.0})
         for task_id in self.dice.sample(self._tasks, min(3, len(self._tasks))):
             await self.call("task_get", p_id=task_id)
         for name in self.dice.sample(sorted(self.model.workers), min(2, len(self.model.workers))):
@@ -455,8 +458,14 @@ class Pair:
 
     async def _rest(self) -> None:
         dice, fleet = self.dice, {"p_fleet": FLEET}
-        what = dice.randrange(7)
-        if what == 6:
+        what = dice.randrange(9)
+        if what == 8:
+            policy, pool = dice.choice((None, "fixed", "learned", "other")), dice.choice((None, "default"))
+            await self.call("fleet_scaling_policy", **fleet, p_pool=pool, p_policy=policy)
+        elif what == 7:
+            row = {"pool": "default", "statistics": {"a": dice.random()}, "until": (self.now - WHILE).timestamp()}
+            await self.call("fleet_learn", **fleet, p_term=self._term, p_rows=dice.choice(([], [row])))
+        elif what == 6:
             most, pool = dice.choice((None, 0, 1, 3)), dice.choice((None, "default"))
             lasts: dict[str, Any] = {"p_reason": "a look", "p_for_s": dice.choice((None, 20, 0))}
             await self.call("fleet_scale_limit", **fleet, p_pool=pool, p_most=most, **lasts)

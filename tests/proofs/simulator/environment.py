@@ -14,6 +14,7 @@ import requests
 import structlog
 
 from orchestrator.adapters import http_deadline
+from orchestrator.core.economics.policies import ScalingPolicy
 from orchestrator.core.policy import Policy, Pool
 from orchestrator.core.provider import Offer
 from orchestrator.pods.bundle import Bundle
@@ -33,12 +34,15 @@ LATENCY_S = {"db": (0.002, 0.02), "cloud": (0.1, 0.6), "ssh": (0.02, 0.12), "s3"
 LATE_S = 12.0  # after the caller has given up, at most
 STRAIGHT = 0.3  # of the seeds
 POOLS = 0.4  # of the seeds
+LEARNED = 0.4  # of the seeds: in these, the pools follow the learned rule
 NOTICED_S = 10.0  # a shorter outage may fall between two calls
 HUNG_S = 30.0  # at most, however long the caller would wait
 QUIET = (
     "fleet_lead",
     "fleet_maintain",
     "fleet_observe",
+    "fleet_scaling_facts",
+    "fleet_learn",
     "worker_heartbeat",
     "fleet_worker",
     "fleet_log_ends",
@@ -73,6 +77,7 @@ class World:
         self._digest = hashlib.sha256()
         self.violations: list[str] = []
         self.bundle = Bundle(AGENT, hashlib.sha256(AGENT).hexdigest(), None, None)
+        self._scaling = random.Random(f"scaling of {seed}")
         self.policy = self._policy()
         self.straight = random.Random(f"door of {seed}").random() < STRAIGHT  # agents speak to the database's own API
         self.poll_s = self.dice.choice((10.0, 30.0))
@@ -113,6 +118,13 @@ class World:
             overcapacity_idle_timeout_s=10,
         )
         rich = dice.random() < 0.5
+        if self._scaling.random() < LEARNED:
+            pool = replace(
+                pool,
+                scaling_policy=ScalingPolicy.LEARNED,
+                wait_price=self._scaling.choice((0.1, 1.0, 10.0)),
+                max_wait_s=self._scaling.choice((None, 30.0)),
+            )
         return Policy(
             FLEET,
             self._pools(pool),

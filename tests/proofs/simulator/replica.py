@@ -20,6 +20,7 @@ from orchestrator.core.provider import Pod
 from orchestrator.loop.daemon import Daemon
 from orchestrator.loop.execute import Executor, PodOperations
 from orchestrator.loop.hooks import Hooks
+from orchestrator.loop.learning import Learning
 from orchestrator.loop.observe import Observer
 from orchestrator.loop.runtime import Runtime
 from orchestrator.loop.store_watch import StoreWatch
@@ -257,7 +258,9 @@ class Replica:
             store, lines, shell, world.bundle, latest, launch,
             Credentials(lambda worker, jti: f"{SECRET}.{worker.id}.{jti}", nonce_for), cloud.pod_log,
         )  # fmt: skip
-        self.observer = Observer(store, cloud, FLEET, catalog, slow_call_s=heartbeat_s, store_watch=watch)
+        self.observer = Observer(
+            store, cloud, FLEET, catalog, slow_call_s=heartbeat_s, store_watch=watch, learning=Learning(store, policy)
+        )
 
         async def lead(leads: bool) -> None:
             if leads:

@@ -41,6 +41,8 @@ REPORTS: dict[str, tuple[Any, ...]] = {
     "finding_garbage": (None, 7, {"code": 5}, {"code": "XID_79"}, XID_79 | {"severity": ["C"]}, "XID_79"),
 }
 CUT_OFF = 0.3  # of those without any of these: in these, no agent reaches a gateway for a while
+POLICY_CHOSEN, STATISTICS_DAMAGED = 0.2, 0.5  # of the acts of an operator
+DAMAGED: tuple[Any, ...] = (None, "text", [], {"form": 1}, {"form": 1, "boot_s": "x", "gaps": [[[]]]})
 AT_REGISTRATION, MOMENT_S = 0.5, 0.02  # of these; an answer is on its way for longer
 OFFLINE = 0.4  # of these: in these, the orchestrators reach neither pods nor the provider meanwhile
 KINDS = ("ok",) * 16 + ("fail", "fatal", "crash", "quiet", *STANDS)
@@ -63,6 +65,7 @@ class Scenario:
         self._sick = random.Random(f"sick workers of {world.seed}")
         self._guards = random.Random(f"findings of {world.seed}")
         self._silence = random.Random(f"silent agents of {world.seed}")
+        self._scaling = random.Random(f"choices of a rule of {world.seed}")
         self._path = random.Random(f"path of {world.seed}")
         self._tasks: list[str] = []
         self._over = False
@@ -424,6 +427,7 @@ class Scenario:
         dice, world = self._faults.dice, self._world
         live = [w["id"] for w in world.db.workers.values() if w["status"] not in ("terminating", "terminated")]
         what = dice.choice(("cancel", "retry", "drain", "stop", "pause", "limit"))
+        self._choose_policy()
         self._note(f"operator_{what}")
         if what in ("cancel", "retry"):
             world.commit(f"task_{what}", {"p_id": dice.choice(self._tasks)}, by="operator")
@@ -435,6 +439,18 @@ class Scenario:
         elif live:
             args = {"p_fleet": FLEET, "p_worker_id": dice.choice(live), "p_reason": "a wish"}
             world.commit("fleet_request_termination", args | {"p_now_not_drain": what == "stop"}, by="operator")
+
+    def _choose_policy(self) -> None:
+        """Choose a rule of scaling, or damage what is stored of what it knows: it is learned again."""
+        dice, db = self._scaling, self._world.db
+        pool, rule = dice.choice((None, "default")), dice.choice((None, "fixed", "learned"))
+        what = dice.random()
+        if what < POLICY_CHOSEN:
+            args = {"p_fleet": FLEET, "p_pool": pool, "p_policy": rule}
+            self._world.commit("fleet_scaling_policy", args, by="operator")
+        elif what < STATISTICS_DAMAGED and db.statistics:
+            self._faults.count["statistics_damaged"] += 1
+            db.statistics[FLEET, "default"] = {"statistics": dice.choice(DAMAGED), "until": 0.0}
 
     def _limit_workers(self, dice: random.Random) -> None:
         pools = [None, *(one.name for one in self._world.policy.pools)]

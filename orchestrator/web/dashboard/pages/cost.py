@@ -8,6 +8,7 @@ from typing import Any
 from orchestrator.diagnostics import spending
 from orchestrator.diagnostics.amounts import usd
 from orchestrator.diagnostics.cost import lines
+from orchestrator.diagnostics.scaling_reviews import told
 from orchestrator.errors import BAD_ARGUMENT
 from orchestrator.web.api.problems import Problem
 from orchestrator.web.dashboard.day_costs import ORDER, SHAPES, month
@@ -26,12 +27,13 @@ async def facts(reads: Reads, view: View) -> Facts:
     asked = _range(view)
     now = datetime.now(UTC)
     begin = _begin(asked, now)
-    report, done, seen, charged, days = await asyncio.gather(
+    report, done, seen, charged, days, reviews = await asyncio.gather(
         reads.get("cost", begin.isoformat(), None),
         reads.get("efficiency", begin.isoformat(), None),
         reads.get("observe"),
         reads.get("bill"),
         month(reads, now),
+        reads.get("reviews"),
     )
     total, workers = float(report["usd"]), lines(report, "worker")
     prices = {row["id"]: row for row in report["workers"]}
@@ -56,6 +58,7 @@ async def facts(reads: Reads, view: View) -> Facts:
         "day": spending.forecast(seen["spent"], now, *budgets),
         "month": days,
         "bill": charged and {**charged, "difference_usd": charged["theirs_usd"] - charged["ours_usd"]},
+        "reviews": told(reviews["reviews"]),
         "knows_budgets": policy is not None,
     }
 

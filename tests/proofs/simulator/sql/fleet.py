@@ -372,6 +372,7 @@ class Database(Queue):
             "workers": rows,
             "demand": self._demand(paused),
             "scale_limits": self.scale_limits(p_fleet),
+            "scaling_policies": self.scaling_policies(p_fleet),
             "expired_leases": ended,
             "offers": [jsonable(o) for (f, _), o in sorted(self.offers.items()) if f == p_fleet],
             "last_spawn_at": jsonable(spawned),
@@ -538,6 +539,10 @@ class Database(Queue):
                 pool = name.removeprefix("paused").removeprefix(":") or "*"
                 found[pool] = {"reason": row["reason"], "until": jsonable(row["expires_at"])}
         return found
+
+    def scaling_policies(self, fleet: str) -> Json:
+        """Return the operators' choices of a rule; see scaling.py."""
+        raise NotImplementedError
 
     def scale_limits(self, fleet: str) -> Json:
         """Return the limits of workers in force."""

@@ -84,7 +84,7 @@ class Live(Tables):
         new, old = self.specified(self.tasks[row["id"]]), dict(row)
         row |= new
         if row["state"] == "running":
-            row["pool"] = old["pool"]
+            row |= {"pool": old["pool"], "run_after": old["run_after"]}
         if any(old[name] != row[name] for name in ("pool", "run_after")):
             self.advance([row["id"]])
 
@@ -135,7 +135,7 @@ class Live(Tables):
     def note_attempt(self, row: Row, outcome: str, **more: Any) -> None:
         """Insert the row of an attempt that ends."""
         worker = self.workers[row["worker_id"]]
-        copied = ("worker_id", "nonce", "claim_no", "log_first", "attempt", "uncounted")
+        copied = ("worker_id", "nonce", "claim_no", "log_first", "attempt", "uncounted", "run_after")
         ended = {"task_id": row["id"], **{name: row[name] for name in copied}, "started_at": row["claimed_at"]}
         ended |= {"ended_at": self.now, "outcome": outcome, "failure_code": None, **ENDED}
         ended |= {"log_last": handler_bytes(worker, row["nonce"])} | more

@@ -436,7 +436,7 @@ class Queue(Fitness):
 
 def shown_attempt(attempt: Row) -> Row:
     """A row of `attempts`, as the view task_attempts shows it."""
-    return {name: value for name, value in attempt.items() if name != "uncounted"}
+    return {name: value for name, value in attempt.items() if name not in ("uncounted", "run_after")}
 
 
 def _place(row: Row) -> tuple[Any, ...]:

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from tests.proofs.simulator.sql.fleet import Database
 from tests.proofs.simulator.sql.queue import Json
+from tests.proofs.simulator.sql.scaling import Scaling
 from tests.proofs.simulator.sql.tables import Row, check_keys, greatest, jsonable, refuse
 
 DECISION_KEYS = ("pool", "rule", "target", "inputs", "actions", "blocked")
@@ -17,7 +17,7 @@ RETAINED = (
 LEDGER = {"first_byte": "first", "last_byte": "last"}
 
 
-class Records(Database):
+class Records(Scaling):
     """The whole database."""
 
     def fleet_attempt_open(self, p_fleet: str, p_term: int, p_worker_id: str, p_stage: str) -> Json:

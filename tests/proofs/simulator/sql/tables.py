@@ -102,6 +102,7 @@ class Tables:
         self.hosts: dict[tuple[str, str], Row] = {}
         self.log_objects: dict[tuple[str, str, str], list[Row]] = {}
         self.settings: dict[tuple[str, str], Row] = {}
+        self.statistics: dict[tuple[str, str], Row] = {}  # (fleet, pool) -> what the learned rule knows
         self.releases: dict[tuple[str, str], datetime] = {}
         self.task_types: dict[str, Row] = {}
         self.declared: dict[str, Row] = {}  # fleet -> what its leader says that workers would run now

@@ -1,0 +1,67 @@
+"""What other rules of scaling would have cost: the leader's last review of each pool."""
+
+from datetime import datetime
+
+from starlette.responses import Response
+
+from orchestrator.core.economics.guard import ReviewCandidate
+from orchestrator.core.economics.policies import ScalingPolicy
+from orchestrator.web.api.models import AnswerModel
+from orchestrator.web.api.operations import Api, ApiCall, shown
+
+
+class ReviewedFigures(AnswerModel):
+    """What was recorded, or what a replay found. Waits are null if no task ran."""
+
+    usd: float
+    boots: int
+    wait_p50_s: float | None
+    wait_p95_s: float | None
+    wait_max_s: float | None
+    waited_s: float
+    most_on_a_day_usd: float | None
+    not_run: int
+
+
+class CandidateFigures(ReviewedFigures):
+    """One rule. `cost_s`: seconds of one GPU, with the waiting at its price."""
+
+    cost_s: float
+
+
+class ReviewShown(AnswerModel):
+    """A review of the time before it. `error_share`: by how much a replay of the rule in force differs in dollars."""
+
+    since: datetime
+    until: datetime
+    tasks: int
+    boot_s: float
+    wait_price: float
+    usd_per_hour: float
+    recorded: ReviewedFigures
+    candidates: dict[ReviewCandidate, CandidateFigures]
+    error_share: float | None
+    in_force: ScalingPolicy
+    tomorrow: ReviewCandidate
+
+
+class PoolReviewShown(AnswerModel):
+    """The last review of a pool."""
+
+    pool: str
+    at: datetime
+    review: ReviewShown
+
+
+class ScalingReviewsShown(AnswerModel):
+    """Those of the last eight days."""
+
+    at: datetime
+    reviews: list[PoolReviewShown]
+
+
+async def listed(api: Api, call: ApiCall) -> Response:
+    """The reviews of the pools that a token sees."""
+    found = await api.rows.reviews()
+    seen = [one for one in found["reviews"] if call.holder.pools is None or one["pool"] in call.holder.pools]
+    return shown(ScalingReviewsShown.model_validate({"at": found["now"], "reviews": seen}))
