@@ -97,7 +97,7 @@ def test_every_setting_is_in_a_section() -> None:
 def test_what_a_pool_overrides_is_what_the_declarations_say() -> None:
     """A key of POOLS_FILE is declared with its setting, unless only a pool has it; each fills a field of Pool."""
     declared = {one.pool_key for one in DECLARED if one.pool_key}
-    of_pools = {"task_types", "gpu_count", "kind", "install_slurm"}
+    of_pools = {"task_types", "gpu_count", "kind", "install_slurm", "scheduled_sizes"}
     assert set(PoolEntry.model_fields) - declared == of_pools <= set(PoolKeys.model_fields)
     assert declared <= set(PoolEntry.model_fields)
     assert {one.pool_field for one in DECLARED if one.pool_field} < {field.name for field in fields(Pool)}
