@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.core.cluster_states import LIVE_MEMBER, ClusterStatus, MemberRole, MemberStatus
 from orchestrator.core.economics.history import Run
-from orchestrator.core.economics.policies import ScalingPolicy
+from orchestrator.core.economics.policies import ReviewCandidate, ScalingPolicy
 from orchestrator.core.economics.stored import statistics_of
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
@@ -163,6 +163,7 @@ def pool_history_of(row: Row, now: float) -> PoolHistory:
         busy_since={worker: float(at) for worker, at in row["busy"].items()},
         stored=stored,
         is_lost=row["is_stored"] and stored is None,
+        reviewed=next((one for one in ReviewCandidate if one.value == row.get("reviewed")), None),
     )
 
 

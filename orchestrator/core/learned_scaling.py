@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 
 from orchestrator.core import boots, scale_limits
 from orchestrator.core.actions import Terminate
-from orchestrator.core.economics.learned import MAX_STARTS, LearnedRule
-from orchestrator.core.economics.policies import ScalingPolicy
+from orchestrator.core.economics.learned import MAX_STARTS, ColdStartRule, LearnedRule
+from orchestrator.core.economics.policies import ReviewCandidate, ScalingPolicy
 from orchestrator.core.economics.rule import IdleWorker, PoolView
 from orchestrator.core.economics.statistics import Statistics
 from orchestrator.core.exit_causes import ExitCause
@@ -43,6 +43,21 @@ def is_learned(pool: Pool) -> bool:
     return pool.scaling_policy is ScalingPolicy.LEARNED and pool.kind is PoolKind.QUEUE
 
 
+def decides(pool: Pool, snapshot: Snapshot) -> bool:
+    """Whether it decides now. It does not if the last review found that the fixed settings would be cheaper."""
+    return is_learned(pool) and _reviewed(pool, snapshot) is not ReviewCandidate.FIXED
+
+
+def reviewed_text(pool: Pool, snapshot: Snapshot) -> str:
+    """Return what the last review changes, for the rule of a decision; empty if it changes nothing."""
+    found = _reviewed(pool, snapshot) if is_learned(pool) else None
+    if found is ReviewCandidate.FIXED:
+        return "; by the fixed settings today, which would have been cheaper than learned in the last week"
+    if found is ReviewCandidate.COLD_START:
+        return "; idle workers stay for one cold start today, which would have been cheaper in the last week"
+    return ""
+
+
 def size(
     pool: Pool,
     snapshot: Snapshot,
@@ -56,7 +71,8 @@ def size(
     """Ask the rule. `ready` and `spawning` are the workers of the pool that count, at most `most`."""
     facts = snapshot.learned.get(pool.name) or LearnedPool(Statistics(FIRST_BOOT_S))
     known = replace(facts.known, boot_s=_boot_s(pool, snapshot, facts.known))
-    rule = LearnedRule(known, pool.wait_price, pool.max_wait_s)
+    kind = ColdStartRule if facts.reviewed is ReviewCandidate.COLD_START else LearnedRule
+    rule = kind(known, pool.wait_price, pool.max_wait_s)
     idle = [worker for worker in ready if not worker.tasks_running]
     idle.sort(key=lambda w: (w.release == policy.release(pool), _idle_since(w, facts), w.id))
     view = _view(snapshot, facts, demand, [w for w in ready if w.tasks_running], spawning, idle, most)
@@ -122,6 +138,11 @@ def terminations(
             text = f"idle, and more than {scale_limits.most_text(pool)}"
             out.append(Terminate(worker.id, State.IDLE, ExitCause.SCALE_DOWN, None, text))
     return out
+
+
+def _reviewed(pool: Pool, snapshot: Snapshot) -> ReviewCandidate | None:
+    facts = snapshot.learned.get(pool.name)
+    return facts.reviewed if facts else None
 
 
 def _by_age(ready: Sequence[Worker], snapshot: Snapshot) -> list[Worker]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from orchestrator.core.cluster_states import ClusterStatus, MemberStatus
-from orchestrator.core.economics.policies import ScalingPolicy
+from orchestrator.core.economics.policies import ReviewCandidate, ScalingPolicy
 from orchestrator.core.economics.statistics import Statistics
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
@@ -211,6 +211,7 @@ class LearnedPool:
     waiting: tuple[float, ...] = ()  # arrivals of the tasks that are ready, the oldest ones, oldest first
     busy_since: Mapping[str, float] = field(default_factory=dict)  # worker -> when it claimed its oldest running task
     last_end: Mapping[str, float] = field(default_factory=dict)  # worker -> when its last task ended, if that is recent
+    reviewed: ReviewCandidate | None = None  # the cheapest rule of the last week, if a review knows it
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,9 +65,7 @@ class Pool:
     sized_by: tuple[ScheduledSize, datetime] | None = None  # the entry in force, and since when
     scaling_policy: ScalingPolicy = ScalingPolicy.FIXED
     wait_price: float = 1.0  # seconds of one GPU that one second of a task's waiting is worth
-    max_wait_s: float | None = (
-        None  # after which a task gets a boot in any case; None: some boots (economics/learned.py)
-    )
+    max_wait_s: float | None = None  # after which a task gets a boot in any case; None: four boots
     scale_limit: ScaleLimit | None = None  # an operator's for a time, if it is lower than max_active (scale_limits.py)
 
     @property

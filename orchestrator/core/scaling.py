@@ -65,7 +65,7 @@ def size_of(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozense
     kept = [one for one in fitness.kept(pool, snapshot, policy) if one not in leaving]
     warm = max(busy + pool.keep_idle, pool.min_active) - len(kept)
     learned = None
-    if learned_scaling.is_learned(pool):
+    if learned_scaling.decides(pool, snapshot):
         learned = learned_scaling.size(pool, snapshot, policy, demand, ready, spawning, most=pool.most - len(unfit))
     wanted = max(learned.wanted if learned else ceil((demand.claimable + running) / pool.tasks_per_gpu), warm)
     awaited = rollout.awaited(pool, policy, [*here, *ending], demand)
@@ -101,7 +101,7 @@ def plan(
         return _of_cluster(pool, size, snapshot, policy, selector, offers)
     demand, target = size.demand, size.target
     rule = learned_scaling.rule(pool, size) if size.learned else _formula(pool, size)
-    rule += scheduled_sizes.text(pool)
+    rule += learned_scaling.reviewed_text(pool, snapshot) + scheduled_sizes.text(pool)
     if size.suspects:
         rule += f"; {size.suspects} fewer, because as many suspects stay warm until tasks come"
     if size.awaited:

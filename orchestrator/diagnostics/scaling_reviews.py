@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from orchestrator.core.economics.guard import ReviewCandidate
+from orchestrator.core.economics.policies import ReviewCandidate
 from orchestrator.core.plurals import counted
 from orchestrator.diagnostics.amounts import span, usd
 

@@ -107,7 +107,7 @@ class Learning:
                 last_end[worker] = max(run.ended, last_end.get(worker, run.ended))
         newest = _learned(known, history, until, history.now, pool)
         before.known, before.until, before.last_end = known, until, last_end
-        before.present = LearnedPool(newest, history.waiting, history.busy_since, last_end)
+        before.present = LearnedPool(newest, history.waiting, history.busy_since, last_end, history.reviewed)
         self._pools[pool.name] = before
 
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from orchestrator.core.economics.history import Run
-from orchestrator.core.economics.policies import ScalingPolicy
+from orchestrator.core.economics.policies import ReviewCandidate, ScalingPolicy
 from orchestrator.core.economics.statistics import Statistics
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.host_strikes import Strike
@@ -77,6 +77,7 @@ class PoolHistory:
     busy_since: Mapping[str, float]  # worker -> when it claimed its oldest running task
     stored: Statistics | None  # as they were stored at `since`
     is_lost: bool  # statistics were stored that cannot be used
+    reviewed: ReviewCandidate | None = None  # the cheapest rule of the last week, if a review knows it
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@
 --   opened   arrivals after `since` of tasks that are ready or running; open: the number of these tasks
 --   waiting  the arrivals of the oldest ready tasks, the oldest first
 --   busy     {worker: when it claimed its oldest running task}
+--   reviewed the rule that the last review names, if it is not too old
 --   stored   the statistics as they were stored, if `since` was null; is_stored: whether there were any
 create or replace function public.fleet_scaling_facts(p_fleet text, p_pools jsonb, p_now timestamptz default null)
 returns jsonb
@@ -32,6 +33,7 @@ as $$
 #variable_conflict use_variable
 declare
     c_days constant interval := '14 days';
+    c_valid constant interval := '2 days';  -- of a review, which is made once a day
     v_stored orchestrator.scaling_statistics;
     v_since timestamptz := to_timestamp(p_since::float8);
     v_most int;
@@ -54,7 +56,9 @@ begin
         v_since := v_first;
     end if;
     return jsonb_build_object('since', extract(epoch from v_since), 'runs', v_runs, 'stored', v_stored.statistics,
-                              'is_stored', v_stored.fleet is not null)
+                              'is_stored', v_stored.fleet is not null, 'reviewed', (
+                                  select r.review->>'tomorrow' from orchestrator.scaling_reviews r
+                                   where r.fleet = p_fleet and r.pool = p_pool and r.at > p_now - c_valid))
            || orchestrator.open_facts(p_fleet, p_pool, v_since, p_now);
 end
 $$;

@@ -2,36 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from math import isfinite
 
 from orchestrator.core.economics import what_if
-from orchestrator.core.economics.learned import LearnedRule
-from orchestrator.core.economics.policies import ScalingPolicy
+from orchestrator.core.economics.learned import ColdStartRule
+from orchestrator.core.economics.policies import ReviewCandidate, ScalingPolicy
 from orchestrator.core.economics.recorded import RecordedPool
 from orchestrator.core.economics.rule import Rule
 from orchestrator.core.economics.scaling_settings import AtLeast, ScalingSettings
 from orchestrator.core.economics.statistics import Statistics
 from orchestrator.core.economics.what_if import FleetFigures
-from orchestrator.core.economics.windows import cold_start_s
-
-
-class ReviewCandidate(StrEnum):
-    """A rule that may run tomorrow. Of two with the same cost, the first one here runs."""
-
-    FIXED = "fixed"  # the operator's fixed settings
-    LEARNED = "learned"
-    COLD_START = "cold_start"  # starts workers as learned does, and keeps each idle one for one cold start
-
-
-class ColdStartRule(LearnedRule):
-    """The learned rule, but each idle worker is kept for one cold start."""
-
-    __slots__ = ()
-
-    def window(self, level: int, now: float) -> float:  # noqa: ARG002  a constant depends on nothing
-        """Return the seconds of a cold start."""
-        return cold_start_s(self.known.boot_s, self.wait_price)
 
 
 @dataclass(frozen=True, slots=True)

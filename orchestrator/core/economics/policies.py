@@ -16,6 +16,14 @@ class ScalingPolicy(StrEnum):
     LEARNED = "learned"
 
 
+class ReviewCandidate(StrEnum):
+    """A rule that may run tomorrow (guard.py). Of two with the same cost, the first one here runs."""
+
+    FIXED = "fixed"  # the operator's fixed settings
+    LEARNED = "learned"
+    COLD_START = "cold_start"  # starts workers as learned does, and keeps each idle one for one cold start
+
+
 def rule_for(policy: ScalingPolicy, boot_s: float, wait_price: float) -> Callable[[str], Rule]:
     """Return what makes the rule of a pool that has learned nothing. `boot_s` is its first estimate."""
     if policy is ScalingPolicy.FIXED:

@@ -4,8 +4,7 @@ from datetime import datetime
 
 from starlette.responses import Response
 
-from orchestrator.core.economics.guard import ReviewCandidate
-from orchestrator.core.economics.policies import ScalingPolicy
+from orchestrator.core.economics.policies import ReviewCandidate, ScalingPolicy
 from orchestrator.web.api.models import AnswerModel
 from orchestrator.web.api.operations import Api, ApiCall, shown
 

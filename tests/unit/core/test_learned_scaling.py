@@ -8,9 +8,9 @@ import pytest
 from orchestrator.core import decision_text
 from orchestrator.core.actions import Plan, Spawn, Terminate
 from orchestrator.core.economics.learned import up
-from orchestrator.core.economics.policies import ScalingPolicy
+from orchestrator.core.economics.policies import ReviewCandidate, ScalingPolicy
 from orchestrator.core.economics.rule import PoolView
-from orchestrator.core.economics.statistics import Statistics
+from orchestrator.core.economics.statistics import GRID_S, Gaps, Statistics
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.model import EVERY_POOL, LearnedPool, Pause, ScaleLimit, Snapshot, Worker
 from orchestrator.core.plan import plan
@@ -222,6 +222,20 @@ def test_an_operator_chooses_the_fixed_rule_although_the_settings_say_learned() 
     assert made.decisions[0].inputs["policy"] == "fixed"
     text = decision_text.sentence(made.decisions[0].inputs, made.decisions[0].target)
     assert text == "1 task ready, 3 per GPU → 1 worker; an operator chose the rule fixed"
+
+
+def test_after_a_review_the_cheapest_rule_of_the_last_week_decides() -> None:
+    """An idle worker stays for one cold start, or as long as the fixed settings say; the decision names the review."""
+    long = Gaps((*(0.0 for _ in GRID_S[1:]), 200.0))  # the worker is used again after hours: its window is short
+    known, kept = replace(KNOWN, gaps=((long, *KNOWN.gaps[0][1:]), *KNOWN.gaps[1:])), {}
+    for found in (None, *ReviewCandidate):
+        at = seen(idle("gpu-1", 90), known=known)
+        made = plan(replace(at, learned={"default": replace(at.learned["default"], reviewed=found)}), learned())
+        kept[found] = (not ended(made), made.decisions[0].rule)
+    assert [stays for stays, _ in kept.values()] == [False, True, False, True]
+    assert "by the fixed settings today" in kept[ReviewCandidate.FIXED][1]
+    assert "for one cold start today" in kept[ReviewCandidate.COLD_START][1]
+    assert kept[None][1] == kept[ReviewCandidate.LEARNED][1]
 
 
 def test_an_ending_workers_tasks_are_no_demand() -> None:

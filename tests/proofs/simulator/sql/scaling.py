@@ -36,6 +36,7 @@ class Scaling(Database):
             moments = (self._arrival_of(run), run["started_at"], run["ended_at"])
             shown.append([*(moment.timestamp() for moment in moments), run["worker_id"]])
         known: Json = {"since": since.timestamp(), "runs": shown, "is_stored": stored is not None}
+        known["reviewed"] = None
         return known | {"stored": stored["statistics"] if stored else None, **self._open(fleet, pool, since)}
 
     def _runs(self, fleet: str, pool: str, since: datetime) -> list[Row]:

@@ -11,8 +11,7 @@ from orchestrator.core import scaling
 from orchestrator.core.actions import Terminate
 from orchestrator.core.economics import guard, what_if
 from orchestrator.core.economics.fixed import FixedRule
-from orchestrator.core.economics.guard import ReviewCandidate
-from orchestrator.core.economics.policies import ScalingPolicy
+from orchestrator.core.economics.policies import ReviewCandidate, ScalingPolicy
 from orchestrator.core.economics.recorded import PoolCosts, RecordedPool, RecordedRun, histories
 from orchestrator.core.economics.replay import RecordedTask
 from orchestrator.core.economics.rule import IdleWorker, PoolView
