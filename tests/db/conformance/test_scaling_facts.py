@@ -9,7 +9,7 @@ from psycopg.rows import DictRow
 from psycopg.types.json import Jsonb
 
 from orchestrator.adapters.store import SqlStore
-from orchestrator.core.economics.policies import ScalingPolicy
+from orchestrator.core.economics.policies import ReviewCandidate, ScalingPolicy
 from orchestrator.core.economics.statistics import Statistics
 from orchestrator.core.economics.stored import as_json
 from orchestrator.core.states import State
@@ -200,6 +200,20 @@ async def test_an_open_task_arrives_when_it_could_have_run(fleet: Fleet, hand: A
     fleet.wait(10)
     await agent.release(task)  # at 120
     assert seconds((await history(fleet)).waiting) == [120]
+
+
+@pytest.mark.parametrize("found", [*ReviewCandidate, None, "magic", {"x": 1}])
+async def test_a_history_has_the_rule_of_the_last_review(
+    fleet: Fleet, hand: AsyncConnection[DictRow], found: object
+) -> None:
+    """For two days. A name that nobody knows is no rule."""
+    await hand.execute(
+        "insert into orchestrator.scaling_reviews (fleet, pool, at, review) values (%s, 'default', %s, %s)",
+        (FLEET, fleet.now, Jsonb({"tomorrow": found})),
+    )
+    assert (await history(fleet)).reviewed == (found if isinstance(found, ReviewCandidate) else None)
+    fleet.wait(2 * 86_400)
+    assert (await history(fleet)).reviewed is None
 
 
 async def test_a_history_is_that_of_one_pool_and_fleet(fleet: Fleet) -> None:
