@@ -46,7 +46,8 @@ begin
             execute format('alter table public.task_attempts drop constraint %I', v_name);
         end loop;
         drop table orchestrator.attempts;  -- without rows
-        alter table public.task_attempts add column if not exists uncounted int not null default 0;
+        alter table public.task_attempts
+            add column if not exists uncounted int not null default 0, add column if not exists run_after timestamptz;
         alter table public.task_attempts set schema orchestrator;
         alter table orchestrator.task_attempts rename to attempts;
         alter index orchestrator.task_attempts_pkey rename to attempts_pkey;

@@ -133,6 +133,8 @@ class LearnedRule:
                 why = f"end {len(ends)}: {kept.text(view.now - worker.since)}"
             else:
                 review_at = due if review_at is None else min(review_at, due)
+        if ends and review_at is not None:
+            review_at = view.now  # those that are left count as other levels
         return Decision(ends=tuple(ends), review_at=review_at, why=why)
 
     def kept(self, view: PoolView) -> list[Kept]:

@@ -15,7 +15,7 @@ from orchestrator.core.economics.stored import as_json
 from orchestrator.core.states import State
 from orchestrator.loop.learning import LAG_S, Learning
 from orchestrator.ports import BadArgument, NotLeader, PoolHistory
-from tests.db.conformance.builders import FLEET, START, Agent, Fleet
+from tests.db.conformance.builders import FLEET, START, Agent, Fleet, rows_read
 from tests.unit.core.build import policy
 
 RUNS = "select * from orchestrator.task_runs(%s, %s, %s, %s, %s)"
@@ -294,3 +294,27 @@ async def test_an_operator_chooses_the_rule_and_takes_it_back(fleet: Fleet, hand
         await store.choose_policy("clever")
     log = await (await hand.execute("select actor, action, subject from audit_log order by id limit 2")).fetchall()
     assert [tuple(row.values()) for row in log] == [("anna", "pool.policy", "*"), ("operator", "pool.policy", "a")]
+
+
+async def test_a_history_reads_no_more_than_its_bounds(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+    """Thirty thousand tasks wait and as many have run, behind the planner's back."""
+    await hand.execute("insert into tasks (task_type) select 't' from generate_series(1, 30000)")
+    agent = await fleet.agent()
+    await hand.execute(
+        """insert into orchestrator.attempts (task_id, attempt, worker_id, nonce, claim_no, started_at, ended_at)
+           select gen_random_uuid(), 1, %s, 'n', 1, now() - interval '1 day', now() - n * interval '1 second'
+             from generate_series(1, 30000) n""",
+        (agent.id,),
+    )
+    for since_s, most in ((None, 40_000), (60.0, 2_000)):
+        async with hand.transaction():
+            before = [await rows_read(hand, table) for table in ("live", "attempts", "tasks", "edges")]
+            await hand.execute(
+                "select fleet_scaling_facts(%s, jsonb_build_object('default', extract(epoch from now()) - %s))",
+                (FLEET, since_s),
+            )
+            after = [await rows_read(hand, table) for table in ("live", "attempts", "tasks", "edges")]
+        live, *others = (one - other for one, other in zip(after, before, strict=True))
+        assert live <= 10_200
+        assert sum(others) <= most
+    await hand.execute("truncate tasks, orchestrator.attempts")

@@ -151,6 +151,8 @@ MUTANTS = (
            "    rate = usd_per_hour or 0.0\n", "    rate = 0.0\n"),
     Mutant("idle workers stay", "I2", SCALE,
            "        if idle_s >= pool.idle_timeout_s:", "        if False:"),
+    Mutant("the window of a learned pool has no end", "I2", "orchestrator/core/learned_scaling.py",
+           "        if due > view.now:", "        if True:"),
     Mutant("the stage watchdog sleeps", "I7", LIFE,
            "    elif snapshot.now >= worker.deadline_at + timedelta(seconds=DEADLINE_SLACK_S):",
            "    elif False:"),
