@@ -32,12 +32,8 @@ begin
              limit v_limit) e
       left join lateral (select k.created_at, orchestrator.needs(k.*) as needs from public.tasks k
                           where k.id = e.task_id offset 0) t on true
-     cross join lateral (  -- most tasks have one attempt and need nothing: then neither function is called
-           select case when e.attempt > 1 then orchestrator.previous_end(e.task_id, e.attempt) end as ended_at
-           offset 0) p
-     cross join lateral (
-           select case when t.needs <> '{}' and p.ended_at is null then orchestrator.needs_end(t.needs) end as ended_at
-           offset 0) n;
+      left join lateral orchestrator.previous_end(e.task_id, e.attempt) p (ended_at) on true
+      left join lateral orchestrator.needs_end(t.needs) n (ended_at) on t.needs <> '{}' and p.ended_at is null;
 end
 $$;
 
