@@ -20,7 +20,7 @@ from orchestrator.ports import DatabaseHalf, PoolHistory, PortError, Store
 
 LAG_S = 10.0  # so long may a transaction take that creates or ends a task
 READ_S = 5.0  # how long a tick waits for the history of its pools
-BEGIN_AT_ONCE = 3  # pools whose whole history one tick reads
+BEGIN_AT_ONCE = 8  # pools whose whole history one tick reads; after an answer that was late, half as many
 STORE_EVERY_S = 60.0
 EVERYTHING = 0.0  # since when a pool is learned whose stored statistics cannot be used
 log = LazyLogger()
@@ -44,6 +44,7 @@ class Learning:
         self._store, self._policy = store, policy
         self._pools: dict[str, LearnedSoFar] = {}
         self._lost: set[str] = set()  # pools whose stored statistics cannot be used
+        self._at_once = BEGIN_AT_ONCE
 
     def forget(self) -> None:
         """Begin with the stored statistics again, because another process may have led."""
@@ -56,7 +57,7 @@ class Learning:
         self._pools = {name: one for name, one in self._pools.items() if name in pools}
         if not pools:
             return {}
-        new = [name for name in pools if name not in self._pools][:BEGIN_AT_ONCE]
+        new = [name for name in pools if name not in self._pools][: self._at_once]
         since: dict[str, float | None] = {name: one.until for name, one in self._pools.items()}
         since |= {name: EVERYTHING if name in self._lost else None for name in new}
         try:
@@ -64,12 +65,14 @@ class Learning:
                 found = await self._store.histories(since)
         except (PortError, TimeoutError) as error:
             why = str(error) or f"no answer within {READ_S:g} s"
+            self._at_once = max(1, self._at_once // 2)
             log.warning("history_unread", message=f"what the learned rule knows is older: {why}")
             return {name: replace(one.present, waiting=()) for name, one in self._pools.items()}
         live = {worker.id for worker in half.workers}
         for name, history in found.items():
             if name in pools:
                 self._learn(pools[name], history, half, live)
+                await asyncio.sleep(0)  # a long history takes a second
         return {name: one.present for name, one in self._pools.items()}
 
     async def keep(self, term: int) -> None:

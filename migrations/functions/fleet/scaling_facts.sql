@@ -96,18 +96,20 @@ begin
                 select k.task_id, k.created_at, k.run_after, k.attempt, k.has_needs, k.claimed_at from running k) r
              where r.created_at > p_since or r.run_after > p_since or r.has_needs or r.attempt > 0
         ), opened as (
-            select least(r.before, orchestrator.open_arrival(
-                       r.task_id, r.created_at, r.run_after, r.attempt, r.has_needs, r.before)) as at from recent r
+            select a.at from recent r
+             cross join lateral orchestrator.open_arrival(
+                   r.task_id, r.created_at, r.run_after, r.attempt, r.has_needs, r.before) a (at)
         ), waiting as (
-            select least(p_now, orchestrator.open_arrival(
-                       q.task_id, q.created_at, q.run_after, q.attempt, q.has_needs, p_now)) as at
+            select a.at
               from ((select l.* from orchestrator.live l where l.pool = p_pool and l.state = 'ready'
                       order by l.pool, l.created_at limit c_waiting)
                     union all
                     (select l.* from orchestrator.live l
                       where l.pool = p_pool and l.state = 'waits_for_time' and l.run_after <= p_now
                       order by l.pool, l.run_after limit c_waiting)) q
-             order by at limit c_waiting
+             cross join lateral orchestrator.open_arrival(
+                   q.task_id, q.created_at, q.run_after, q.attempt, q.has_needs, p_now) a (at)
+             order by a.at limit c_waiting
         )
         select jsonb_build_object(
             'open', (select count(*) from ready) + (select count(*) from running),
@@ -120,23 +122,25 @@ begin
 end
 $$;
 
--- From when a worker could run a task that is open. `p_attempt`: its last attempt that has ended; 0 for none. A
--- run_after later than p_before is one of a later attempt.
+-- From when a worker could run an open task, at the latest p_before. `p_attempt`: its last attempt that has ended;
+-- 0 for none. A run_after later than p_before is one of a later attempt. A part of the query, as previous_end().
 create or replace function orchestrator.open_arrival(
     p_task_id uuid, p_created_at timestamptz, p_run_after timestamptz, p_attempt int, p_has_needs boolean,
     p_before timestamptz
-) returns timestamptz
-language plpgsql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
-set jit = off as $$
-#variable_conflict use_variable
-declare
-    v_previous_end timestamptz := case when p_attempt > 0 then orchestrator.previous_end(p_task_id, p_attempt + 1) end;
-begin
-    return orchestrator.arrival(
-        p_created_at, case when p_run_after <= p_before then p_run_after end, v_previous_end,
-        case when p_has_needs and v_previous_end is null then orchestrator.needs_end(
-            array(select e.needs from orchestrator.edges e where e.task_id = p_task_id)) end);
-end
+) returns setof timestamptz
+language sql stable as $$
+    select least(open_arrival.p_before, orchestrator.arrival(
+               open_arrival.p_created_at,
+               case when open_arrival.p_run_after <= open_arrival.p_before then open_arrival.p_run_after end,
+               p.ended_at, n.ended_at))
+      from (values (1)) o (one)
+      left join lateral orchestrator.previous_end(open_arrival.p_task_id, open_arrival.p_attempt + 1) p (ended_at)
+        on open_arrival.p_attempt > 0
+      left join lateral (
+           select max(l.ended_at) as ended_at from orchestrator.edges e
+            cross join lateral (select b.ended_at from orchestrator.attempts b where b.task_id = e.needs
+                                 order by b.attempt desc limit 1) l
+            where open_arrival.p_has_needs and e.task_id = open_arrival.p_task_id) n on p.ended_at is null
 $$;
 
 -- Keeps the statistics of pools, [{pool, statistics, until}], until the next ones are kept.

@@ -47,17 +47,18 @@ language sql immutable as $$
                 else greatest(arrival.p_previous_end, arrival.p_run_after) end
 $$;
 
--- When the attempt before this one ended; null if there was none.
-create or replace function orchestrator.previous_end(p_task_id uuid, p_attempt int) returns timestamptz
-language sql stable set search_path = pg_catalog, pg_temp as $$
+-- When the attempt before this one ended; null or no row if there was none. This function and the next have no settings
+-- and not the rights of their owner, so that they become a part of the query.
+create or replace function orchestrator.previous_end(p_task_id uuid, p_attempt int) returns setof timestamptz
+language sql stable as $$
     select b.ended_at from orchestrator.attempts b
      where b.task_id = previous_end.p_task_id and b.attempt < previous_end.p_attempt
      order by b.attempt desc limit 1
 $$;
 
 -- When the last of these tasks ended; null if nothing is known of their attempts.
-create or replace function orchestrator.needs_end(p_ids uuid[]) returns timestamptz
-language sql stable set search_path = pg_catalog, pg_temp as $$
+create or replace function orchestrator.needs_end(p_ids uuid[]) returns setof timestamptz
+language sql stable as $$
     select max(l.ended_at) from unnest(needs_end.p_ids) i (id)
      cross join lateral (select b.ended_at from orchestrator.attempts b where b.task_id = i.id
                           order by b.attempt desc limit 1) l

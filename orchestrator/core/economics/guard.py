@@ -9,7 +9,7 @@ from orchestrator.core.economics.learned import ColdStartRule
 from orchestrator.core.economics.policies import ReviewCandidate, ScalingPolicy
 from orchestrator.core.economics.recorded import RecordedPool
 from orchestrator.core.economics.rule import Rule
-from orchestrator.core.economics.scaling_settings import AtLeast, ScalingSettings
+from orchestrator.core.economics.scaling_settings import ScalingSettings
 from orchestrator.core.economics.statistics import Statistics
 from orchestrator.core.economics.what_if import FleetFigures
 
@@ -40,8 +40,7 @@ def candidate_rule(candidate: ReviewCandidate, settings: ScalingSettings, boot_s
     """Return the rule of a pool that has learned nothing."""
     if candidate is not ReviewCandidate.COLD_START:
         return replace(settings, scaling_policy=ScalingPolicy(candidate.value)).rule(boot_s)
-    rule = ColdStartRule(Statistics(boot_s), settings.wait_price, settings.max_wait_s)
-    return AtLeast(rule, settings.min_active) if settings.min_active else rule
+    return settings.kept(ColdStartRule(Statistics(boot_s), settings.wait_price, settings.max_wait_s))
 
 
 def cheapest(costs: Mapping[ReviewCandidate, float]) -> ReviewCandidate:

@@ -11,10 +11,11 @@ from orchestrator.core.economics.statistics import Statistics
 
 @dataclass(slots=True)
 class AtLeast:
-    """A rule whose pool never has fewer than `least` workers."""
+    """A rule whose pool always has `min_active` workers, and `keep_idle` beside the busy ones."""
 
     rule: Rule
-    least: int
+    min_active: int
+    keep_idle: int = 0
 
     def arrived(self, level: int, now: float) -> None:
         """Tell the rule."""
@@ -29,11 +30,12 @@ class AtLeast:
         self.rule.ended(level, run_s, now)
 
     def decide(self, view: PoolView) -> Decision:
-        """Start what is missing to `least`, and end no worker that it needs: the newest last use stays."""
+        """Start what is missing, and end no worker that has to stay: of the idle ones, the newest last use stays."""
         decided = self.rule.decide(view)
-        ends = decided.ends[: max(0, view.live - self.least)]
-        starts = max(decided.starts, min(self.least, view.most) - view.live)
-        why = decided.why if starts == decided.starts else f"start {starts}: at least {self.least}"
+        least = min(max(len(view.busy) + self.keep_idle, self.min_active), view.most)
+        ends = decided.ends[: max(0, view.live - least)]
+        starts = max(decided.starts, least - view.live)
+        why = decided.why if starts == decided.starts else f"start {starts}: at least {least}"
         return replace(decided, starts=starts, ends=ends, why=why if starts or ends else "")
 
 
@@ -52,11 +54,16 @@ class ScalingSettings:
     overcapacity_idle_timeout_s: float = 30.0
     grace_s: float = 60.0  # SCALE_DOWN_GRACE_PERIOD_SEC
 
+    def kept(self, rule: Rule) -> Rule:
+        """Return a rule whose pool has the workers that these settings keep in any case."""
+        if not self.min_active and not self.keep_idle:
+            return rule
+        return AtLeast(rule, self.min_active, self.keep_idle)
+
     def rule(self, boot_s: float) -> Rule:
         """Return the rule of a pool that has learned nothing. `boot_s` is its first estimate."""
         if self.scaling_policy is ScalingPolicy.LEARNED:
-            learned = LearnedRule(Statistics(boot_s), self.wait_price, self.max_wait_s)
-            return AtLeast(learned, self.min_active) if self.min_active else learned
+            return self.kept(LearnedRule(Statistics(boot_s), self.wait_price, self.max_wait_s))
         return FixedRule(
             self.tasks_per_gpu,
             self.idle_timeout_s,

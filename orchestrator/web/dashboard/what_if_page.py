@@ -9,7 +9,7 @@ from markupsafe import Markup
 from orchestrator.core.economics.pod_counts import PodCount
 from orchestrator.core.economics.scenarios import CurvePoint
 from orchestrator.diagnostics.amounts import span, usd
-from orchestrator.web.dashboard.render import STATIC, environment
+from orchestrator.web.dashboard.render import STATIC, clean, environment
 from orchestrator.web.dashboard.series import ChartSpan, scale
 from orchestrator.web.dashboard.stacked import Dot, Layer, dots, stacked
 
@@ -28,7 +28,7 @@ def page(facts: Mapping[str, Any]) -> str:
 def pod_charts(named: Mapping[str, Sequence[PodCount]], until: float) -> list[tuple[str, Markup]]:
     """Return a chart for each replay, all with the same scale."""
     most = max((one.busy + one.idle + one.booting for counts in named.values() for one in counts), default=0.0)
-    return [(name, _pods(name, counts, until, scale(most))) for name, counts in named.items() if counts]
+    return [(name, _pods(clean(name), counts, until, scale(most))) for name, counts in named.items() if counts]
 
 
 def _pods(name: str, counts: Sequence[PodCount], until: float, top: float) -> Markup:
@@ -57,10 +57,10 @@ def curve_chart(curve: Sequence[CurvePoint], others: Sequence[tuple[str, str, fl
     ]
     if not points:
         return None
-    key = {"dot": "learned", **{kind: name for name, kind, _, _ in others}}
+    key = {"dot": "learned", **{kind: clean(name) for name, kind, _, _ in others}}
     label = "Dollars and p95 wait: " + "; ".join(one.title for one in (*points, *beside))
     return dots(label, points, beside, (usd, span), key)
 
 
 def _title(name: str, dollars: float, wait_s: float) -> str:
-    return f"{name}: {usd(dollars)}, p95 wait {span(wait_s)}"
+    return f"{clean(name)}: {usd(dollars)}, p95 wait {span(wait_s)}"

@@ -10,7 +10,6 @@ from psycopg.rows import DictRow
 from structlog.testing import capture_logs
 
 from orchestrator.adapters.economics_store import EconomicsStore
-from orchestrator.adapters.postgres import PostgresDb
 from orchestrator.core.economics.replay import RecordedTask
 from orchestrator.core.economics.scaling_settings import ScalingSettings
 from orchestrator.core.states import State
@@ -34,13 +33,6 @@ class AtItsTime:
 
     async def call(self, function: str, /, **args: Any) -> Any:
         return await self._fleet.call(function, **args)
-
-
-@pytest.fixture
-async def fleet(direct: PostgresDb) -> Fleet:
-    fleet = Fleet(direct)
-    fleet.term = (await fleet.lead())["term"]
-    return fleet
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ MAPS = frozenset(
     (
         *("pools", "counts", "states", "health", "agent", "evidence", "metadata", "detail", "inputs", "params"),
         *("result_data", "progress", "labels", "cost_by_kind", "by_kind", "blocked", "paused", "workers_by_status"),
-        *("limits", "scale_limits"),
+        *("limits", "scale_limits", "policies"),
         *("task_counts", "rpc_function_tests", "usual", "stages", "output_object", "settings", "prices"),
         *("adapter_detail", "smoke_evidence"),
     )

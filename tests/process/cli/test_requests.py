@@ -141,6 +141,24 @@ async def test_a_limit_of_workers_without_an_end_is_refused(cli: Cli) -> None:
         assert (await cli("scale", "limit", *wrong)).code == 2, wrong
 
 
+async def test_an_operator_chooses_the_rule_of_scaling(cli: Cli, fleet: Fleet) -> None:
+    """Of one pool or of all; the plan and the explanation follow at once."""
+    await fleet.store.declare_release(fleet.term, {"default": "1", "training": "1"}, [])
+    ran = await cli("scale", "policy", "learned")
+    assert ran.code == 0, ran.err
+    assert "Every pool without a choice of its own follows the rule learned, chosen by an operator." in ran.out
+    ran = await cli("scale", "policy", "fixed", "--pool", "training", "--json")
+    assert ran.json()["policies"] == {"*": "learned", "training": "fixed"}
+    assert "Pool training follows the rule fixed, chosen by an operator." in (await cli("scale", "list")).out
+    explained = (await cli("explain", "scaling", "--verbose")).out
+    assert "an operator chose the rule learned" in explained
+    assert "no task waits" in explained
+    assert (await cli("scale", "list", "--json")).json()["policies"] == {"*": "learned", "training": "fixed"}
+    assert "The settings decide the rule of every pool." in (await cli("scale", "policy", "settings")).out
+    assert (await cli("scale", "policy", "clever")).code == 2
+    assert not (await fleet.store.snapshot()).scaling_policies
+
+
 async def test_migrate_tells_what_it_did(cli: Cli, postgres: Database) -> None:
     """A second time there is nothing to do."""
     ran, same = await asyncio.gather(cli("migrate"), cli("migrate", "--json"))

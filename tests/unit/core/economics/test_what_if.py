@@ -97,6 +97,18 @@ def test_workers_that_stay_are_paid_to_the_end_and_are_there_from_the_begin() ->
         assert shown.boots == 1
 
 
+def test_idle_workers_are_kept_beside_the_busy_ones_with_either_rule() -> None:
+    """MACHINES_TO_KEEP_IDLE: a second worker for a task, and one for none."""
+    for chosen in ScalingPolicy:
+        settings = {"a": ScalingSettings(keep_idle=1, scaling_policy=chosen, idle_timeout_s=100)}
+        (done,) = what_if.replayed_fleet(
+            [history([RecordedTask(1_000, 30), RecordedTask(3_000, 30)])], settings, 0, 5_000
+        )
+        assert [began for began, _ in done.spans] == [0, 1_000, 3_000]
+        assert sum(ended == 5_000 for _, ended in done.spans) == 1
+        assert sum(done.waits_s) == 0
+
+
 def test_a_pool_that_may_have_no_worker_leaves_its_tasks_unrun() -> None:
     (done,) = what_if.replayed_fleet([history([RecordedTask(0, 30)])], {"a": ScalingSettings(max_active=0)}, *WEEK)
     shown = what_if.figures([done], 10)
