@@ -59,7 +59,7 @@ READS: dict[str, LiteralString] = {
     "fleet_decisions_page": "fleet_decisions_page('default', null, null, 100, %(now)s)",
     "fleet_events": "fleet_events('default', null, null, 100, %(now)s)",
     "fleet_audit": "fleet_audit('default', null, 100, null, %(now)s)",
-    "fleet_failures": "fleet_failures('default', 20, %(now)s)",
+    "fleet_failures": "fleet_failures('default', null, 5, %(now)s)",
     "fleet_webhooks": "fleet_webhooks('default', null, null, 100, %(now)s)",
     "fleet_names": "fleet_names('default', %(now)s)",
     "fleet_metrics": "fleet_metrics('default', %(now)s - interval '1 minute', %(now)s)",

@@ -81,9 +81,10 @@ class ApiRows:
         args = {"p_since": since, "p_step_s": step_s, "p_pool": pool}
         return dict(await self._db.call("fleet_history", p_fleet=self._fleet, **args))
 
-    async def failures(self, limit: int) -> Sequence[Row]:
-        """The newest attempts of a day that failed, one of each task: {task_id, attempt, pool, at, status, code, …}."""
-        return list((await self._db.call("fleet_failures", p_fleet=self._fleet, p_limit=limit))["failures"])
+    async def failures(self, holder: TokenHolder, limit: int) -> Row:
+        """The newest attempts of a day that failed, one of each task: {failures: [{task_id, at, …}], is_all, …}."""
+        pools = None if holder.pools is None else sorted(holder.pools)
+        return dict(await self._db.call("fleet_failures", p_fleet=self._fleet, p_pools=pools, p_limit=limit))
 
     async def worker_minutes(self, worker_id: str) -> Row:
         """Minutes of one worker: {now, points: [{at, status, running, gpu_percent, …}]}."""

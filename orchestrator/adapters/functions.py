@@ -271,7 +271,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fleet_metrics": ("p_fleet", "p_since"),
         "fleet_record": ("p_fleet", "p_term"),
         "fleet_history": ("p_fleet", "p_since", "p_step_s", "p_pool"),
-        "fleet_failures": ("p_fleet", "p_limit"),
+        "fleet_failures": ("p_fleet", "p_pools", "p_limit"),
         "fleet_note_bill": ("p_fleet", "p_term", "p_bill"),
         "fleet_bill": ("p_fleet",),
         "fleet_worker_history": ("p_fleet", "p_worker_id"),

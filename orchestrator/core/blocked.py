@@ -91,6 +91,12 @@ class BlockedReason(Explained):
         "The pool has as many workers as it may have.",
         OPERATOR, "nothing more is started until it is raised", "raise MAX_ACTIVE_GPUS",
         words=("The pool has all the workers that it may have: MAX_ACTIVE_GPUS={limit}.",))
+    SCHEDULED_SIZE = "scheduled_size", BlockedRow(
+        "The size of the pool follows the time, and allows no more workers now.",
+        NOBODY, "more are started when an entry with a higher max_active_gpus is due",
+        "none needed; or change scheduled_sizes of the pool in POOLS_FILE",
+        words=("At most {limit} by the entry {cron!r} of scheduled_sizes, since {since}.",),
+        ends="The next entry is due at {until:%Y-%m-%d %H:%M} UTC.")
     SCALE_LIMIT = "scale_limit", BlockedRow(
         "An operator allows fewer workers for a time.",
         OPERATOR, "more are started once the limit ends", "python -m orchestrator scale unlimit",

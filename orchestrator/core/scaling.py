@@ -168,7 +168,7 @@ def _blocked(pool: Pool, size: Size, snapshot: Snapshot) -> list[Blocked]:
     reasons = []
     within = max(size.target, min(size.wanted, pool.max_active - len(size.unfit)))
     if size.wanted > within:
-        reasons.append(Blocked(BlockedReason.MAX_ACTIVE, size.wanted - within, WORKERS, {"limit": pool.max_active}))
+        reasons.append(scheduled_sizes.most_reason(pool, size.wanted - within, snapshot.now))
     if pool.scale_limit and within > size.target:
         reasons.append(scale_limits.reason(pool.scale_limit, within - size.target, WORKERS))
     pause, blocked = snapshot.pause_of(pool.name), size.demand.blocked

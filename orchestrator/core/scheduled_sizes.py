@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 
 from orchestrator.core import cron
+from orchestrator.core.blocked import WORKERS, Blocked, BlockedReason
 from orchestrator.core.policy import Policy, Pool, ScheduledSize
 
 MINUTE = timedelta(minutes=1)
@@ -19,6 +20,23 @@ def in_force(policy: Policy, now: datetime) -> Policy:
     if not any(pool.scheduled_sizes for pool in policy.pools):
         return policy
     return replace(policy, pools=tuple(_sized(pool, minute) for pool in policy.pools))
+
+
+def most_reason(pool: Pool, count: int, now: datetime) -> Blocked:
+    """Return why a pool may not have more workers: its own limit, or the entry in force."""
+    if pool.sized_by is None or pool.sized_by[0].max_active is None:
+        return Blocked(BlockedReason.MAX_ACTIVE, count, WORKERS, {"limit": pool.max_active})
+    entry, since = pool.sized_by
+    detail = {"limit": pool.max_active, "cron": entry.cron, "since": f"{since:%Y-%m-%d %H:%M} UTC"}
+    due = [at for one in pool.scheduled_sizes if (at := next_due(one, now.replace(second=0, microsecond=0)))]
+    return Blocked(BlockedReason.SCHEDULED_SIZE, count, WORKERS, detail, min(due, default=None))
+
+
+@lru_cache(maxsize=256)
+def next_due(entry: ScheduledSize, minute: datetime) -> datetime | None:
+    """Return when an entry is due after a full minute. None: never. Raises CronError."""
+    due = next(cron.times(entry.cron, minute, entry.zone), None)
+    return due and due.astimezone(minute.tzinfo)
 
 
 def text(pool: Pool) -> str:

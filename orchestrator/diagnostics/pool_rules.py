@@ -16,6 +16,7 @@ from orchestrator.diagnostics.conditions import Condition
 from orchestrator.diagnostics.evidence import evidence_text
 from orchestrator.diagnostics.facts import RECENT_S, Facts, PoolFacts, minutes
 
+HEAD = 500  # ready tasks of a pool of which the handler is looked for (fleet_task_troubles)
 BACKLOG_S = 900.0  # seconds that the oldest task of a backlog has waited
 # Kind of condition -> seconds in which it is no trouble: a new leader gets RunPod's prices with its first lists.
 SETTLES_S: Mapping[ConditionKind, float] = {ConditionKind.PRICE_UNKNOWN: 60.0}
@@ -76,6 +77,10 @@ NO_MORE_WORKERS = frozenset(
 )
 # Codes of bring-ups that have conditions of their own: HALTED and SOLD_OUT.
 REFUSALS = OF_THE_ACCOUNT | OF_THE_SPEC | {FailureCode.NO_CAPACITY}
+
+
+# The reasons for which a pool has no more workers, because of its own size.
+MOST = frozenset({Reason.MAX_ACTIVE, Reason.SCHEDULED_SIZE})
 
 
 def _pools(facts: Facts) -> Iterator[Condition]:
@@ -194,7 +199,7 @@ def backlog(facts: Facts, found: list[Condition]) -> Iterator[Condition]:
     for pool in facts.pools:
         oldest, waiting = pool.demand.oldest_claimable_at, pool.ready_tasks
         waited_s = facts.ago_s(oldest) if oldest else 0
-        limit = next((one for one in pool.blocked if one.kind is Reason.MAX_ACTIVE), None)
+        limit = next((one for one in pool.blocked if one.kind in MOST), None)
         cause = _first_of(found, pool)
         stops = cause is not None and cause.kind in STOPS
         if not waiting or (waited_s < BACKLOG_S and not limit and not stops):
@@ -220,8 +225,8 @@ def backlog(facts: Facts, found: list[Condition]) -> Iterator[Condition]:
 def _first_of(found: list[Condition], pool: PoolFacts) -> Condition | None:
     """Return the first condition because of which the pool's tasks wait. A missing handler holds up its types only."""
     here = [one for one in found if one.pools is None or pool.name in one.pools]
-    unhandled = sum(one.detail["count"] for one in here if one.kind is ConditionKind.NO_HANDLER)
-    if unhandled < pool.ready_tasks:
+    unhandled = sum(one.detail["ready"] for one in here if one.kind is ConditionKind.NO_HANDLER)
+    if unhandled < min(pool.ready_tasks, HEAD):
         here = [one for one in here if one.kind is not ConditionKind.NO_HANDLER]
     return next(iter(here), None)
 

@@ -38,7 +38,7 @@ def _tasks(facts: Facts) -> Iterator[Condition]:
         yield Condition(ConditionKind.NO_HOLDER, detail={"count": facts.expired_leases}, impact=impact)
     for row in facts.waiting_types:
         if facts.handled and row["task_type"] not in facts.handled:
-            detail = {"count": row["n"], "task_type": row["task_type"]}
+            detail = {"count": row["n"], "task_type": row["task_type"], "ready": row.get("ready", row["n"])}
             kind, evidence = ConditionKind.NO_HANDLER, f"pool {row['pool']}"
             subject = of_type(row["pool"], row["task_type"])
             yield Condition(kind, subject, detail, evidence, Impact.WAIT, pools=(row["pool"],))

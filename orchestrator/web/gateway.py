@@ -78,6 +78,7 @@ log = structlog.get_logger()
 
 
 # Texts of a pod, which may quote secrets. A task's result is the user's data; only known secrets are removed from it.
+ENDS = frozenset({*protocol.COMPLETIONS, protocol.COMPLETE_MANY, protocol.COMPLETE_AND_CLAIM, protocol.FAIL})
 WORDS = frozenset({"p_agent", "p_tasks", "p_health", "p_failure", "p_reason", "p_error"})
 RESULTS = frozenset({"p_result_data", "p_results"})
 
@@ -181,6 +182,8 @@ class Gateway:
         if function == protocol.GRANTS:
             self._allowances.admit_keys(claims["jti"], arguments.get("p_items"))
         answer = await self._call(claims, function, arguments)
+        if function in ENDS:
+            self._polls.note_end(claims["sub"], failed=function == protocol.FAIL)
         if function == protocol.COMPLETE_AND_CLAIM and answer.get("tasks"):
             self._allowances.give_back(claims["jti"])
         if function == protocol.RENEW and answer["outcome"] == protocol.OK:
@@ -224,6 +227,7 @@ class Gateway:
         answer = await self._call(claims, protocol.COMPLETE_OUTPUT, {**arguments, "p_output": False})
         if answer["outcome"] != LOOK:
             return answer
+        self._polls.note_end(claims["sub"], failed=False)
         try:
             seen = await look(self._blobs, key)
         except (PortError, TimeoutError) as error:

@@ -5,11 +5,13 @@ claim's number. The agent then claims again at once, under the next number. The 
 holds, unless there was a wake-up since. So such a claim waits without querying the database first, which saves half of
 the idle workers' queries.
 
-Of the workers that wait, the one whose last task ended most recently is woken first (wakeups.py).
+Of the workers that wait, the one whose last task ended most recently is woken first (wakeups.py). One whose last task
+failed is woken after all others.
 """
 
 import asyncio
 import json
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +24,8 @@ from orchestrator.worker_tokens import Claims
 from worker import protocol
 
 MAX_WAIT_S = 25.0  # of a claim; proxies in front of us end silent requests after 30 s or more
+LATER_S = 1e9  # no clock of a loop is so far
+MAX_FAILED = 10_000  # workers
 FORGET_S = 3 * MAX_WAIT_S  # a worker that has not waited for so long is forgotten
 FRESH_S = 2.0  # for how long an empty answer replaces the next claim's first query: the longest round trip to a pod
 _ClaimKey = tuple[int, str | None, str | None, str]  # a claim's number, its worker, launch and token
@@ -38,10 +42,28 @@ class _EmptyClaim:
 
 
 class IdleTimes:
-    """Since when each worker that waits for a task has been without one, on the loop's clock."""
+    """Since when each worker that waits for a task has been without one, on the loop's clock.
+
+    A worker whose last task failed comes after all others: it would be the first one to get the next task, and the
+    next attempt of the same task.
+    """
 
     def __init__(self) -> None:
         self._since: dict[str, tuple[float, float]] = {}  # worker id -> since when, and when it last began to wait
+        self._failed: OrderedDict[str, None] = OrderedDict()  # workers whose last task failed
+
+    def note_end(self, worker_id: str, *, failed: bool) -> None:
+        """Note how the last task of a worker ended."""
+        self._failed.pop(worker_id, None)
+        if failed:
+            self._failed[worker_id] = None
+            if len(self._failed) > MAX_FAILED:
+                self._failed.popitem(last=False)
+
+    def rank(self, worker_id: str, now_s: float) -> float:
+        """Return the place of a worker that begins to wait: the greatest is woken first."""
+        since_s = self.since_s(worker_id, now_s)
+        return since_s - LATER_S if worker_id in self._failed else since_s
 
     def since_s(self, worker_id: str, now_s: float) -> float:
         """Return since when a worker that begins to wait has been idle: its waits follow each other."""
@@ -66,11 +88,15 @@ class LongPolls:
         self._empty_claims: dict[str, _EmptyClaim] = {}  # worker id -> its last one, oldest first
         self._idle = IdleTimes()
 
+    def note_end(self, worker_id: str, *, failed: bool) -> None:
+        """Note how the last task of a worker ended."""
+        self._idle.note_end(worker_id, failed=failed)
+
     async def claim(self, request: Request, claims: Claims, arguments: Mapping[str, Any]) -> Any:
         """Claim. Without a task, wait and claim again, as long as the caller waits. Raises ClientDisconnect."""
         now = asyncio.get_running_loop().time
         wait_s, worker_id = _wait_s(arguments), claims["sub"]
-        until, woken = now() + wait_s, False
+        until, woken, waits_for = now() + wait_s, False, None
         look = self._empty_claims.pop(worker_id, None)
         if (
             look
@@ -79,12 +105,18 @@ class LongPolls:
             and now() - look.at_s < FRESH_S
             and look.next_claim == _asked(claims, arguments)
         ):
-            woken = await self._wait(request, worker_id, look.pool, wait_s, look.mark)
+            waits_for = look.pool
+            woken = await self._wait(request, worker_id, waits_for, wait_s, look.mark)
         while True:
             mark, left_s = self._signal.mark(), 0.0 if self._signal.closed else until - now()
             if wait_s > 0:  # at 0 the database takes an answer without tasks for the last one under this number
                 arguments = {**arguments, "p_wait_s": json.dumps(max(0.0, left_s))}
-            answer = await self._call(claims, protocol.CLAIM, arguments)
+            try:
+                answer = await self._call(claims, protocol.CLAIM, arguments)
+            except Exception:
+                if woken:
+                    self._signal.hand_on(waits_for)
+                raise
             # spawning, held back, or of a cluster: it may not claim now, and is woken when it may
             pool, not_yet = answer.get("pool"), answer.get("state") == State.SPAWNING or answer.get("may") is False
             done = bool(answer.get("tasks")) or answer.get("wanted") != protocol.RUN or bool(answer.get("spent"))
@@ -105,8 +137,8 @@ class LongPolls:
 
         Raises ClientDisconnect if the caller has gone: do not claim then.
         """
-        since_s = self._idle.since_s(worker_id, asyncio.get_running_loop().time())
-        waiting = self._signal.wait(pool, timeout_s, worker_id=worker_id, mark=mark, idle_since_s=since_s)
+        rank = self._idle.rank(worker_id, asyncio.get_running_loop().time())
+        waiting = self._signal.wait(pool, timeout_s, worker_id=worker_id, mark=mark, idle_since_s=rank)
         signal = asyncio.ensure_future(waiting)
         gone = asyncio.ensure_future(request.receive())  # the body has been read: all that can come is the disconnect
         try:

@@ -104,7 +104,7 @@ class WakeupHub:
             async with asyncio.timeout(timeout_s):
                 await woken
         except TimeoutError:
-            return False
+            return woken.done() and not woken.cancelled() and not self._closed
         except asyncio.CancelledError:
             if woken.done() and not woken.cancelled():
                 self.hand_on(pool)

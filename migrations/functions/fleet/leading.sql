@@ -149,7 +149,8 @@ begin
 end
 $$;
 
--- Conditions with a time since when each is there: its own, or when it was first recorded without a pause.
+-- Conditions with a time since when each is there: its own, or when it was first recorded. Without a leader
+-- for a quarter of an hour, nothing is known of the time before.
 create or replace function public.internal_dated(p_fleet text, p_conditions jsonb, p_now timestamptz) returns jsonb
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     select coalesce(jsonb_agg(
@@ -158,9 +159,11 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
                     else c.row end order by c.no), '[]')
       from jsonb_array_elements(internal_dated.p_conditions) with ordinality c (row, no)
       left join lateral (
-            select e -> 'since' as since
-              from jsonb_array_elements(public.internal_conditions(internal_dated.p_fleet, internal_dated.p_now)) e
-             where e ->> 'kind' = c.row ->> 'kind' and e ->> 'subject' = c.row ->> 'subject' limit 1) b on true
+            select nullif(e -> 'since', 'null') as since
+              from public.fleet_settings s cross join lateral jsonb_array_elements(s.value) e
+             where s.fleet = internal_dated.p_fleet and s.name = 'conditions'
+               and s.expires_at > internal_dated.p_now - interval '15 minutes'
+               and e ->> 'kind' = c.row ->> 'kind' and e ->> 'subject' = c.row ->> 'subject' limit 1) b on true
 $$;
 
 -- The conditions that the leader has recorded; null if there is no recent record.

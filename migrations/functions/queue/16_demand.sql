@@ -59,8 +59,9 @@ end
 $$;
 
 -- The first so many tasks of each pool that are ready or due, or wait for another attempt after NO_HANDLER.
+drop function if exists orchestrator.queue_heads(timestamptz, int);  -- it had no is_ready
 create or replace function orchestrator.queue_heads(p_now timestamptz, p_most int)
-returns table (pool text, task_type text)
+returns table (pool text, task_type text, is_ready boolean)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
 set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off as $$
 #variable_conflict use_variable
@@ -71,13 +72,13 @@ begin
         union all
         select orchestrator.next_pool(p.pool) from pools p where p.pool is not null
     )
-    select p.pool, h.task_type
+    select p.pool, h.task_type, h.is_ready
       from pools p
      cross join lateral (
-         (select q.task_type from orchestrator.live q where q.pool = p.pool and q.state = 'ready'
+         (select q.task_type, true as is_ready from orchestrator.live q where q.pool = p.pool and q.state = 'ready'
            order by q.place, q.turn, q.created_at, q.task_id limit p_most)
          union all
-         (select q.task_type
+         (select q.task_type, q.run_after <= p_now
             from (select l.task_id, l.task_type, l.run_after from orchestrator.live l
                    where l.pool = p.pool and l.state = 'waits_for_time'
                    order by l.pool, l.run_after limit p_most) q

@@ -27,7 +27,7 @@ begin
             'tick_failed', public.internal_leader_record(p_fleet, 'tick_failed', v_now),
             'waiting_types', coalesce((
                 select jsonb_agg(to_jsonb(q.*) order by q.n desc, q.task_type)
-                  from (select h.pool, h.task_type, count(*) as n
+                  from (select h.pool, h.task_type, count(*) as n, count(*) filter (where h.is_ready) as ready
                           from orchestrator.queue_heads(v_now, c_head) h
                          group by 1, 2 order by 3 desc limit c_rows) q), '[]'),
             'unpublished_tasks', public.internal_unpublished_tasks(v_now, c_rows),

@@ -134,7 +134,8 @@ declare
 begin
     return (
         with waiting as (
-            select h.pool, h.task_type, count(*) as n from orchestrator.queue_heads(v_now, c_head) h
+            select h.pool, h.task_type, count(*) as n, count(*) filter (where h.is_ready) as ready
+              from orchestrator.queue_heads(v_now, c_head) h
              where jsonb_array_length(p_handled) > 0 and not p_handled ? h.task_type
              group by 1, 2 order by 3 desc, 2 limit c_rows
         )
@@ -153,32 +154,45 @@ begin
 end
 $$;
 
--- The newest attempts of a day that failed or were lost, with what their tasks do now. Of a task, the last one.
-create or replace function public.fleet_failures(p_fleet text, p_limit int, p_now timestamptz default null)
-returns jsonb
+-- The newest attempts of a day that failed or were lost, one of each task, with what their tasks do now. p_pools: only
+-- of tasks of these pools, whose workers were of these as well; null for any. `looked_at` says how many were read, at
+-- most 2,000: beyond them there may be more.
+create or replace function public.fleet_failures(
+    p_fleet text, p_pools jsonb, p_limit int, p_now timestamptz default null
+) returns jsonb
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_custom_plan
 set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
 #variable_conflict use_variable
 declare
     v_since timestamptz := public.internal_clock(p_now) - interval '1 day';
     v_most int := least(greatest(p_limit, 1), 100);
+    c_looked_at constant int := 2000;
+    v_one record;
+    v_task public.tasks;
+    v_seen uuid[] := '{}';
+    v_found jsonb := '[]';
+    v_looked_at int := 0;
 begin
-    return jsonb_build_object('failures', coalesce((
-        with newest as materialized (  -- a task may have failed several times, and a worker be of another fleet
-            select a.task_id, a.attempt, a.worker_id, a.ended_at, a.failure_code, a.message
-              from orchestrator.attempts a
-             where a.outcome in ('failed', 'lost') and a.ended_at > v_since
-             order by a.ended_at desc limit 5 * v_most
-        ), last as (
-            select distinct on (n.task_id) n.*, w.pool from newest n
-              join public.workers w on w.id = n.worker_id and w.fleet = p_fleet
-             order by n.task_id, n.ended_at desc
-        )
-        select jsonb_agg(jsonb_build_object(
-                   'task_id', l.task_id, 'attempt', l.attempt, 'worker_id', l.worker_id, 'pool', l.pool,
-                   'at', l.ended_at, 'task_type', t.task_type, 'status', t.status, 'code', l.failure_code,
-                   'message', left(l.message, 200)) order by l.ended_at desc)
-          from (select * from last order by last.ended_at desc limit v_most) l
-         cross join lateral orchestrator.current_task(l.task_id) t), '[]'));
+    for v_one in
+        select a.task_id, a.attempt, a.worker_id, a.ended_at, a.failure_code, a.message, w.fleet, w.pool
+          from (select b.* from orchestrator.attempts b
+                 where b.outcome in ('failed', 'lost') and b.ended_at > v_since
+                 order by b.ended_at desc limit c_looked_at) a
+          left join lateral (select k.fleet, k.pool from public.workers k where k.id = a.worker_id offset 0) w on true
+         order by a.ended_at desc
+    loop
+        v_looked_at := v_looked_at + 1;
+        continue when v_one.fleet is distinct from p_fleet or v_one.task_id = any (v_seen)
+                      or (p_pools is not null and not p_pools ? v_one.pool);
+        v_seen := v_seen || v_one.task_id;
+        v_task := orchestrator.current_task(v_one.task_id);
+        continue when v_task.id is null or (p_pools is not null and not p_pools ? orchestrator.pool_of(v_task));
+        v_found := v_found || jsonb_build_object(
+            'task_id', v_one.task_id, 'attempt', v_one.attempt, 'worker_id', v_one.worker_id, 'pool', v_one.pool,
+            'at', v_one.ended_at, 'task_type', v_task.task_type, 'status', v_task.status,
+            'code', left(v_one.failure_code, 100), 'message', left(v_one.message, 200));
+        exit when jsonb_array_length(v_found) >= v_most;
+    end loop;
+    return jsonb_build_object('failures', v_found, 'looked_at', v_looked_at, 'is_all', v_looked_at < c_looked_at);
 end
 $$;

@@ -290,6 +290,22 @@ async def test_a_condition_has_been_there_since_it_was_first_recorded(fleet: Fle
     (first, own), (second, again, _), _, (third, _) = times
     assert again == first < second < third
     assert all(found[-1] == known["since"] == own for found in times)
+    for seconds, kept in ((60 + 14 * 60, True), (60 + 16 * 60, False)):  # no leader for so long
+        fleet.wait(seconds)
+        await fleet.fleet("note_conditions", p_conditions=[here], p_for_s=60)
+        assert ([one["since"] for one in await _conditions(fleet)] == [third]) is kept
+
+
+async def test_a_condition_that_an_earlier_version_recorded_without_a_time_gets_one(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """It has none only until it is recorded again."""
+    row = Condition(ConditionKind.BRINGUPS_FAIL, "default", FAILING).as_json()
+    await fleet.fleet("note_conditions", p_conditions=[row], p_for_s=60)
+    query = "update fleet_settings set value = jsonb_set(value, '{0,since}', 'null') where name = 'conditions'"
+    await hand.execute(query)
+    await fleet.fleet("note_conditions", p_conditions=[row], p_for_s=60)
+    assert [datetime.fromisoformat(one["since"]) for one in await _conditions(fleet)] == [fleet.now]
 
 
 async def _conditions(fleet: Fleet) -> list[dict[str, Any]]:

@@ -223,7 +223,9 @@ async def test_a_sum_that_lacks_a_price_says_so(board: DashboardRig, hand: psyco
     assert "2 workers for at least $0.50/h" in (await visitor.get("/do/stop")).text
 
 
-async def test_the_first_page_has_the_last_failures_of_tasks(board: DashboardRig) -> None:
+async def test_the_first_page_has_the_last_failures_of_tasks(
+    board: DashboardRig, hand: psycopg.AsyncConnection[Any]
+) -> None:
     """Each task once, the newest first, as text, and only those of the pools that the token sees."""
     visitor, here = await board.visitor(ADMIN), await board.worker("failing")
     other = await board.visitor(await board.token("read", pools=["healthy"]))
@@ -235,12 +237,20 @@ async def test_the_first_page_has_the_last_failures_of_tasks(board: DashboardRig
         failure = {"message": message, "code": "HANDLER_ERROR"}
         reply = await here.call("worker_fail", p_task_id=task["id"], p_attempt=1, p_failure=failure)
         assert reply.json()["outcome"] == "failed"
+    for name in ("healthy", "failing"):  # a task of another pool that ran on a worker of this one
+        (moved,) = await board.gateway.submit("failing", max_attempts=1)
+        (task,) = (await here.claim(3 if name == "healthy" else 4))["tasks"]
+        await here.call("worker_fail", p_task_id=task["id"], p_attempt=1, p_failure=failure)
+        await hand.execute("update tasks set pool = %s where id = %s", (name, moved))
+        tasks.append(moved)
     board.dashboard.shared.forget_all()
     shown = (await visitor.get("/")).text.partition('id="failures"')[2].partition("</table>")[0]
     assert 0 < shown.index(f'href="/tasks/{tasks[1]}"') < shown.index(f'href="/tasks/{tasks[0]}"')
+    assert f'href="/tasks/{tasks[2]}"' in shown
     assert f'href="/workers/{here.id}"' in shown
     assert "<script>" not in shown
-    assert tasks[0] not in (await other.get("/")).text
+    elsewhere = (await other.get("/")).text
+    assert not any(task in elsewhere for task in tasks)
 
 
 async def test_a_live_worker_says_what_it_has_cost(board: DashboardRig, hand: psycopg.AsyncConnection[Any]) -> None:

@@ -111,11 +111,7 @@ async def test_a_worker_that_may_not_claim_any_more_passes_its_wake_up_on() -> N
     async def call(claims: Claims, _: str, __: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"pool": "a", "state": "idle", "wanted": "run", "tasks": [], **answers[claims["sub"]].pop(0)}
 
-    async def never() -> Message:
-        await asyncio.Event().wait()
-        return {}
-
-    polls, request = long_poll.LongPolls(call, hub), Request({"type": "http"}, never)
+    polls, request = long_poll.LongPolls(call, hub), Request({"type": "http"}, _never)
     fit = asyncio.create_task(polls.claim(request, _claims("fit"), {"p_wait_s": WAIT_S}))
     await _until(lambda: hub.waiting == 1)
     held = asyncio.create_task(polls.claim(request, _claims("held"), {"p_wait_s": WAIT_S}))
@@ -125,6 +121,52 @@ async def test_a_worker_that_may_not_claim_any_more_passes_its_wake_up_on() -> N
         assert (await fit)["tasks"] == ["a task"]
     held.cancel()
     await asyncio.gather(held, return_exceptions=True)
+
+
+async def test_a_worker_whose_task_failed_gets_the_next_one_after_all_others(gateway: ServerUnderTest) -> None:
+    """Otherwise it gets each new task, and each next attempt of the failed one, while healthy workers wait."""
+    others, failing = [await gateway.worker(pool="bad") for _ in range(2)], await gateway.worker(pool="bad")
+    (first,) = await gateway.submit("bad", max_attempts=3)
+    (task,) = (await failing.claim(1))["tasks"]
+    claims = [asyncio.create_task(worker.claim(1, wait_s=WAIT_S)) for worker in others]
+    await gateway.until(lambda: gateway.signal.waiting == 2)
+    reply = await failing.call(protocol.FAIL, p_task_id=task["id"], p_attempt=1, p_failure={"code": "HANDLER_ERROR"})
+    assert reply.json()["outcome"] == "requeued"
+    claims.append(asyncio.create_task(failing.claim(2, wait_s=WAIT_S)))
+    await gateway.until(lambda: gateway.signal.waiting == 3)
+    for number, healthy in ((2, [True, False]), (1, [True, True])):
+        await gateway.submit("bad")
+        await gateway.until(lambda number=number: gateway.signal.waiting == number)  # type: ignore[misc]
+        await gateway.until(lambda healthy=healthy: sorted(c.done() for c in claims[:2]) == sorted(healthy))  # type: ignore[misc]
+        assert not claims[2].done()
+    (last,) = await gateway.submit("bad")
+    assert [task["id"] for task in (await claims[2])["tasks"]] == [last]
+    done = await failing.call(protocol.COMPLETE, p_task_id=last, p_attempt=1, p_output_location=None, p_result_data={})
+    assert done.json()["outcome"] == "ok"
+    assert first != last
+
+
+async def test_a_wake_up_is_passed_on_if_the_claim_fails() -> None:
+    """The database refuses one worker's claim; the task does not wait for the end of another worker's poll."""
+    hub, calls = WakeupHub(), list[str]()
+
+    async def call(claims: Claims, _: str, __: Mapping[str, Any]) -> Mapping[str, Any]:
+        calls.append(claims["sub"])
+        if calls.count(claims["sub"]) > 1 and claims["sub"] == "refused":
+            raise ConnectionError
+        tasks = ["a task"] if calls.count(claims["sub"]) > 1 else []
+        return {"pool": "a", "state": "idle", "wanted": "run", "tasks": tasks, "may": True}
+
+    polls, request = long_poll.LongPolls(call, hub), Request({"type": "http"}, _never)
+    fit = asyncio.create_task(polls.claim(request, _claims("fit"), {"p_wait_s": WAIT_S}))
+    await _until(lambda: hub.waiting == 1)
+    refused = asyncio.create_task(polls.claim(request, _claims("refused"), {"p_wait_s": WAIT_S}))
+    await _until(lambda: hub.waiting == 2)
+    hub.notify("a")
+    async with asyncio.timeout(SOON_S):
+        assert (await fit)["tasks"] == ["a task"]
+        with pytest.raises(ConnectionError):
+            await refused
 
 
 async def test_waiting_holds_no_connection(gateway: ServerUnderTest) -> None:
@@ -337,3 +379,8 @@ async def _until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(SOON_S):
         while not condition():
             await asyncio.sleep(0)
+
+
+async def _never() -> Message:
+    await asyncio.Event().wait()
+    return {}

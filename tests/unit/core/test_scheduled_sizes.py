@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.core import scheduled_sizes
 from orchestrator.core.actions import Spawn, Terminate
+from orchestrator.core.blocked import BlockedReason, line
 from orchestrator.core.model import ScaleLimit, Worker
 from orchestrator.core.plan import plan
 from orchestrator.core.policy import ScheduledSize
@@ -77,6 +78,21 @@ def test_a_scheduled_maximum_ends_no_busy_worker() -> None:
     night, workers = ScheduledSize("0 9 * * *", UTC_ZONE, None, 1), (busy("gpu-1"), busy("gpu-2"), idle("gpu-3", 100))
     actions, _ = at_noon(night, *workers, claimable=9, running=2)
     assert [(type(one), one.worker_id) for one in actions] == [(Terminate, "gpu-3")]
+
+
+def test_a_scheduled_maximum_is_no_fault_and_says_when_the_next_entry_is_due() -> None:
+    """An operator who raises MAX_ACTIVE_GPUS would change nothing."""
+    night = ScheduledSize("0 9 * * *", UTC_ZONE, None, 0)
+    made = plan(snapshot(claimable=3), policy(pool={"scheduled_sizes": (night, DAY)}))
+    (reason,) = made.decisions[0].blocked
+    assert (reason.kind, reason.until) == (BlockedReason.SCHEDULED_SIZE, NOW.replace(day=22, hour=9))
+    assert line(reason) == (
+        "1 worker blocked: At most 0 by the entry '0 9 * * *' of scheduled_sizes, since 2026-11-21 09:00 UTC. "
+        "The next entry is due at 2026-11-22 09:00 UTC."
+    )
+    least = ScheduledSize("0 9 * * *", UTC_ZONE, 1, None)
+    made = plan(snapshot(claimable=30), policy(pool={"scheduled_sizes": (least,)}))
+    assert made.decisions[0].blocked[0].kind is BlockedReason.MAX_ACTIVE
 
 
 def test_an_operators_limit_stands_above_it() -> None:

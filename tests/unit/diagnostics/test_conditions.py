@@ -464,14 +464,23 @@ def test_the_true_cause_comes_first_and_a_backlog_names_it(name: str) -> None:
     assert ("raise MAX_ACTIVE_GPUS" in backlog.fix) is (kind is ConditionKind.POOL_OFF)
 
 
-@pytest.mark.parametrize(("ready", "named"), [(3, "type stitch cannot run"), (80, "the 2 workers that it has")])
+@pytest.mark.parametrize(
+    ("ready", "unhandled", "named"),
+    [
+        (3, {"n": 3}, "cannot run"),
+        (80, {"n": 3}, "the 2 workers that it has"),
+        (637, {"n": 500, "ready": 500}, "cannot run"),  # the first 500 are looked at
+        (637, {"n": 499, "ready": 499}, "the 2 workers that it has"),
+        (80, {"n": 200, "ready": 0}, "the 2 workers that it has"),  # they wait for another attempt
+    ],
+)
 def test_a_missing_handler_is_the_cause_of_a_backlog_only_if_all_of_it_needs_the_handler(
-    ready: int, named: str
+    ready: int, unhandled: dict[str, int], named: str
 ) -> None:
     """The other tasks wait for workers."""
     report = facts()
     waits({"Queued": ready}, claimable=ready, running=1, oldest_claimable_at=when(1_000))(report)
-    CASES["no handler"][0](report)
+    setting("database_state.waiting_types", [{"pool": "default", "task_type": "stitch", **unhandled}])(report)
     report["workers"] = {name: worker(id=name) for name in ("gpu-1", "gpu-2")}
     missing, backlog = found_in(report)
     assert (missing.kind, backlog.kind) == (ConditionKind.NO_HANDLER, ConditionKind.BACKLOG)

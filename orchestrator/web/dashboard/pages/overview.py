@@ -23,7 +23,6 @@ from orchestrator.web.dashboard.views import Facts, Page, Reads, View
 
 LAST_DECISIONS = 8
 LAST_FAILURES = 5
-FAILURES_READ = 20  # of which a holder may see some
 HOUR, DAY = "1h", "24h"
 RANGES = {HOUR: timedelta(hours=1), DAY: timedelta(days=1), "7d": timedelta(days=7)}
 Row = Mapping[str, Any]
@@ -33,7 +32,7 @@ async def facts(reads: Reads, view: View) -> Facts:
     """The state of the fleet."""
     standing, seen, found, paused, failures, decisions, (chosen, history) = await asyncio.gather(
         reads.get("standing"), reads.get("observe"), reads.get("scaling"), reads.get("pauses"),
-        reads.get("failures", FAILURES_READ),
+        reads.seen("failures", LAST_FAILURES),
         reads.seen("decisions", before=None, limit=LAST_DECISIONS), past(reads, view.query.get("range")),
     )  # fmt: skip
     sees = view.holder.sees
@@ -68,7 +67,8 @@ async def facts(reads: Reads, view: View) -> Facts:
         ],
         "figures": figures,
         "pools": sorted(pools, key=lambda one: not (one["paused"] or (one["why"] and one["why"].blocked))),
-        "failures": [one for one in failures if sees(one["pool"])][:LAST_FAILURES],
+        "failures": failures["failures"],
+        "all_failures": failures["is_all"],
         "decisions": [{**one, "text": row_sentence(one), "held": held_back(one)} for one in decisions],
         "range": chosen,
         "ranges": RANGES,
