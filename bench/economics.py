@@ -6,17 +6,23 @@ ECONOMICS_TRACE=tasks.csv (arrival_s,duration_s) adds the figures of recorded ta
 import os
 import random
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from orchestrator.cli.trace_file import read
+from orchestrator.core.economics.daily_budget import DAY_S
+from orchestrator.core.economics.guard import ReviewCandidate, candidate_rule, cheapest
 from orchestrator.core.economics.learned import LearnedRule
-from orchestrator.core.economics.outcome import outcome
+from orchestrator.core.economics.outcome import BY_REQUEST, gpu_s_by_day, outcome, paid_spans
 from orchestrator.core.economics.policies import ScalingPolicy, rule_for
 from orchestrator.core.economics.replay import RecordedTask, Terms, replay
 from orchestrator.core.economics.rule import Rule
+from orchestrator.core.economics.scaling_settings import ScalingSettings
 from orchestrator.core.economics.statistics import Statistics
 from orchestrator.core.economics.windows import cold_start_s
 
@@ -25,6 +31,8 @@ GOALS = {
     "tasks_to_fixed_60": ("<=", 0.88),
     "tasks_to_fixed_300": ("<=", 0.56),
     "longest_wait_boots": ("<=", 5.1),
+    "guard_to_best_60": ("<=", 1.02),
+    "guard_to_best_300": ("<=", 1.02),
     "replay_100k_s": ("<=", 10.0),
 }
 LOADS = (0.1, 0.3, 1.0, 2.0)  # mean number of busy workers
@@ -65,6 +73,7 @@ async def measure(_: Path, tries: int) -> dict[str, Any]:
         figures["longest_wait_boots"] = max(_sums(tasks, boot_s, ScalingPolicy.LEARNED).longest_wait_s / boot_s
                                             for boot_s in (60, 120, 300, 600))  # fmt: skip
         figures |= _by_days(tasks)
+        figures |= {f"guard_to_best_{boot_s}": _guard_to_best(tasks, boot_s) for boot_s in (60, 300)}
     for load in LOADS:
         for boot_s in (60, 300):
             figures[f"poisson_{load:g}_to_best_window_{boot_s}"] = _to_best_window(_poisson(load, tries), boot_s)
@@ -91,6 +100,31 @@ def _to_best_window(tasks: Sequence[RecordedTask], boot_s: float) -> float:
 
     best_s = min(_sums(tasks, boot_s, constant(share)).total_s for share in SHARES)
     return _sums(tasks, boot_s, ScalingPolicy.LEARNED).total_s / best_s
+
+
+def _guard_to_best(tasks: Sequence[RecordedTask], boot_s: float) -> float:
+    """Return the cost of the days that each run the candidate that was cheapest before, relative to the best one."""
+    settings = ScalingSettings(max_active=MOST, wait_price=WAIT_PRICE)
+    costs_s: dict[ReviewCandidate, defaultdict[int, float]] = {}
+    for one in ReviewCandidate:
+        rule = candidate_rule(one, settings, boot_s)
+        done = replay(tasks, partial(_same, rule), Terms(boot_s, MOST))
+        days = defaultdict(float, gpu_s_by_day(paid_spans(tasks, done, BY_REQUEST)))
+        for task, start in zip(tasks, done.tasks, strict=True):
+            days[int(task.arrival_s // DAY_S)] += (start.at if start else inf) - task.arrival_s
+        costs_s[one] = days
+    first, last = (int(task.arrival_s // DAY_S) for task in (tasks[0], tasks[-1]))
+    guarded_s = 0.0
+    judged = range(first + 1, last + 1)
+    for day in judged:
+        week = range(max(first, day - 7), day)
+        guarded_s += costs_s[cheapest({one: sum(days[at] for at in week) for one, days in costs_s.items()})][day]
+    return guarded_s / min(sum(days[day] for day in judged) for days in costs_s.values())
+
+
+def _same(rule: Rule, _: str) -> Rule:
+    """Return the rule, in whichever pool."""
+    return rule
 
 
 def _by_days(tasks: Sequence[RecordedTask]) -> dict[str, float]:

@@ -66,9 +66,10 @@ def size(
     ready: Sequence[Worker],
     spawning: Sequence[Worker],
     *,
+    warm: int,
     most: int,
 ) -> LearnedSize:
-    """Ask the rule. `ready` and `spawning` are the workers of the pool that count, at most `most`."""
+    """Ask the rule. `ready` and `spawning` are the workers of the pool that count, at least `warm`, at most `most`."""
     facts = snapshot.learned.get(pool.name) or LearnedPool(Statistics(FIRST_BOOT_S))
     known = replace(facts.known, boot_s=_boot_s(pool, snapshot, facts.known))
     kind = ColdStartRule if facts.reviewed is ReviewCandidate.COLD_START else LearnedRule
@@ -77,15 +78,21 @@ def size(
     idle.sort(key=lambda w: (w.release == policy.release(pool), _idle_since(w, facts), w.id))
     view = _view(snapshot, facts, demand, [w for w in ready if w.tasks_running], spawning, idle, most)
     decision = rule.decide(view)
-    ends, kept = _of_idle(rule, view, idle, snapshot)
-    wanted = len(ready) - len(ends) + min(len(spawning), view.queued)
-    if decision.starts or (view.queued and view.live >= most):
-        unlimited = replace(view, most=view.live + MAX_STARTS)
-        wanted = view.live + max(decision.starts, rule.decide(unlimited).starts)
+    ends, kept, due = _of_idle(rule, view, idle, snapshot)
+    ends, held = ends[: max(0, view.live - warm)], ends[max(0, view.live - warm) :]
+    starts, wanted = decision.starts, len(ready) - len(ends) + min(len(spawning), view.queued)
+    if view.queued and view.live + starts >= most:  # how many more it wants, for the reason of the limit
+        starts = max(starts, rule.decide(replace(view, most=view.live + MAX_STARTS)).starts)
+    if starts:
+        wanted = view.live + starts
     inputs: dict[str, object] = {"policy": ScalingPolicy.LEARNED.value, "boot_s": round(known.boot_s), "why": ""}
     inputs |= {"run_s": round(known.run_s, 1), "arrivals_per_min": round(known.arrivals_per_s(view.now) * 60, 1)}
-    inputs["why"] = "; ".join(filter(None, [decision.why if decision.starts or ends else "", *_summed(kept)]))
-    return LearnedSize(decision, wanted, tuple(ends), tuple(kept), inputs)
+    text = [decision.why] if decision.starts else [f"end {len(ends)}: {ends[-1][1]}"] if ends else []
+    if held:
+        stay = "stay" if len(held) > 1 else "stays"
+        text.append(f"{counted(len(held), 'idle worker')} {stay} in any case: at least {counted(warm, 'worker')}")
+    inputs["why"] = "; ".join([*text, *_summed(kept)])
+    return LearnedSize(decision, wanted, tuple(ends), due if view.idle else decision.review_at, inputs)
 
 
 def rule(pool: Pool, size: Size) -> str:
@@ -113,7 +120,7 @@ def why(size: Size) -> str | None:
 
 def review_at(learned: LearnedSize) -> datetime | None:
     """Return when the rule must be asked again, if nothing happens before."""
-    at = learned.decision.review_at
+    at = learned.review_at
     return None if at is None else datetime.fromtimestamp(at, UTC)
 
 
@@ -176,17 +183,18 @@ def _view(
 
 def _of_idle(
     rule: LearnedRule, view: PoolView, idle: Sequence[Worker], snapshot: Snapshot
-) -> tuple[list[tuple[Worker, str]], list[str]]:
-    """Return the idle workers that end, each with the arithmetic, and why the others stay."""
-    ends, kept = [], []
+) -> tuple[list[tuple[Worker, str]], list[str], float | None]:
+    """Return the idle workers that end, each with the arithmetic; why the others stay; when the next one is due."""
+    ends, kept, dues = [], [], []
     for worker, seen, one in zip(idle, view.idle, rule.kept(view), strict=False):
         due = seen.since + one.kept_s
         if due > view.now:
+            dues.append(due)
             until = datetime.fromtimestamp(due, UTC)
             kept.append(f"kept {one.kept_s:.0f} s at level {one.level} until {until:%H:%M:%S}")
         elif worker.state is State.IDLE and worker.id not in snapshot.in_flight:
             ends.append((worker, one.text(view.now - seen.since)))
-    return ends, kept
+    return ends, kept, min(dues, default=None)
 
 
 def _summed(kept: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ class LearnedSize:
     decision: Decision
     wanted: int  # workers, before MAX_ACTIVE_GPUS
     ends: tuple[tuple[Worker, str], ...]  # idle workers whose window is over, each with the arithmetic
-    kept: tuple[str, ...]  # why the other idle workers stay, and until when
+    review_at: float | None  # when to ask again if nothing happens, in seconds since 1970
     inputs: Mapping[str, object]  # for the decision row
 
 

@@ -66,7 +66,8 @@ def size_of(pool: Pool, snapshot: Snapshot, policy: Policy, *, leaving: frozense
     warm = max(busy + pool.keep_idle, pool.min_active) - len(kept)
     learned = None
     if learned_scaling.decides(pool, snapshot):
-        learned = learned_scaling.size(pool, snapshot, policy, demand, ready, spawning, most=pool.most - len(unfit))
+        bounds = {"warm": warm, "most": pool.most - len(unfit)}
+        learned = learned_scaling.size(pool, snapshot, policy, demand, ready, spawning, **bounds)
     wanted = max(learned.wanted if learned else ceil((demand.claimable + running) / pool.tasks_per_gpu), warm)
     awaited = rollout.awaited(pool, policy, [*here, *ending], demand)
     replacement = next((w for w in spawning if awaited and w.release == policy.release(pool)), None)

@@ -67,21 +67,32 @@ def recommendation(fixed: ReplayOutcome, learned: ReplayOutcome, wait_price: flo
 
 
 def advice(before: Judged, after: Judged) -> str:
-    """Recommend `after` if it costs less and its tasks wait less, in all and at p95; or name the trade-off."""
+    """Recommend `after` if it costs less and its tasks wait less, in all or at p95; or name the trade-off.
+
+    A difference below NOTICEABLE counts as none.
+    """
     if before.unrun != after.unrun:
         few, many = sorted((before, after), key=lambda one: one.unrun)
         return f"No recommendation: {many.name} leaves {many.unrun - few.unrun:,} tasks more undone than {few.name}."
     cost = f"costs {_compared(after.cost, before.cost, 'as much')}"
     waiting = f"its tasks wait {_compared(after.waited_s, before.waited_s, 'as long')} in all"
     p95 = f"one task in 20 waits more than {span(after.wait_p95_s)} ({before.name}: {span(before.wait_p95_s)})"
-    costs_less = after.cost < before.cost
-    waits_less = after.waited_s < before.waited_s and after.wait_p95_s <= before.wait_p95_s
-    waits_more = after.waited_s >= before.waited_s and after.wait_p95_s >= before.wait_p95_s
-    if costs_less and waits_less:
-        return f"Recommendation: {after.name}. It {cost}; {waiting}; {p95}."
-    if not costs_less and waits_more:
-        return f"Recommendation: keep {before.name}. {_begun(after.name)} {cost}; {waiting}; {p95}."
-    return f"A trade-off: {after.name} {cost}; {waiting}; {p95}."
+    told = f"{cost}; {waiting}; {p95}."
+    costs = _sign(after.cost, before.cost)
+    waits = {_sign(after.waited_s, before.waited_s), _sign(after.wait_p95_s, before.wait_p95_s)}
+    if costs < 0 and waits <= {-1, 0}:
+        return f"Recommendation: {after.name}. It {told}" if -1 in waits else f"No trade-off: {after.name} {told}"
+    if costs >= 0 and waits <= {0, 1}:
+        return f"Recommendation: keep {before.name}. {_begun(after.name)} {told}"
+    return f"A trade-off: {after.name} {told}"
+
+
+def _sign(after: float, before: float) -> int:
+    """Return -1 for noticeably less, 1 for noticeably more, and 0."""
+    share = change(after, before)
+    if share is None:
+        return 1 if after > 0 else 0
+    return 0 if abs(share) < NOTICEABLE else 1 if share > 0 else -1
 
 
 def _cents(amount: float) -> str:

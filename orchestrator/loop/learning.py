@@ -60,6 +60,7 @@ class Learning:
         new = [name for name in pools if name not in self._pools][: self._at_once]
         since: dict[str, float | None] = {name: one.until for name, one in self._pools.items()}
         since |= {name: EVERYTHING if name in self._lost else None for name in new}
+        known = self._pools
         try:
             async with asyncio.timeout(READ_S):
                 found = await self._store.histories(since)
@@ -68,11 +69,12 @@ class Learning:
             self._at_once = max(1, self._at_once // 2)
             log.warning("history_unread", message=f"what the learned rule knows is older: {why}")
             return {name: replace(one.present, waiting=()) for name, one in self._pools.items()}
+        if known is not self._pools:  # forgotten meanwhile
+            return {}
         live = {worker.id for worker in half.workers}
         for name, history in found.items():
             if name in pools:
                 self._learn(pools[name], history, half, live)
-                await asyncio.sleep(0)  # a long history takes a second
         return {name: one.present for name, one in self._pools.items()}
 
     async def keep(self, term: int) -> None:

@@ -14,7 +14,7 @@ from orchestrator.core.economics.statistics import Statistics
 from orchestrator.core.economics.stored import as_json
 from orchestrator.core.states import State
 from orchestrator.loop.learning import LAG_S, Learning
-from orchestrator.ports import BadArgument, NotLeader, PoolHistory
+from orchestrator.ports import BadArgument, NotLeader, PoolHistory, Unavailable
 from tests.db.conformance.builders import FLEET, START, Agent, Fleet, rows_read
 from tests.unit.core.build import policy
 
@@ -135,13 +135,15 @@ async def test_runs_are_those_of_a_fleet_a_pool_and_a_window(fleet: Fleet, hand:
 
 
 class StoppedClock:
-    """A database whose calls happen at the fleet's time."""
+    """A database whose calls happen at the fleet's time; it may be unavailable for these functions."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+    def __init__(self, fleet: Fleet, *away: str) -> None:
+        self._fleet, self.away = fleet, away
 
     async def call(self, function: str, /, **args: Any) -> Any:
         """Call a function now."""
+        if function in self.away:
+            raise Unavailable("gone")
         return await self._fleet.call(function, **args)
 
 
@@ -292,6 +294,28 @@ async def test_the_statistics_of_a_lost_row_are_learned_from_the_runs(
         await rebuilding.read(await store.snapshot())
         rebuilt = (await rebuilding.read(await store.snapshot()))["default"].known
         assert as_json(rebuilt) == as_json(kept), broken
+
+
+async def test_a_tick_goes_on_without_the_history(fleet: Fleet) -> None:
+    """What is known stays, without the tasks that waited then; nothing is stored, and the next tick tries again."""
+    clock = StoppedClock(fleet)
+    store = SqlStore(clock, FLEET)  # type: ignore[arg-type]
+    learning = Learning(store, policy(fleet_id=FLEET, pool={"scaling_policy": ScalingPolicy.LEARNED}))
+    clock.away = ("fleet_scaling_facts",)
+    assert await learning.read(await store.snapshot()) == {}
+    clock.away = ()
+    await fleet.submit(count=2)
+    await complete_one(await fleet.agent(), 7)
+    before = (await learning.read(await store.snapshot()))["default"]
+    assert (before.known.runs, len(before.waiting)) == (1, 1)
+    clock.away = ("fleet_scaling_facts", "fleet_learn")
+    after = (await learning.read(await store.snapshot()))["default"]
+    assert (as_json(after.known), after.waiting) == (as_json(before.known), ())
+    await learning.keep(fleet.term)
+    assert (await history(fleet, None)).stored is None
+    clock.away = ()
+    await learning.keep(fleet.term)
+    assert (await history(fleet, None)).stored is not None
 
 
 async def test_an_operator_chooses_the_rule_and_takes_it_back(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:

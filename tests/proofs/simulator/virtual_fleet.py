@@ -19,6 +19,7 @@ from orchestrator.core.liveness import ObservationWindow
 from orchestrator.core.model import Snapshot
 from orchestrator.core.plan import plan
 from orchestrator.core.policy import Policy
+from orchestrator.loop.daemon import TRANSITION_S
 from orchestrator.loop.learning import Learning
 from tests.proofs.simulator.sql.records import Records
 from tests.unit.core import build
@@ -87,6 +88,8 @@ class VirtualFleet:
         self._check(snapshot)
         review_at = made.decisions[0].review_at
         due_s = self.now_s + REST_S if review_at is None else (review_at - START).total_seconds()
+        if any(isinstance(action, Terminate) for action in made.actions):
+            due_s = min(due_s, self.now_s + TRANSITION_S)  # as the daemon does while a worker ends
         return max(self.now_s + 0.001, min(self.now_s + (POLL_S if self._has_work() else REST_S), due_s))
 
     def _has_work(self) -> bool:

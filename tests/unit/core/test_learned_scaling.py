@@ -128,6 +128,9 @@ def test_the_least_number_of_workers_stays() -> None:
     assert ended(plan(seen(*two), learned(min_active=2))) == []
     assert ended(plan(seen(*two), learned(min_active=1))) == ["gpu-1"]
     assert ended(plan(seen(*two), learned(keep_idle=1))) == ["gpu-1"]
+    made = plan(seen(*two), learned(min_active=2))
+    assert made.decisions[0].rule == "2 idle workers stay in any case: at least 2 workers; target 2"
+    assert made.decisions[0].review_at is None
     made = plan(seen(), learned(min_active=2))
     assert [one.reason for one in spawned(made)] == ["2 below target"] * 2
     assert "at least 2 workers" in made.decisions[0].rule
