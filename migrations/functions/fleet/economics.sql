@@ -127,9 +127,12 @@ as $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
     c_shown constant interval := '8 days';
+    c_longest constant interval := '10 years';  -- a row may have any time
 begin
     return jsonb_build_object(
-        'now', v_now, 'first_at', (select min(a.ended_at) from orchestrator.attempts a),
+        'now', v_now,
+        'first_at', (select least(greatest(a.ended_at, v_now - c_longest), v_now) from orchestrator.attempts a
+                      order by a.ended_at limit 1),
         'reviews', coalesce((
             select jsonb_agg(jsonb_build_object('pool', r.pool, 'at', r.at, 'review', r.review) order by r.pool)
               from orchestrator.scaling_reviews r where r.fleet = p_fleet and r.at > v_now - c_shown), '[]'));

@@ -208,6 +208,18 @@ async def test_a_review_is_made_once_a_day_by_a_process_of_its_own(
     assert asked == ["default", "default"]
 
 
+@pytest.mark.parametrize("ended", ["-infinity", "infinity", "4000-01-01 BC"])
+async def test_an_attempt_of_an_impossible_time_stops_no_review(
+    fleet: Fleet, hand: AsyncConnection[DictRow], store: EconomicsStore, ended: str
+) -> None:
+    """The first attempt says from when on there is a history."""
+    await worked(fleet, hand, await fleet.agent(), 30)
+    await hand.execute("update orchestrator.attempts set ended_at = %s::timestamptz", (ended,))
+    first = datetime.fromisoformat((await store.reviews())["first_at"])
+    assert fleet.now - timedelta(days=3_700) < first <= fleet.now
+    assert (await store.window(START - timedelta(days=1), most=100)).pools[0].tasks == []
+
+
 async def test_a_replay_that_fails_is_logged_and_keeps_nothing(
     fleet: Fleet, hand: AsyncConnection[DictRow], store: EconomicsStore
 ) -> None:
