@@ -17,7 +17,7 @@ class ScalingPolicy(StrEnum):
 
 
 class ReviewCandidate(StrEnum):
-    """A rule that may run tomorrow (guard.py). Of two with the same cost, the first one here runs."""
+    """A rule that may run tomorrow. Of two with the same cost, the first one here runs."""
 
     FIXED = "fixed"  # the operator's fixed settings
     LEARNED = "learned"
