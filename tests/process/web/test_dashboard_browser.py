@@ -384,6 +384,21 @@ async def test_a_page_that_gets_old_says_so_once(board: DashboardRig, browser: B
         assert await page.evaluate("window.said") == ["paused", "live", "old: connecting again"]
 
 
+async def test_a_pause_makes_no_old_page_live(board: DashboardRig, browser: Browser) -> None:
+    """After "Go on", the page stays old until the service has said something."""
+    async with visit(board, browser, "/workers") as visited:
+        page, said = visited.page, visited.page.locator("#said")
+        await expect(page.locator("#live")).to_have_text("live", timeout=WAIT_MS)
+        await page.route("**/live/**", lambda route: route.fulfill(status=502, body="Bad gateway"))
+        await page.keyboard.press("p")
+        await expect(said).to_have_text("paused", timeout=WAIT_MS)
+        await asyncio.sleep(6)  # a page is old after five seconds
+        await page.keyboard.press("p")
+        assert await said.inner_text() == "old: connecting again"
+        await page.unroute("**/live/**")
+        await expect(said).to_have_text("live", timeout=WAIT_MS)
+
+
 async def test_a_command_is_copied_by_the_keyboard(board: DashboardRig, browser: Browser) -> None:
     """As by a click."""
     async with visit(board, browser, "/workers") as visited:
