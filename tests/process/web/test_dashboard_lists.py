@@ -12,6 +12,7 @@ from orchestrator.core.blocked import Blocked, BlockedReason
 from orchestrator.core.host_strikes import Strike
 from orchestrator.core.states import State
 from orchestrator.diagnostics import amounts
+from orchestrator.web.api.cursors import cursor_of
 from orchestrator.web.dashboard.pages import PAGES, workers
 from orchestrator.web.dashboard.render import environment
 from tests.process.web.api_rig import ADMIN, VIEWER
@@ -208,6 +209,46 @@ async def test_those_that_ended_are_found_behind_any_number_that_live(
     second = (await visitor.get(f"/workers?pool=old&cursor={earlier.removesuffix('#ended')}")).text
     assert ended[0].id in second.partition('id="ended"')[2]
     assert "No worker of this pool has ended." in (await visitor.get("/workers?pool=new")).text
+
+
+async def test_a_live_worker_is_on_a_page_also_if_others_end(
+    board: DashboardRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next page begins after the last worker of this one, whatever has ended since."""
+    made = [await board.worker("many") for _ in range(7)]
+    visitor = await board.visitor(ADMIN)
+    monkeypatch.setattr(workers, "LIVE", 3)
+
+    def part_of(page: str) -> str:
+        return page.partition("<h2>There</h2>")[2].partition('id="ended"')[0]
+
+    async def listed(path: str) -> tuple[list[int], str | None, str | None]:
+        board.dashboard.shared.forget_all()
+        page = part_of((await visitor.get(path)).text)
+        names = [number for number, worker in enumerate(made) if f'id="w-{worker.id}"' in page]
+        links = [re.search(rf'<a href="([^"]+)">Those {way}</a>', page) for way in ("before", "after")]
+        before, after = (found and found[1].replace("&amp;", "&") for found in links)
+        return names, before, after
+
+    first, before, after = await listed("/workers?pool=many")
+    assert (first, before) == ([0, 1, 2], None)
+    assert after is not None
+    for worker in made[:2]:
+        await board.gateway.move(worker, (State.ACTIVE,), State.TERMINATING, exit_cause="manual")
+        await board.gateway.move(worker, (State.TERMINATING,), State.TERMINATED)
+    second, before, last = await listed(after)
+    assert (second, before) == ([3, 4, 5], "/workers?pool=many")
+    assert last is not None
+    third, before, beyond = await listed(last)
+    assert (third, beyond) == ([6], None)
+    assert before is not None
+    assert (await listed(before))[0] == [3, 4, 5]
+    await board.gateway.move(made[6], (State.ACTIVE,), State.TERMINATING, exit_cause="manual")
+    await board.gateway.move(made[6], (State.TERMINATING,), State.TERMINATED)
+    board.dashboard.shared.forget_all()
+    assert "No worker comes after those." in part_of((await visitor.get(last)).text)
+    for wrong in ("x", cursor_of(["2026-11-30T00:00:00+00:00", "gone gpu-1"]), cursor_of(["now", "idle gpu-1"])):
+        assert (await visitor.get("/workers", params={"after": str(wrong)})).status_code == 400
 
 
 async def test_a_sum_that_lacks_a_price_says_so(board: DashboardRig, hand: psycopg.AsyncConnection[Any]) -> None:
