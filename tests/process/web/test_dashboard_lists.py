@@ -4,6 +4,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import httpx
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
@@ -159,18 +160,76 @@ async def test_the_cost_of_each_day_has_its_arithmetic(board: DashboardRig, hand
     assert "style=" not in page
 
 
+BILL = {
+    "since": "2026-11-29T15:00:00+00:00", "until": "2026-11-30T15:00:00+00:00", "pods": 3, "our_pods": 3,
+    "theirs_usd": 41.2, "ours_usd": 41.2, "unbooked_usd": 0, "unbooked_pods": 0, "unbooked": [],
+}  # fmt: skip
+
+
+async def bill_on_the_page(board: DashboardRig, browser: httpx.AsyncClient, bill: Any = None) -> str:
+    """The section of the bill, after a comparison is recorded."""
+    if bill:
+        await board.store.note_bill(board.term, bill)
+    board.dashboard.shared.forget_all()
+    return (await browser.get("/cost")).text.partition('id="bill"')[2].partition("</section>")[0]
+
+
 async def test_the_cost_stands_next_to_runpods_bill(board: DashboardRig) -> None:
-    """With the difference, and what RunPod charged for pods that the database does not know."""
+    """With the difference, and the command for the same hours."""
     browser = await board.visitor(VIEWER)
-    assert "The leader has not read a bill yet" in (await browser.get("/cost")).text
-    bill = {"since": "2026-11-29T15:00:00+00:00", "until": "2026-11-30T15:00:00+00:00", "pods": 3}
-    for ours, foreign, words in ((41.05, 0, "$0.15 less"), (41.2, 2, "the same"), (41.3, 0, "$0.10 more")):
-        sums = {"theirs_usd": 41.2, "ours_usd": ours, "foreign_usd": 0.5 if foreign else 0, "foreign_pods": foreign}
-        await board.store.note_bill(board.term, bill | sums)
-        board.dashboard.shared.forget_all()
-        page = (await browser.get("/cost")).text.partition('id="bill"')[2].partition("</section>")[0]
+    assert "The leader has not read a bill yet" in await bill_on_the_page(board, browser)
+    for ours, words in ((41.05, "$0.15 less"), (41.2, "the same"), (41.3, "$0.10 more")):
+        page = await bill_on_the_page(board, browser, BILL | {"ours_usd": ours})
         assert f"our records say {amounts.usd(ours)}, {words}." in page
-        assert ("also charged $0.50 for 2 pods" in page) == bool(foreign)
+        assert "also charged" not in page
+        assert "orchestrator cost --since 2026-11-29T15:00Z" in page
+    page = await bill_on_the_page(board, browser, BILL | {"our_pods": 4})
+    assert "for 3 pods of this fleet; our records say $41.20 for 4 pods, the same." in page
+
+
+async def test_each_pod_that_runpod_charged_beyond_our_records_is_named(
+    board: DashboardRig, hand: psycopg.AsyncConnection[Any]
+) -> None:
+    """With its worker: one that ended before is a leak. The API has the same."""
+    leaked, theirs = await board.worker(), await board.worker()
+    await hand.execute("update workers set terminated_at = '2026-11-28T03:00Z' where id = %s", (leaked.id,))
+    await hand.execute("update workers set fleet = 'elsewhere' where id = %s", (theirs.id,))
+    cursor = await hand.execute("select id, pod_id from workers where id in (%s, %s)", (leaked.id, theirs.id))
+    pods = dict(await cursor.fetchall())
+    named = [{"pod_id": pods[leaked.id], "usd": 1.5}, {"pod_id": pods[theirs.id], "usd": 0.25},
+             {"pod_id": HOSTILE, "usd": 0.2}]  # fmt: skip
+    bill = BILL | {"unbooked_usd": 2.0, "unbooked_pods": 5, "unbooked": named}
+    browser = await board.visitor(VIEWER)
+    page = await bill_on_the_page(board, browser, bill)
+    assert "RunPod also charged $2.00 for 5 pods without a cost in our records of these hours:" in page
+    leak, other, outsider, rest = (" ".join(re.sub("<[^>]*>", "", one).split()) for one in page.split("<li>")[1:5])
+    assert leak.startswith(f"{pods[leaked.id]} $1.50: worker {leaked.id}, which ended ")
+    assert "ago: it is still charged. Look in RunPod" in leak
+    assert "s-bad" in page
+    assert other == f"{pods[theirs.id]} $0.25: worker {theirs.id} of fleet elsewhere."
+    assert "$0.20: no worker in the database; perhaps another program" in outsider
+    assert "<script>document" not in page
+    assert rest.startswith("2 more pods for $0.05.")
+    answer = await board.client.get("/api/v1/costs", headers={"Authorization": f"Bearer {VIEWER}"})
+    shown = answer.json()["bill"]
+    assert [one["worker_id"] for one in shown["unbooked"]] == [leaked.id, theirs.id, None]
+    assert (shown["theirs_usd"], shown["unbooked_pods"], shown["error"]) == (41.2, 5, None)
+
+
+async def test_a_bill_that_was_not_read_or_is_empty_says_so(board: DashboardRig) -> None:
+    """Since when and why, beside the last comparison. A bill without entries is no difference."""
+    browser = await board.visitor(VIEWER)
+    page = await bill_on_the_page(board, browser, {"error": f"Unavailable: {HOSTILE}"})
+    assert "RunPod&#39;s bill could not be read since" in page or "RunPod's bill could not be read since" in page
+    assert "Unavailable: &lt;script&gt;" in page
+    assert "has not read a bill yet" not in page
+    empty = BILL | {"theirs_usd": 0, "pods": 0}
+    page = await bill_on_the_page(board, browser, empty)
+    assert "has no entry yet for the 24 hours until" in page
+    assert "Our records say $41.20 for 3 pods. Compared" in page
+    assert all(text not in page for text in ("more.", "less.", "could not be read"))
+    page = await bill_on_the_page(board, browser, {"error": "Unavailable: HTTP 502"})
+    assert all(text in page for text in ("could not be read since", "HTTP 502", "Our records say $41.20", "Compared"))
 
 
 async def test_the_page_of_costs_says_what_another_rule_of_scaling_would_have_cost(
