@@ -26,7 +26,7 @@ from orchestrator.web.dashboard.pages import PAGES
 from testbed.services import debian
 from tests.process.web.api_rig import ADMIN
 from tests.process.web.builders import DEADLINE_S
-from tests.process.web.dashboard_rig import COOKIE, HOSTILE, DashboardRig, dashboard_rig, until
+from tests.process.web.dashboard_rig import BILL, COOKIE, HOSTILE, DashboardRig, dashboard_rig, until
 
 AXE = Path(__file__).parent / "axe" / "node_modules" / "axe-core" / "axe.min.js"  # .ci/typescript installs it
 MAX_LINKS, MAX_ALIKE = 300, 3
@@ -149,6 +149,9 @@ async def test_long_names_fit(board: DashboardRig, browser: Browser, width: int)
     await board.worker(name)
     await board.decide(name)
     await board.gateway.submit(name, task_type="t" * 200)
+    bill = BILL | {"unbooked_usd": 9, "unbooked_pods": 1, "unbooked": [{"pod_id": "p" * 200, "usd": 9}]}
+    await board.store.note_bill(board.term, bill)
+    await board.store.note_bill(board.term, {"error": "e" * 300})
     async with visit(board, browser, viewport={"width": width, "height": 800}) as visited:
         for path in ("/", "/workers", "/tasks", "/decisions", "/decisions/blocked", "/pools", "/cost"):
             await visited.page.goto(board.url + path)

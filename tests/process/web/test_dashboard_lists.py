@@ -17,7 +17,7 @@ from orchestrator.web.api.cursors import cursor_of
 from orchestrator.web.dashboard.pages import PAGES, workers
 from orchestrator.web.dashboard.render import environment
 from tests.process.web.api_rig import ADMIN, VIEWER
-from tests.process.web.dashboard_rig import HOSTILE, DashboardRig
+from tests.process.web.dashboard_rig import BILL, HOSTILE, DashboardRig
 from tests.unit.diagnostics.reviews import REVIEW
 
 FLEETS = ("/cost", "/schedules", "/webhooks", "/limits", "/audit", "/tokens")
@@ -158,12 +158,6 @@ async def test_the_cost_of_each_day_has_its_arithmetic(board: DashboardRig, hand
                  "at most $4.00; $0.50 today so far"):  # fmt: skip
         assert text in page, text
     assert "style=" not in page
-
-
-BILL = {
-    "since": "2026-11-29T15:00:00+00:00", "until": "2026-11-30T15:00:00+00:00", "pods": 3, "our_pods": 3,
-    "theirs_usd": 41.2, "ours_usd": 41.2, "unbooked_usd": 0, "unbooked_pods": 0, "unbooked": [],
-}  # fmt: skip
 
 
 async def bill_on_the_page(board: DashboardRig, browser: httpx.AsyncClient, bill: Any = None) -> str:
