@@ -222,7 +222,10 @@ class ApiRows:
         return dict(await self._db.call("fleet_cost", p_fleet=self._fleet, p_since=since, p_until=until))
 
     async def bill(self) -> Row | None:
-        """The last comparison with RunPod's bill: {since, until, ours_usd, theirs_usd, …}; None: there is none."""
+        """The last comparison with RunPod's bill: {since, until, ours_usd, theirs_usd, …}; None: there is none.
+
+        If the bill could not be read since: also {error, failed_at, failing_since}, perhaps alone.
+        """
         found: Row | None = (await self._db.call("fleet_bill", p_fleet=self._fleet))["bill"]
         return found
 

@@ -255,8 +255,16 @@ class SqlStore(OperatorRows):
         await self._call("fleet_note_tick", p_term=term, p_error=error, p_for_s=for_s)
 
     async def note_bill(self, term: int, bill: Row) -> None:
-        """Record a comparison of our records with RunPod's bill (leader_jobs/bill.py), for two days."""
+        """Record a comparison of our records with RunPod's bill (leader_jobs/bill.py), for two days.
+
+        {"error": text} is recorded beside the last comparison.
+        """
         await self._call("fleet_note_bill", p_term=term, p_bill=bill)
+
+    async def bill(self) -> Row | None:
+        """Return what note_bill() recorded last, or None."""
+        found: Row | None = (await self._call("fleet_bill"))["bill"]
+        return found
 
     async def note_conditions(self, term: int, conditions: Sequence[Row], *, for_s: float) -> None:
         """Record for `for_s` seconds what is wrong with the fleet, so that every command shows the same."""

@@ -58,6 +58,9 @@ def size_problems(pool: Pool, where: str) -> Iterator[SettingProblem]:
         elif most and least > most:
             why = f"min_active_gpus {least} is more than max_active_gpus {most}"
             yield SettingProblem(what, why, "lower min_active_gpus")
+        elif most == 0 and entry.min_active and entry.max_active is None:
+            why = f"it starts no worker: min_active_gpus is {least}, and the pool's max_active_gpus is 0"
+            yield SettingProblem(what, why, f"give the entry max_active_gpus, at least {least}")
         elif pool.kind is PoolKind.CLUSTER and entry.min_active:
             why = "the number of its workers is the number of nodes of its cluster"
             yield SettingProblem(what, why, "remove min_active_gpus")

@@ -29,7 +29,7 @@ class PodBill:
     """The cost of one pod in our records and on the provider's bill."""
 
     pod_id: str
-    worker_id: str | None  # None: no worker of this fleet has a cost under this pod's id
+    worker_id: str | None  # None: the report has no worker with this pod
     ours_usd: float
     theirs_usd: float
 
@@ -44,7 +44,7 @@ class Reconciled:
     """Our records against the provider's bill, pod by pod, the largest difference first."""
 
     pods: Sequence[PodBill]
-    foreign: Sequence[PodBill]  # billed to the account for pods of no worker in our records
+    unbooked: Sequence[PodBill]  # billed to the account for pods that have no cost in the report
 
     @property
     def ours_usd(self) -> float:
@@ -88,8 +88,8 @@ def reconciled(report: Row, bills: Iterable[Bill]) -> Reconciled:
         charged[bill.pod_id] += bill.usd
     booked = {row["pod_id"]: row for row in report["workers"] if row["pod_id"]}
     pods = [PodBill(pod, row["id"], float(row["usd"]), charged.pop(pod, 0.0)) for pod, row in booked.items()]
-    foreign = [PodBill(pod, None, 0.0, usd) for pod, usd in charged.items() if usd > 0]
-    return Reconciled(_widest(pods), _widest(foreign))
+    unbooked = [PodBill(pod, None, 0.0, usd) for pod, usd in charged.items() if usd > 0]
+    return Reconciled(_widest(pods), _widest(unbooked))
 
 
 def _widest(pods: list[PodBill]) -> list[PodBill]:

@@ -149,7 +149,7 @@ def _waited_for(events: Sequence[Row], at: datetime) -> str:
 def _spans(events: Sequence[Row], until: datetime) -> list[tuple[str, datetime, datetime]]:
     """Return (state, from, to) without `terminated`, which has no end."""
     moves = [(e["to_state"], _time(e["at"])) for e in events if e["from_state"] != e["to_state"]]
-    ends = [at for _, at in moves[1:]] + [until]
+    ends = [*(at for _, at in moves), until][1:]  # without moves there is no end either: retention deletes events
     return [(state, at, end) for (state, at), end in zip(moves, ends, strict=True) if state != State.TERMINATED]
 
 

@@ -1071,6 +1071,83 @@ export interface components {
             next: number | null;
         };
         /**
+         * BillShown
+         * @description RunPod's bill of a day next to our records, which the leader compares once an hour.
+         */
+        BillShown: {
+            /**
+             * At
+             * @description When they were compared; null: not yet, see `error`
+             * @default null
+             */
+            at: string | null;
+            /**
+             * Error
+             * @description Why the bill could not be read since `failing_since`
+             * @default null
+             */
+            error: string | null;
+            /**
+             * Failed At
+             * @default null
+             */
+            failed_at: string | null;
+            /**
+             * Failing Since
+             * @default null
+             */
+            failing_since: string | null;
+            /**
+             * Our Pods
+             * @description Pods in our records
+             * @default null
+             */
+            our_pods: number | null;
+            /**
+             * Ours Usd
+             * @default null
+             */
+            ours_usd: number | null;
+            /**
+             * Pods
+             * @description Pods in our records that RunPod charged
+             * @default null
+             */
+            pods: number | null;
+            /**
+             * Since
+             * @default null
+             */
+            since: string | null;
+            /**
+             * Theirs Usd
+             * @description What RunPod charged for the pods in our records
+             * @default null
+             */
+            theirs_usd: number | null;
+            /**
+             * Unbooked
+             * @description The most expensive of these pods, at most 20
+             */
+            unbooked: components["schemas"]["PodChargeShown"][];
+            /**
+             * Unbooked Pods
+             * @default null
+             */
+            unbooked_pods: number | null;
+            /**
+             * Unbooked Usd
+             * @description What RunPod charged for pods without a cost in our records
+             * @default null
+             */
+            unbooked_usd: number | null;
+            /**
+             * Until
+             * @default null
+             */
+            until: string | null;
+        };
+        /**
          * BlockedShown
          * @description One reason that blocked a pool.
          */
@@ -1208,6 +1285,8 @@ export interface components {
          * @description Dollars in a time.
          */
         CostShown: {
+            /** @description The last comparison with RunPod's bill, of its own 24 hours; null: the leader has not asked yet */
+            bill: components["schemas"]["BillShown"] | null;
             /** Kinds */
             kinds: {
                 [key: string]: unknown;
@@ -1885,6 +1964,31 @@ export interface components {
             };
         };
         /**
+         * PodChargeShown
+         * @description A pod that RunPod charged and that has no cost in our records of these hours.
+         */
+        PodChargeShown: {
+            /**
+             * Fleet
+             * @description The fleet of this worker
+             */
+            fleet: string | null;
+            /** Pod Id */
+            pod_id: string;
+            /**
+             * Terminated At
+             * @description When this worker ended; before `since`, the pod is charged although its worker has ended
+             */
+            terminated_at: string | null;
+            /** Usd */
+            usd: number;
+            /**
+             * Worker Id
+             * @description The worker in this database that has or had the pod
+             */
+            worker_id: string | null;
+        };
+        /**
          * PoolExplained
          * @description Why a pool has its size, by its last decision.
          */
@@ -2083,7 +2187,7 @@ export interface components {
         };
         /**
          * ReviewCandidate
-         * @description A rule that may run tomorrow. Of two with the same cost, the first one here runs.
+         * @description A rule that may run tomorrow (guard.py). Of two with the same cost, the first one here runs.
          * @enum {string}
          */
         ReviewCandidate: "fixed" | "learned" | "cold_start";

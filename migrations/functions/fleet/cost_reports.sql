@@ -138,6 +138,7 @@ end
 $$;
 
 -- Records a comparison of our records with the provider's bill, for two days: {since, until, ours_usd, theirs_usd, …}.
+-- With `error`, it records that the bill could not be read, since when, and why, beside the last comparison.
 create or replace function public.fleet_note_bill(
     p_fleet text, p_term bigint, p_bill jsonb, p_now timestamptz default null
 ) returns jsonb
@@ -145,25 +146,44 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp set jit 
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
+    v_last jsonb;
     c_most constant int := 10000;  -- characters
+    c_most_of_error constant int := 300;
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_note_bill');
     if jsonb_typeof(p_bill) is distinct from 'object' or length(p_bill::text) > c_most then
         perform public.internal_refuse('OR007', format('p_bill must be an object of at most %s characters', c_most));
     end if;
+    select s.value into v_last from public.fleet_settings s
+     where s.fleet = p_fleet and s.name = 'bill' and s.expires_at > v_now;
     insert into public.fleet_settings (fleet, name, value, reason, set_at, expires_at)
-    values (p_fleet, 'bill', p_bill, '', v_now, v_now + interval '2 days')
+    values (p_fleet, 'bill',
+            case when p_bill ? 'error' then
+                coalesce(v_last, '{}') || jsonb_build_object(
+                    'error', left(p_bill ->> 'error', c_most_of_error), 'failed_at', v_now,
+                    'failing_since', coalesce(v_last -> 'failing_since', to_jsonb(v_now)))
+            else p_bill || jsonb_build_object('at', v_now) end,
+            '', v_now, v_now + interval '2 days')
     on conflict (fleet, name) do update
        set value = excluded.value, set_at = excluded.set_at, expires_at = excluded.expires_at;
     return '{"outcome": "ok"}';
 end
 $$;
 
--- The last recorded comparison, with `at`, when that was; null if there is none.
+-- The last recorded comparison, with `at`, when that was; null if there is none. Each pod without a cost in our records
+-- has the worker that has its id, of any fleet of this database: {pod_id, usd, worker_id, fleet, terminated_at}.
 create or replace function public.fleet_bill(p_fleet text, p_now timestamptz default null) returns jsonb
 language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off as $$
     select jsonb_build_object('bill', (
-        select s.value || jsonb_build_object('at', s.set_at) from public.fleet_settings s
+        select s.value || jsonb_build_object('unbooked', coalesce((
+                   select jsonb_agg(p.pod || jsonb_build_object(
+                              'worker_id', w.id, 'fleet', w.fleet, 'terminated_at', w.terminated_at) order by p.place)
+                     from jsonb_array_elements(s.value -> 'unbooked') with ordinality p (pod, place)
+                     left join lateral (
+                         select k.id, k.fleet, k.terminated_at from public.workers k
+                          where k.pod_id collate "C" = p.pod ->> 'pod_id'
+                          order by k.fleet = fleet_bill.p_fleet desc, k.created_at desc limit 1) w on true), '[]'))
+          from public.fleet_settings s
          where s.fleet = fleet_bill.p_fleet and s.name = 'bill'
            and s.expires_at > public.internal_clock(fleet_bill.p_now)))
 $$;

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 HOUR = timedelta(hours=1)
 PROVIDER_TIMEOUT_S = 20.0  # the rest is shown without it
 ROWS = 20  # lines shown of each table; --all and --json have them all
+NAMED = 5  # pods in a sentence
 MANY = 10_000  # lines by tenant or label, with --all or --json
 BY = ("worker", "pool", "cluster", "gpu", "kind", "type", "task", "tenant")
 LABEL = "label:"
@@ -88,12 +89,8 @@ async def cost(output: Output, since: str, by: str, everything: bool) -> None:
         output.say(f"RunPod's bill: {why}")
         return
     output.show("", _bill(charged, everything=everything))
-    if charged.foreign:
-        foreign = sum(pod.theirs_usd for pod in charged.foreign)
-        output.say(
-            f"RunPod also charged {usd(foreign)} for {counted(len(charged.foreign), 'pod')} of which the database has "
-            "no worker"
-        )
+    if charged.unbooked:
+        output.say(_unbooked(charged))
 
 
 async def _lines(store: "SqlStore", report: Any, by: str, begin: datetime) -> tuple[CostLine, ...]:
@@ -158,10 +155,22 @@ def _bill(charged: Reconciled, *, everything: bool) -> Table:
     return shown
 
 
+def _unbooked(charged: Reconciled) -> str:
+    """Say what RunPod charged for pods that have no cost in these hours: other programs' pods, or leaks."""
+    sums = usd(sum(pod.theirs_usd for pod in charged.unbooked))
+    named = [f"{one_line(pod.pod_id, 80)} {usd(pod.theirs_usd)}" for pod in charged.unbooked[:NAMED]]
+    more = len(charged.unbooked) - len(named)
+    return (
+        f"RunPod also charged {sums} for {counted(len(charged.unbooked), 'pod')} without a cost in our records of "
+        f"these hours: {', '.join(named)}{f' and {more} more' if more else ''}. If `orchestrator status <pod>` finds a "
+        "worker that has ended, its pod is still charged"
+    )
+
+
 def _document(charged: Reconciled) -> dict[str, Any]:
     pods = [
         dataclasses.asdict(pod) | {"difference_usd": round(pod.difference_usd, 6)}
-        for pod in (*charged.pods, *charged.foreign)
+        for pod in (*charged.pods, *charged.unbooked)
     ]
     sums = {"ours_usd": round(charged.ours_usd, 6), "theirs_usd": round(charged.theirs_usd, 6)}
     return {**sums, "difference_usd": round(charged.theirs_usd - charged.ours_usd, 6), "pods": pods}

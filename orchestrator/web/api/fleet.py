@@ -97,10 +97,11 @@ async def costs(api: Api, call: ApiCall) -> Response:
     if call.holder.pools is not None:
         raise Problem(403, NOT_ALLOWED, "a token that is restricted to pools sees no costs")
     since, until = call.query.since or datetime.now(UTC) - timedelta(days=1), call.query.until
-    found = await api.rows.cost(utc(since), until and utc(until))
+    found, bill = await asyncio.gather(api.rows.cost(utc(since), until and utc(until)), api.rows.bill())
     listed = list(found["workers"])
     left_out = max(0, len(listed) - MAX_LINES)
-    return shown(CostShown.model_validate({**found, "workers": listed[:MAX_LINES], "workers_left_out": left_out}))
+    answer = {**found, "workers": listed[:MAX_LINES], "workers_left_out": left_out, "bill": bill}
+    return shown(CostShown.model_validate(answer))
 
 
 async def audit(api: Api, call: ApiCall) -> Response:

@@ -250,6 +250,36 @@ class ScalingExplained(AnswerModel):
     pools: list[PoolExplained]
 
 
+class PodChargeShown(AnswerModel):
+    """A pod that RunPod charged and that has no cost in our records of these hours."""
+
+    pod_id: str
+    usd: float
+    worker_id: str | None = Field(description="The worker in this database that has or had the pod")
+    fleet: str | None = Field(description="The fleet of this worker")
+    terminated_at: datetime | None = Field(
+        description="When this worker ended; before `since`, the pod is charged although its worker has ended"
+    )
+
+
+class BillShown(AnswerModel):
+    """RunPod's bill of a day next to our records, which the leader compares once an hour."""
+
+    at: datetime | None = Field(None, description="When they were compared; null: not yet, see `error`")
+    since: datetime | None = None
+    until: datetime | None = None
+    ours_usd: float | None = None
+    theirs_usd: float | None = Field(None, description="What RunPod charged for the pods in our records")
+    pods: int | None = Field(None, description="Pods in our records that RunPod charged")
+    our_pods: int | None = Field(None, description="Pods in our records")
+    unbooked_usd: float | None = Field(None, description="What RunPod charged for pods without a cost in our records")
+    unbooked_pods: int | None = None
+    unbooked: list[PodChargeShown] = Field(description="The most expensive of these pods, at most 20")
+    error: str | None = Field(None, description="Why the bill could not be read since `failing_since`")
+    failed_at: datetime | None = None
+    failing_since: datetime | None = None
+
+
 class CostShown(AnswerModel):
     """Dollars in a time."""
 
@@ -260,6 +290,9 @@ class CostShown(AnswerModel):
     types: list[dict[str, Any]]
     workers: list[dict[str, Any]]
     workers_left_out: int = Field(description="How many workers are not listed; a shorter time has fewer")
+    bill: BillShown | None = Field(
+        description="The last comparison with RunPod's bill, of its own 24 hours; null: the leader has not asked yet"
+    )
 
 
 class AuditEntry(AnswerModel):

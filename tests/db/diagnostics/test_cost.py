@@ -13,7 +13,7 @@ from orchestrator.core.states import Stage, State
 from orchestrator.diagnostics.cost import lines, named_lines, reconciled
 from orchestrator.diagnostics.spending import bought
 from orchestrator.leader_jobs.bill import BillRecord
-from orchestrator.ports import BadArgument, Bill, Cloud, Db, NotLeader
+from orchestrator.ports import BadArgument, Bill, Cloud, Db, NotLeader, PortError, Unavailable
 from tests.db.conformance.builders import FLEET, START, Fleet, rows_read
 from tests.db.diagnostics.build import attempt
 
@@ -253,7 +253,7 @@ async def test_the_providers_bill_is_compared_with_our_records(fleet: Fleet) -> 
     assert (wider.worker_id, closer.worker_id) == (second.id, agent.id)
     assert (wider.ours_usd, wider.theirs_usd) == pytest.approx((0.01, 0))
     assert (closer.ours_usd, closer.theirs_usd) == pytest.approx((0.155, 0.15))
-    assert [(pod.pod_id, pod.theirs_usd) for pod in both.foreign] == [("outsider", 0.5)]
+    assert [(pod.pod_id, pod.theirs_usd) for pod in both.unbooked] == [("outsider", 0.5)]
     assert both.theirs_usd - both.ours_usd == pytest.approx(-0.015)
 
 
@@ -284,9 +284,12 @@ class Account:
 
     def __init__(self, *charged: Bill) -> None:
         self.charged, self.asked = charged, list[tuple[datetime, datetime]]()
+        self.error: PortError | None = None
 
     async def billing(self, since: datetime, until: datetime) -> tuple[Bill, ...]:
         self.asked.append((since, until))
+        if self.error:
+            raise self.error
         return self.charged
 
 
@@ -305,15 +308,83 @@ async def test_the_leader_compares_a_day_of_the_bill(fleet: Fleet) -> None:
     begin, end = START - timedelta(hours=23), START + timedelta(hours=1)
     assert account.asked == [(begin, end)]
     bill = (await fleet.call("fleet_bill", p_fleet=FLEET))["bill"]
-    assert (bill["theirs_usd"], bill["foreign_usd"], bill["foreign_pods"], bill["pods"]) == (0.2, 0.5, 1, 1)
+    assert (bill["theirs_usd"], bill["unbooked_usd"], bill["unbooked_pods"]) == (0.2, 0.5, 1)
+    assert (bill["pods"], bill["our_pods"]) == (1, 1)
+    await record.step(fleet.term)
+    assert len(account.asked) == 1  # these hours are compared
+    fleet.wait(3_600)
     assert bill["ours_usd"] == pytest.approx(float((await cost(fleet, -82_800, 3_600))["usd"]))
-    assert datetime.fromisoformat(bill["at"]) == fleet.now
+    assert datetime.fromisoformat(bill["at"]) == fleet.now - timedelta(hours=1)
     with pytest.raises(NotLeader):
         await record.step(fleet.term - 1)
     with pytest.raises(BadArgument):
         await fleet.fleet("note_bill", p_bill={"x": "y" * 10_001})
     fleet.wait(2 * 86_400)
     assert (await fleet.call("fleet_bill", p_fleet=FLEET))["bill"] is None
+
+
+async def test_a_pod_that_is_charged_without_a_cost_has_the_worker_that_had_it(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """One that ended days ago, one of another fleet, or none. The most expensive are named, and all are counted."""
+    leaked, other = await fleet.agent(), await fleet.agent()
+    ended = fleet.now - timedelta(hours=60)
+    await hand.execute("update workers set fleet = 'b', pod_id = 'pod-b' where id = %s", (other.id,))
+    await fleet.end(leaked.id, State.ACTIVE)
+    await fleet.move(leaked.id, State.TERMINATING, State.TERMINATED)
+    await hand.execute("delete from costs where worker_id = %s", (leaked.id,))
+    await hand.execute("update workers set terminated_at = %s where id = %s", (ended, leaked.id))
+    hour = START + timedelta(minutes=5)
+    fleet.now = START + timedelta(hours=3)
+    small = [Bill(f"small-{n}", hour, 0.001 * (n + 1)) for n in range(22)]
+    account = Account(Bill("outsider", hour, 0.5), Bill(f"pod-{leaked.id}", hour, 9), Bill("pod-b", hour, 3), *small)
+    store = SqlStore(cast("Db", AtTime(fleet)), FLEET)
+    await BillRecord(store, cast("Cloud", account), lambda: fleet.now).step(fleet.term)
+    bill = await store.bill()
+    assert bill is not None
+    assert (bill["unbooked_pods"], bill["unbooked_usd"]) == (25, pytest.approx(12.753))
+    assert len(bill["unbooked"]) == 20
+    first = [
+        (one["pod_id"], one["usd"], one["worker_id"], one["fleet"], one["terminated_at"]) for one in bill["unbooked"]
+    ][:3]
+    assert datetime.fromisoformat(first[0][4]) == ended
+    assert first == [
+        (f"pod-{leaked.id}", 9, leaked.id, FLEET, first[0][4]),
+        ("pod-b", 3, other.id, "b", None),
+        ("outsider", 0.5, None, None, None),
+    ]
+
+
+async def test_a_bill_that_cannot_be_read_is_recorded_beside_the_last_comparison(fleet: Fleet) -> None:
+    """Since when and why, without secrets, until it is read again."""
+    store, account = SqlStore(cast("Db", AtTime(fleet)), FLEET), Account(Bill("outsider", START, 0.5))
+    fleet.now = START + timedelta(hours=3)
+    record = BillRecord(store, cast("Cloud", account), lambda: fleet.now)
+    account.error = Unavailable(f"HTTP 500 from RunPod, rpa_{'A1b2' * 10} {'x' * 500}")
+    with pytest.raises(Unavailable):
+        await record.step(fleet.term)
+    failed, began = await store.bill(), fleet.now
+    assert failed is not None
+    assert (failed.get("at"), failed["unbooked"], len(failed["error"])) == (None, [], 300)
+    assert failed["error"].startswith("Unavailable: HTTP 500 from RunPod, ")
+    assert "A1b2" not in failed["error"]
+    account.error = None
+    await record.step(fleet.term)
+    good = await store.bill()
+    assert good is not None
+    assert "error" not in good
+    account.error = Unavailable("HTTP 502")
+    for _ in range(2):
+        fleet.wait(3_600)
+        with pytest.raises(Unavailable):
+            await record.step(fleet.term)
+    found = await store.bill()
+    assert found is not None
+    assert {name: found[name] for name in good} == good
+    assert [datetime.fromisoformat(found[name]) - began for name in ("at", "failing_since", "failed_at")] == [
+        timedelta(hours=hours) for hours in (0, 1, 2)
+    ]
+    assert found["error"] == "Unavailable: HTTP 502"
 
 
 class AtTime:

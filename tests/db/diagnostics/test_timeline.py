@@ -191,3 +191,17 @@ async def test_a_worker_with_very_many_events_is_read_quickly(fleet: Fleet, hand
     began = time.perf_counter()
     await fleet.call("fleet_worker", p_fleet=FLEET, p_worker_id="gpu-1")
     assert time.perf_counter() - began < QUICK_S
+
+
+async def test_a_worker_whose_events_were_deleted_has_its_attempts_and_tasks(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """Retention keeps a worker longer than its events."""
+    worker = (await life(fleet))["worker"]["id"]
+    await hand.execute("delete from worker_events where worker_id = %s", (worker,))
+    found = await fleet.call("fleet_worker", p_fleet=FLEET, p_worker_id=worker)
+    made = entries(found)
+    assert {entry.kind for entry in made} == {"attempt", "task"}
+    for drawn, width in ((timeline.narrow, 80), (timeline.wide, 160)):
+        assert lines(drawn(made, found["worker"]["created_at"], fleet.now), width=width)
+    by_state(found)

@@ -250,7 +250,7 @@ async def test_the_cost_is_compared_with_runpods_bill(cli: Cli, fleet: Fleet, tm
     assert abs(bill[pod["id"]]["difference_usd"]) <= most_usd + 0.01  # and each is rounded
     assert ran.lines_with("booting")
     assert ran.lines_with(pod["id"])
-    assert "for 1 pod of which the database has no worker" in ran.err
+    assert "for 1 pod without a cost in our records of these hours" in ran.err
 
 
 async def test_the_cost_is_shown_without_runpod_too(cli: Cli, fleet: Fleet) -> None:

@@ -30,6 +30,10 @@ from tests.process.web.builders import DEADLINE_S, Caller, ServerUnderTest, serv
 
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">\x1b[31m\u202eabc\u202c"
 COOKIE = "gpo_session"
+BILL = {
+    "since": "2026-11-29T15:00:00+00:00", "until": "2026-11-30T15:00:00+00:00", "pods": 3, "our_pods": 3,
+    "theirs_usd": 41.2, "ours_usd": 41.2, "unbooked_usd": 0, "unbooked_pods": 0, "unbooked": [],
+}  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -99,8 +99,9 @@ async def test_costs_are_those_of_the_command_line(rig: ApiRig, monkeypatch: pyt
     worker = await rig.worker()
     found = (await rig.call("GET", "/costs", VIEWER)).json()
     assert found["usd"] >= 0
-    assert set(found) == {"since", "until", "usd", "kinds", "types", "workers", "workers_left_out"}
+    assert set(found) == {"since", "until", "usd", "kinds", "types", "workers", "workers_left_out", "bill"}
     assert {one["id"] for one in found["workers"]} <= {worker.id}
+    assert found["bill"] is None
     monkeypatch.setattr("orchestrator.web.api.fleet.MAX_LINES", 0)
     cut = (await rig.call("GET", "/costs", VIEWER)).json()
     assert (cut["workers"], cut["workers_left_out"]) == ([], 1)

@@ -26,7 +26,7 @@ from orchestrator.web.dashboard.pages import PAGES
 from testbed.services import debian
 from tests.process.web.api_rig import ADMIN
 from tests.process.web.builders import DEADLINE_S
-from tests.process.web.dashboard_rig import COOKIE, HOSTILE, DashboardRig, dashboard_rig, until
+from tests.process.web.dashboard_rig import BILL, COOKIE, HOSTILE, DashboardRig, dashboard_rig, until
 
 AXE = Path(__file__).parent / "axe" / "node_modules" / "axe-core" / "axe.min.js"  # .ci/typescript installs it
 MAX_LINKS, MAX_ALIKE = 300, 3
@@ -149,6 +149,9 @@ async def test_long_names_fit(board: DashboardRig, browser: Browser, width: int)
     await board.worker(name)
     await board.decide(name)
     await board.gateway.submit(name, task_type="t" * 200)
+    bill = BILL | {"unbooked_usd": 9, "unbooked_pods": 1, "unbooked": [{"pod_id": "p" * 200, "usd": 9}]}
+    await board.store.note_bill(board.term, bill)
+    await board.store.note_bill(board.term, {"error": "e" * 300})
     async with visit(board, browser, viewport={"width": width, "height": 800}) as visited:
         for path in ("/", "/workers", "/tasks", "/decisions", "/decisions/blocked", "/pools", "/cost"):
             await visited.page.goto(board.url + path)
@@ -382,6 +385,21 @@ async def test_a_page_that_gets_old_says_so_once(board: DashboardRig, browser: B
         await page.keyboard.press("p")
         await expect(page.locator("#live")).to_contain_text(re.compile(r"[89]s old"), timeout=WAIT_MS)
         assert await page.evaluate("window.said") == ["paused", "live", "old: connecting again"]
+
+
+async def test_a_pause_makes_no_old_page_live(board: DashboardRig, browser: Browser) -> None:
+    """After "Go on", the page stays old until the service has said something."""
+    async with visit(board, browser, "/workers") as visited:
+        page, said = visited.page, visited.page.locator("#said")
+        await expect(page.locator("#live")).to_have_text("live", timeout=WAIT_MS)
+        await page.route("**/live/**", lambda route: route.fulfill(status=502, body="Bad gateway"))
+        await page.keyboard.press("p")
+        await expect(said).to_have_text("paused", timeout=WAIT_MS)
+        await asyncio.sleep(6)  # a page is old after five seconds
+        await page.keyboard.press("p")
+        assert await said.inner_text() == "old: connecting again"
+        await page.unroute("**/live/**")
+        await expect(said).to_have_text("live", timeout=WAIT_MS)
 
 
 async def test_a_command_is_copied_by_the_keyboard(board: DashboardRig, browser: Browser) -> None:

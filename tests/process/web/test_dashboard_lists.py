@@ -4,6 +4,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import httpx
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
@@ -12,10 +13,11 @@ from orchestrator.core.blocked import Blocked, BlockedReason
 from orchestrator.core.host_strikes import Strike
 from orchestrator.core.states import State
 from orchestrator.diagnostics import amounts
+from orchestrator.web.api.cursors import cursor_of
 from orchestrator.web.dashboard.pages import PAGES, workers
 from orchestrator.web.dashboard.render import environment
 from tests.process.web.api_rig import ADMIN, VIEWER
-from tests.process.web.dashboard_rig import HOSTILE, DashboardRig
+from tests.process.web.dashboard_rig import BILL, HOSTILE, DashboardRig
 from tests.unit.diagnostics.reviews import REVIEW
 
 FLEETS = ("/cost", "/schedules", "/webhooks", "/limits", "/audit", "/tokens")
@@ -158,18 +160,70 @@ async def test_the_cost_of_each_day_has_its_arithmetic(board: DashboardRig, hand
     assert "style=" not in page
 
 
+async def bill_on_the_page(board: DashboardRig, browser: httpx.AsyncClient, bill: Any = None) -> str:
+    """The section of the bill, after a comparison is recorded."""
+    if bill:
+        await board.store.note_bill(board.term, bill)
+    board.dashboard.shared.forget_all()
+    return (await browser.get("/cost")).text.partition('id="bill"')[2].partition("</section>")[0]
+
+
 async def test_the_cost_stands_next_to_runpods_bill(board: DashboardRig) -> None:
-    """With the difference, and what RunPod charged for pods that the database does not know."""
+    """With the difference, and the command for the same hours."""
     browser = await board.visitor(VIEWER)
-    assert "The leader has not read a bill yet" in (await browser.get("/cost")).text
-    bill = {"since": "2026-11-29T15:00:00+00:00", "until": "2026-11-30T15:00:00+00:00", "pods": 3}
-    for ours, foreign, words in ((41.05, 0, "$0.15 less"), (41.2, 2, "the same"), (41.3, 0, "$0.10 more")):
-        sums = {"theirs_usd": 41.2, "ours_usd": ours, "foreign_usd": 0.5 if foreign else 0, "foreign_pods": foreign}
-        await board.store.note_bill(board.term, bill | sums)
-        board.dashboard.shared.forget_all()
-        page = (await browser.get("/cost")).text.partition('id="bill"')[2].partition("</section>")[0]
+    assert "The leader has not read a bill yet" in await bill_on_the_page(board, browser)
+    for ours, words in ((41.05, "$0.15 less"), (41.2, "the same"), (41.3, "$0.10 more")):
+        page = await bill_on_the_page(board, browser, BILL | {"ours_usd": ours})
         assert f"our records say {amounts.usd(ours)}, {words}." in page
-        assert ("also charged $0.50 for 2 pods" in page) == bool(foreign)
+        assert "also charged" not in page
+        assert "orchestrator cost --since 2026-11-29T15:00Z" in page
+    page = await bill_on_the_page(board, browser, BILL | {"our_pods": 4})
+    assert "for 3 pods of this fleet; our records say $41.20 for 4 pods, the same." in page
+
+
+async def test_each_pod_that_runpod_charged_beyond_our_records_is_named(
+    board: DashboardRig, hand: psycopg.AsyncConnection[Any]
+) -> None:
+    """With its worker: one that ended before is a leak. The API has the same."""
+    leaked, theirs = await board.worker(), await board.worker()
+    await hand.execute("update workers set terminated_at = '2026-11-28T03:00Z' where id = %s", (leaked.id,))
+    await hand.execute("update workers set fleet = 'elsewhere' where id = %s", (theirs.id,))
+    cursor = await hand.execute("select id, pod_id from workers where id in (%s, %s)", (leaked.id, theirs.id))
+    pods = dict(await cursor.fetchall())
+    named = [{"pod_id": pods[leaked.id], "usd": 1.5}, {"pod_id": pods[theirs.id], "usd": 0.25},
+             {"pod_id": HOSTILE, "usd": 0.2}]  # fmt: skip
+    bill = BILL | {"unbooked_usd": 2.0, "unbooked_pods": 5, "unbooked": named}
+    browser = await board.visitor(VIEWER)
+    page = await bill_on_the_page(board, browser, bill)
+    assert "RunPod also charged $2.00 for 5 pods without a cost in our records of these hours:" in page
+    leak, other, outsider, rest = (" ".join(re.sub("<[^>]*>", "", one).split()) for one in page.split("<li>")[1:5])
+    assert leak.startswith(f"{pods[leaked.id]} $1.50: worker {leaked.id}, which ended ")
+    assert "ago: it is still charged. Look in RunPod" in leak
+    assert "s-bad" in page
+    assert other == f"{pods[theirs.id]} $0.25: worker {theirs.id} of fleet elsewhere."
+    assert "$0.20: no worker in the database; perhaps another program" in outsider
+    assert "<script>document" not in page
+    assert rest.startswith("2 more pods for $0.05.")
+    answer = await board.client.get("/api/v1/costs", headers={"Authorization": f"Bearer {VIEWER}"})
+    shown = answer.json()["bill"]
+    assert [one["worker_id"] for one in shown["unbooked"]] == [leaked.id, theirs.id, None]
+    assert (shown["theirs_usd"], shown["unbooked_pods"], shown["error"]) == (41.2, 5, None)
+
+
+async def test_a_bill_that_was_not_read_or_is_empty_says_so(board: DashboardRig) -> None:
+    """Since when and why, beside the last comparison. A bill without entries is no difference."""
+    browser = await board.visitor(VIEWER)
+    page = await bill_on_the_page(board, browser, {"error": f"Unavailable: {HOSTILE}"})
+    assert "RunPod&#39;s bill could not be read since" in page or "RunPod's bill could not be read since" in page
+    assert "Unavailable: &lt;script&gt;" in page
+    assert "has not read a bill yet" not in page
+    empty = BILL | {"theirs_usd": 0, "pods": 0}
+    page = await bill_on_the_page(board, browser, empty)
+    assert "has no entry yet for the 24 hours until" in page
+    assert "Our records say $41.20 for 3 pods. Compared" in page
+    assert all(text not in page for text in ("more.", "less.", "could not be read"))
+    page = await bill_on_the_page(board, browser, {"error": "Unavailable: HTTP 502"})
+    assert all(text in page for text in ("could not be read since", "HTTP 502", "Our records say $41.20", "Compared"))
 
 
 async def test_the_page_of_costs_says_what_another_rule_of_scaling_would_have_cost(
@@ -208,6 +262,46 @@ async def test_those_that_ended_are_found_behind_any_number_that_live(
     second = (await visitor.get(f"/workers?pool=old&cursor={earlier.removesuffix('#ended')}")).text
     assert ended[0].id in second.partition('id="ended"')[2]
     assert "No worker of this pool has ended." in (await visitor.get("/workers?pool=new")).text
+
+
+async def test_a_live_worker_is_on_a_page_also_if_others_end(
+    board: DashboardRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next page begins after the last worker of this one, whatever has ended since."""
+    made = [await board.worker("many") for _ in range(7)]
+    visitor = await board.visitor(ADMIN)
+    monkeypatch.setattr(workers, "LIVE", 3)
+
+    def part_of(page: str) -> str:
+        return page.partition("<h2>There</h2>")[2].partition('id="ended"')[0]
+
+    async def listed(path: str) -> tuple[list[int], str | None, str | None]:
+        board.dashboard.shared.forget_all()
+        page = part_of((await visitor.get(path)).text)
+        names = [number for number, worker in enumerate(made) if f'id="w-{worker.id}"' in page]
+        links = [re.search(rf'<a href="([^"]+)">Those {way}</a>', page) for way in ("before", "after")]
+        before, after = (found and found[1].replace("&amp;", "&") for found in links)
+        return names, before, after
+
+    first, before, after = await listed("/workers?pool=many")
+    assert (first, before) == ([0, 1, 2], None)
+    assert after is not None
+    for worker in made[:2]:
+        await board.gateway.move(worker, (State.ACTIVE,), State.TERMINATING, exit_cause="manual")
+        await board.gateway.move(worker, (State.TERMINATING,), State.TERMINATED)
+    second, before, last = await listed(after)
+    assert (second, before) == ([3, 4, 5], "/workers?pool=many")
+    assert last is not None
+    third, before, beyond = await listed(last)
+    assert (third, beyond) == ([6], None)
+    assert before is not None
+    assert (await listed(before))[0] == [3, 4, 5]
+    await board.gateway.move(made[6], (State.ACTIVE,), State.TERMINATING, exit_cause="manual")
+    await board.gateway.move(made[6], (State.TERMINATING,), State.TERMINATED)
+    board.dashboard.shared.forget_all()
+    assert "No worker comes after those." in part_of((await visitor.get(last)).text)
+    for wrong in ("x", cursor_of(["2026-11-30T00:00:00+00:00", "gone gpu-1"]), cursor_of(["now", "idle gpu-1"])):
+        assert (await visitor.get("/workers", params={"after": str(wrong)})).status_code == 400
 
 
 async def test_a_sum_that_lacks_a_price_says_so(board: DashboardRig, hand: psycopg.AsyncConnection[Any]) -> None:

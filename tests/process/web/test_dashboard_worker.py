@@ -134,3 +134,15 @@ async def test_the_load_of_its_gpus_is_shown_over_its_life(
         assert text in page, text
     assert page.count('<polygon class="area"') == 4
     assert "style=" not in page
+
+
+async def test_a_worker_whose_events_retention_has_deleted_has_a_page(
+    board: DashboardRig, hand: psycopg.AsyncConnection[Any]
+) -> None:
+    """Workers are kept longer than their events."""
+    worker = await board.worker()
+    await board.gateway.move(worker, (State.ACTIVE,), State.TERMINATING, exit_cause="manual")
+    await board.gateway.move(worker, (State.TERMINATING,), State.TERMINATED)
+    await hand.execute("delete from worker_events where worker_id = %s", (worker.id,))
+    answer = await (await board.visitor(ADMIN)).get(f"/workers/{worker.id}")
+    assert (answer.status_code, worker.id in answer.text) == (200, True)

@@ -129,6 +129,18 @@ def test_a_size_that_cannot_be_meant_is_refused(tmp_path: Path, before: str, aft
     assert why in problem.why
 
 
+def test_a_scheduled_minimum_of_a_pool_that_is_switched_off_is_refused(tmp_path: Path) -> None:
+    """It would start no worker. With its own maximum, or 0 in both, it is meant."""
+    off = "[pools.a]\nmax_active_gpus = 0\n[[pools.a.scheduled_sizes]]\ncron = '@daily'\nmin_active_gpus = 2\n"
+    (problem,) = refused(tmp_path / "pools.toml", off)
+    assert "entry 1 of scheduled_sizes" in problem.what
+    assert problem.why == "it starts no worker: min_active_gpus is 2, and the pool's max_active_gpus is 0"
+    assert problem.fix == "give the entry max_active_gpus, at least 2"
+    for meant in (off + "max_active_gpus = 2\n", off + "max_active_gpus = 0\n", off.replace("gpus = 2", "gpus = 0")):
+        (tmp_path / "pools.toml").write_text(meant)
+        assert len(read_pools(tmp_path / "pools.toml", pool())[0]) == 2
+
+
 def test_a_pool_without_its_own_offers_has_those_of_the_environment(tmp_path: Path) -> None:
     """Every GPU type in every data centre, in order."""
     (tmp_path / "pools.toml").write_text("[pools.a]\n[pools.b]\ndata_centers = []\n")

@@ -57,10 +57,34 @@ async def facts(reads: Reads, view: View) -> Facts:
         "done": done,
         "day": spending.forecast(seen["spent"], now, *budgets),
         "month": days,
-        "bill": charged and {**charged, "difference_usd": charged["theirs_usd"] - charged["ours_usd"]},
+        "bill": bill_of(charged),
+        "fleet": reads.api.rows.fleet,
         "reviews": told(reviews["reviews"]),
         "knows_budgets": policy is not None,
     }
+
+
+def bill_of(found: Row | None) -> Row | None:
+    """The last comparison with RunPod's bill, with what the page says of it; without `at`, none was possible yet."""
+    if found is None:
+        return None
+    found = {"at": None, "error": None, **found}
+    if found["at"] is None:
+        return found
+    since, pods = datetime.fromisoformat(found["since"]), found["unbooked"]
+    return {
+        **found,
+        "command": f"orchestrator cost --since {since:%Y-%m-%dT%H:%MZ}",
+        "difference_usd": found["theirs_usd"] - found["ours_usd"],
+        "is_empty": not found["pods"] and not found["unbooked_pods"] and found["ours_usd"] > 0,
+        "unbooked": [{**one, "is_leak": _ended_before(one["terminated_at"], since)} for one in pods],
+        "more_pods": found["unbooked_pods"] - len(pods),
+        "more_usd": found["unbooked_usd"] - sum(one["usd"] for one in pods),
+    }
+
+
+def _ended_before(at: str | None, moment: datetime) -> bool:
+    return at is not None and datetime.fromisoformat(at) < moment
 
 
 def kinds(report: Row, total: float) -> list[Row]:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
@@ -12,31 +12,30 @@ from orchestrator.web.api.cursors import cursor_of, place_of
 from orchestrator.web.dashboard.views import Facts, Page, Reads, View
 
 ENDED, LIVE = 50, 100  # on a page
-MAX_DIGITS = 6  # of a number in an address
 STATES = ("spawning", "active", "idle", "terminating")
 
 
 async def facts(reads: Reads, view: View) -> Facts:
-    """Live workers by state and pool, and a page of those that ended."""
+    """A page of the live workers by state and pool, and one of those that ended."""
     place = place_of(view.query.get("cursor"), _worker_id)
+    after = place_of(view.query.get("after"), _state_and_id)
     wanted = {name: view.query[name] for name in ("state", "pool") if name in view.query}
     seen, rows = await asyncio.gather(
         reads.get("observe"),
         reads.seen("workers", ended=None, after=tuple(place) if place else None, limit=ENDED, pool=wanted.get("pool")),
     )
     live = [one for one in seen["workers"] if view.holder.sees(one["pool"])]
-    fits = sorted(
-        (one for one in live if _fits(one, wanted)), key=lambda one: (STATES.index(one["status"]), one["created_at"])
-    )
+    fits = sorted((one for one in live if _fits(one, wanted)), key=lambda one: _rank(_place(one)))
     now = datetime.fromisoformat(seen["now"])
-    skip = _number(view.query.get("skip", ""))
+    begin = sum(_rank(_place(one)) <= _rank(after) for one in fits) if after else 0
+    end = begin + LIVE
     last = [rows[-1]["created_at"], rows[-1]["id"]] if len(rows) == ENDED else None
     return {
         "title": f"Workers: {len(live):,}",
-        "workers": [{**one, "spent_usd": _spent_usd(one, now)} for one in fits[skip : skip + LIVE]],
-        "before": None if not skip else _address(wanted, max(0, skip - LIVE)),
-        "after": None if len(fits) <= skip + LIVE else _address(wanted, skip + LIVE),
-        "first": skip + 1,
+        "workers": [{**one, "spent_usd": _spent_usd(one, now)} for one in fits[begin:end]],
+        "before": _address(wanted, fits[begin - LIVE - 1] if begin > LIVE else None) if after else None,
+        "after": _address(wanted, fits[end - 1]) if len(fits) > end else None,
+        "first": begin + 1,
         "fit": len(fits),
         "ended": [{**one, "lived_s": _lived_s(one)} for one in rows],
         "is_first": place is None,
@@ -71,13 +70,28 @@ def _spent_usd(worker: Mapping[str, Any], now: datetime) -> float | None:
     return round(float(worker["price_usd_per_hour"]) * max(0.0, hours), 2)
 
 
-def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS else 0
+def _place(worker: Mapping[str, Any]) -> list[str]:
+    """The place of a live worker in the list, as cursors have it: [time, state and id]."""
+    return [worker["created_at"], f"{worker['status']} {worker['id']}"]
 
 
-def _address(wanted: Mapping[str, str], skip: int) -> str:
-    query = urlencode({**wanted, **({"skip": skip} if skip else {})})
+def _rank(place: Sequence[str]) -> tuple[int, datetime, str]:
+    """The order of places: by state, then by age."""
+    state, _, name = place[1].partition(" ")
+    return STATES.index(state), datetime.fromisoformat(place[0]), name
+
+
+def _address(wanted: Mapping[str, str], last: Mapping[str, Any] | None) -> str:
+    """The page of the live workers after this one; None: the first page."""
+    query = urlencode({**wanted, **({"after": cursor_of(_place(last))} if last else {})})
     return f"/workers?{query}" if query else "/workers"
+
+
+def _state_and_id(text: str) -> str:
+    state, _, name = text.partition(" ")
+    if state not in STATES:
+        raise ValueError(text)
+    return f"{state} {_worker_id(name)}"
 
 
 def _worker_id(name: str) -> str:

@@ -129,7 +129,7 @@
   const pause = () => {
     paused = !paused;
     document.getElementById("pause").textContent = paused ? "Go on" : "Pause";
-    if (paused) rest(); else { connect(); hear(); }
+    if (paused) rest(); else connect(); // what is shown stays old until something is heard
     tell();
   };
   const rest = () => { source?.close(); clearTimeout(again); };
