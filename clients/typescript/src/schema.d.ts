@@ -2187,7 +2187,7 @@ export interface components {
         };
         /**
          * ReviewCandidate
-         * @description A rule that may run tomorrow (guard.py). Of two with the same cost, the first one here runs.
+         * @description A rule that may run tomorrow. Of two with the same cost, the first one here runs.
          * @enum {string}
          */
         ReviewCandidate: "fixed" | "learned" | "cold_start";
