@@ -188,13 +188,13 @@ class Queue(Fitness):
 
     def _claim(self, worker: Row, claim_no: int, batch: int, *, waits: bool) -> Json:
         want, status, running = wanted(worker), worker["status"], self.running.setdefault(worker["id"], {})
+        may = self.may[worker["id"]]
         fresh = claim_no > self.launches.get(worker["id"], 0)
         taken: list[Row] = []
         if not fresh:
             same = (worker["nonce"], claim_no)
             taken = sorted((r for r in running.values() if (r["nonce"], r["claim_no"]) == same), key=_place)
         else:
-            may = self.may[worker["id"]]
             if may and not self._store_outage(worker["fleet"]):
                 taken = self._take(worker, claim_no, batch)
             why = f"claimed {len(taken)} of pool {worker['pool']}"
@@ -206,7 +206,7 @@ class Queue(Fitness):
                 self.launches[worker["id"]] = claim_no
             if status != worker["status"]:
                 self.update_worker(worker, {"status": status}, why, "worker")
-        answer = {"outcome": "ok", "wanted": want, "pool": worker["pool"], "state": status, "reserved": False}
+        answer = {"outcome": "ok", "wanted": want, "pool": worker["pool"], "state": status, "may": may}
         return answer | {"tasks": [self._for_agent(row) for row in taken], "spent": not fresh and not taken}
 
     def _store_outage(self, fleet: str) -> bool:
