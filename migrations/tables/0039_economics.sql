@@ -13,9 +13,7 @@ create table if not exists orchestrator.scaling_statistics (
 
 -- A claim clears run_after in `tasks`. Without it, the time for which a task was scheduled would look like waiting.
 alter table orchestrator.attempts
-    add column if not exists run_after timestamptz;
-comment on column orchestrator.attempts.run_after is
-    'Before when it could not be claimed; NULL for at once, or unknown';
+    add column if not exists run_after timestamptz;  -- before when it could not be claimed; null for at once, or unknown
 
 -- The leader's last review of the rules of scaling in each pool; see functions/fleet/economics.sql.
 create table if not exists orchestrator.scaling_reviews (

@@ -13,7 +13,7 @@ SILENCE, CLUSTERS = "orchestrator/core/silence.py", "orchestrator/core/clusters"
 CAP, SCALE, SQL = "orchestrator/core/offers.py", "orchestrator/core/scaling.py", "tests/proofs/simulator/sql"
 MUTANTS = (
     Mutant("a worker that is held back claims on", "sick", f"{SQL}/queue.py",
-           '            may = self.may[worker["id"]]\n', '            may = want == "run" and status in ("active", "idle")\n'),
+           '        may = self.may[worker["id"]]\n', '        may = want == "run" and status in ("active", "idle")\n'),
     Mutant("the tasks of a sick worker get no attempt back", "sick", f"{SQL}/fitness.py",
            "        self.give_back(sorted(last))\n", "        pass\n"),
     Mutant("a worker on a faulty machine is kept", "guard", LIFE,
