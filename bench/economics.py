@@ -16,10 +16,10 @@ from typing import Any
 
 from orchestrator.cli.trace_file import read
 from orchestrator.core.economics.daily_budget import DAY_S
-from orchestrator.core.economics.guard import ReviewCandidate, candidate_rule, cheapest
+from orchestrator.core.economics.guard import candidate_rule, cheapest
 from orchestrator.core.economics.learned import LearnedRule
 from orchestrator.core.economics.outcome import BY_REQUEST, gpu_s_by_day, outcome, paid_spans
-from orchestrator.core.economics.policies import ScalingPolicy, rule_for
+from orchestrator.core.economics.policies import ReviewCandidate, ScalingPolicy, rule_for
 from orchestrator.core.economics.replay import RecordedTask, Terms, replay
 from orchestrator.core.economics.rule import Rule
 from orchestrator.core.economics.scaling_settings import ScalingSettings

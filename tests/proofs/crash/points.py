@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from orchestrator.core.economics.policies import ScalingPolicy
 from orchestrator.core.policy import Policy
 from tests.proofs.simulator.clock import Killed, SimLoop
 from tests.proofs.simulator.environment import Outcome, World
@@ -144,7 +145,8 @@ class Terminated(World):
 
     def _policy(self) -> Policy:
         policy = super()._policy()
-        return replace(policy, pools=(replace(policy.pools[0], max_active=2, tasks_per_gpu=1),), hourly_budget_usd=None)
+        pool = replace(policy.pools[0], max_active=2, tasks_per_gpu=1, scaling_policy=ScalingPolicy.FIXED)
+        return replace(policy, pools=(pool,), hourly_budget_usd=None)
 
     async def carry(self, loop: SimLoop, link: str, act: Callable[[], Any], *, timeout_s: float) -> Any:
         """Make the call. Once the world is armed, the first decision on its way brings SIGTERM."""
