@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from orchestrator.adapters.rows import scaling_policies_of
+from orchestrator.core.economics.policies import ScalingPolicy
 from orchestrator.core.economics.recorded import PoolCosts, RecordedPool, RecordedRun, histories
 from orchestrator.ports import ApiCalls
 
@@ -54,9 +56,9 @@ class EconomicsStore:
     async def _costs(self, since: datetime, until: datetime | None) -> Row:
         return dict(await self._db.call("fleet_pool_costs", p_fleet=self._fleet, p_since=since, p_until=until))
 
-    async def chosen_policies(self) -> Mapping[str, str]:
+    async def chosen_policies(self) -> Mapping[str, ScalingPolicy]:
         """Return the rules that operators have chosen: {pool: fixed or learned}; `*` is every other pool."""
-        return dict((await self._db.call("fleet_scaling_policies", p_fleet=self._fleet))["policies"])
+        return scaling_policies_of((await self._db.call("fleet_scaling_policies", p_fleet=self._fleet))["policies"])
 
     async def reviews(self) -> Row:
         """Return {now, first_at, reviews: [{pool, at, review}]}: the reviews of the last eight days."""

@@ -38,9 +38,8 @@ def cancelled(
             continue
         if len(out) < over:
             limit = pool.scale_limit
-            most = (
-                f"an operator's limit ({limit.allowed} in {limit.where})" if limit else f"MAX_ACTIVE_GPUS={pool.most}"
-            )
+            own = f"scheduled_sizes allows ({pool.most})" if pool.sized_by else f"MAX_ACTIVE_GPUS={pool.most}"
+            most = f"an operator's limit ({limit.allowed} in {limit.where})" if limit else own
             why = f"more than {most}, and not ready yet"
             out.append(Terminate(worker.id, State.SPAWNING, ExitCause.SCALE_DOWN, None, why))
         elif age_s >= policy.spawning_grace_s and not worker.metadata.asked_for:

@@ -30,11 +30,13 @@ def queue_pools(policy: Policy) -> dict[str, ScalingSettings]:
     return {one.name: settings_of(one, policy) for one in policy.pools if one.kind is PoolKind.QUEUE}
 
 
-def with_choices(settings: Mapping[str, ScalingSettings], choices: Mapping[str, str]) -> dict[str, ScalingSettings]:
+def with_choices(
+    settings: Mapping[str, ScalingSettings], choices: Mapping[str, ScalingPolicy]
+) -> dict[str, ScalingSettings]:
     """Return the settings with the rules that operators have chosen: {pool: fixed or learned}; `*` is every pool."""
 
     def chosen(pool: str, one: ScalingSettings) -> ScalingSettings:
         choice = choices.get(pool) or choices.get(EVERY_POOL)
-        return one if choice is None else replace(one, scaling_policy=ScalingPolicy(choice))
+        return one if choice is None else replace(one, scaling_policy=choice)
 
     return {pool: chosen(pool, one) for pool, one in settings.items()}
