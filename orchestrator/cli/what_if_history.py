@@ -46,7 +46,8 @@ async def replay_history(output: Output, asked: HistoryAsked) -> None:
             await require_known(store, pool=asked.pool)
         with output.waiting("reading what was recorded"):
             window = await store.economics.window(begin, pool=asked.pool, most=MAX_RUNS)
-            in_force = with_choices(queue_pools(settings.policy()), await store.economics.chosen_policies())
+            pools = queue_pools(settings.policy(), moment_of(window.since), moment_of(window.until))
+            in_force = with_choices(pools, await store.economics.chosen_policies())
     time, notes = _replayable(window, in_force, asked)
     chosen = {one.pool: in_force[one.pool] for one in time.histories}
     count = sum(len(one.tasks) for one in time.histories)

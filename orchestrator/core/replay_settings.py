@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime
 
+from orchestrator.core import scheduled_sizes
 from orchestrator.core.economics.policies import ScalingPolicy
 from orchestrator.core.economics.scaling_settings import ScalingSettings
 from orchestrator.core.model import EVERY_POOL
@@ -10,7 +12,7 @@ from orchestrator.core.policy import Policy, Pool, PoolKind
 
 
 def settings_of(pool: Pool, policy: Policy) -> ScalingSettings:
-    """Return the settings in force of a pool. An operator's limit for a time is not among them."""
+    """Return the settings of a pool, without its scheduled sizes. An operator's limit for a time is not among them."""
     return ScalingSettings(
         max_active=pool.max_active,
         scaling_policy=pool.scaling_policy,
@@ -25,9 +27,13 @@ def settings_of(pool: Pool, policy: Policy) -> ScalingSettings:
     )
 
 
-def queue_pools(policy: Policy) -> dict[str, ScalingSettings]:
-    """Return the settings in force of each pool whose size follows its queue."""
-    return {one.name: settings_of(one, policy) for one in policy.pools if one.kind is PoolKind.QUEUE}
+def queue_pools(policy: Policy, since: datetime, until: datetime) -> dict[str, ScalingSettings]:
+    """Return the settings between two moments of each pool whose size follows its queue."""
+    return {
+        one.name: replace(settings_of(one, policy), scheduled=tuple(scheduled_sizes.steps(one, since, until)))
+        for one in policy.pools
+        if one.kind is PoolKind.QUEUE
+    }
 
 
 def with_choices(

@@ -3,15 +3,21 @@
 The entry that was due last is in force. An operator's limit for a time (scale_limits.py) stands above it.
 """
 
+import heapq
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import lru_cache
+from itertools import islice, takewhile
 
 from orchestrator.core import cron
 from orchestrator.core.blocked import WORKERS, Blocked, BlockedReason
+from orchestrator.core.economics.sizes import SizeStep
 from orchestrator.core.policy import Policy, Pool, ScheduledSize
 
 MINUTE = timedelta(minutes=1)
+MOST_DUE = 20_000  # times that are looked at for a replay
+Due = tuple[datetime, int, ScheduledSize]  # and the place of the entry in the file
 
 
 def in_force(policy: Policy, now: datetime) -> Policy:
@@ -54,12 +60,44 @@ def last_due(entry: ScheduledSize, minute: datetime) -> datetime | None:
     return due and due.astimezone(minute.tzinfo)
 
 
-def _sized(pool: Pool, minute: datetime) -> Pool:
+def steps(pool: Pool, since: datetime, until: datetime) -> list[SizeStep]:
+    """Return the sizes of a pool from each change between two moments on, the first from `since` on.
+
+    Of more than MOST_DUE due times, the first ones count.
+    """
+    minute = since.replace(second=0, microsecond=0)
+    before = _last(pool, minute)
+    each = (_due(place, entry, minute) for place, entry in enumerate(pool.scheduled_sizes))
+    due = heapq.merge(*each, key=lambda one: one[:2])
+    within = takewhile(lambda one: one[0] <= until, islice(due, MOST_DUE))
+    found: list[SizeStep] = []
+    for at, _, entry in [*([before] if before else []), *within]:
+        step = SizeStep(max(at, since).timestamp(), entry.min_active, entry.max_active)
+        if found and found[-1].since == step.since:
+            found.pop()
+        if not found or found[-1][1:] != step[1:]:
+            found.append(step)
+    return found
+
+
+def _due(place: int, entry: ScheduledSize, minute: datetime) -> Iterator[Due]:
+    """Yield when an entry is due after a full minute. Raises CronError."""
+    for at in cron.times(entry.cron, minute, entry.zone):
+        yield at.astimezone(minute.tzinfo), place, entry
+
+
+def _last(pool: Pool, minute: datetime) -> Due | None:
+    """Return the entry in force, since when, and its place. Of two that are due at once, the later one in the file."""
     due = [(since, place, entry) for place, entry in enumerate(pool.scheduled_sizes)
            if (since := last_due(entry, minute))]  # fmt: skip
-    if not due:
+    return max(due, key=lambda one: one[:2], default=None)
+
+
+def _sized(pool: Pool, minute: datetime) -> Pool:
+    found = _last(pool, minute)
+    if found is None:
         return pool
-    since, _, entry = max(due, key=lambda one: one[:2])  # of two that are due at once, the later one in the file
+    since, _, entry = found
     return replace(
         pool,
         min_active=pool.min_active if entry.min_active is None else entry.min_active,

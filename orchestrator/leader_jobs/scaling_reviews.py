@@ -26,12 +26,15 @@ log = structlog.get_logger()
 
 
 class ScalingReviews:
-    """The reviews of one fleet. `settings`: those of its queue pools; `ask`: replays, and returns the review."""
+    """The reviews of one fleet.
+
+    `settings`: of its queue pools, between two moments. `ask`: replays, and returns the review.
+    """
 
     def __init__(
         self,
         store: EconomicsStore,
-        settings: Mapping[str, ScalingSettings],
+        settings: Callable[[datetime, datetime], Mapping[str, ScalingSettings]],
         ask: Callable[[Row], Awaitable[Row]] = replayed,
     ) -> None:
         self._store, self._settings, self._ask = store, settings, ask
@@ -43,10 +46,11 @@ class ScalingReviews:
         if known["first_at"] is None or now - datetime.fromisoformat(known["first_at"]) < LEAST:
             return
         reviewed_at = {one["pool"]: datetime.fromisoformat(one["at"]) for one in known["reviews"]}
-        due = [pool for pool in self._settings if pool not in reviewed_at or now - reviewed_at[pool] >= DAY]
+        settings = self._settings(now - WEEK, now)
+        due = [pool for pool in settings if pool not in reviewed_at or now - reviewed_at[pool] >= DAY]
         if not due:
             return
-        in_force = with_choices(self._settings, await self._store.chosen_policies())
+        in_force = with_choices(settings, await self._store.chosen_policies())
         for pool in due:
             await self._review(term, pool, in_force[pool], now)
 

@@ -68,7 +68,7 @@ def jobs_of(
     known = LeaderConditions(sources, metrics, alerting.note_conditions if alerting else None)
     due = Schedules(ScheduleStore(db, settings.fleet_id))
     changes = BulkChanges(TaskChangeStore(db, settings.fleet_id))
-    reviews = ScalingReviews(EconomicsStore(db, settings.fleet_id), queue_pools(policy))
+    reviews = ScalingReviews(EconomicsStore(db, settings.fleet_id), partial(queue_pools, policy))
     jobs = [
         LeaderJob("conditions", conditions.EVERY_S, lambda _term: known.ask()),
         LeaderJob("condition_record", conditions.RECORD_EVERY_S, known.record.step),

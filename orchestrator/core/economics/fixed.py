@@ -14,7 +14,6 @@ class FixedRule:
     idle_timeout_s: float = 600.0
     overcapacity_s: float = 30.0
     grace_s: float = 60.0  # after a start, for how long no worker ends because of overcapacity
-    min_active: int = 0
     keep_idle: int = 0  # beside the busy ones
     last_start: float | None = None
 
@@ -30,7 +29,7 @@ class FixedRule:
     def decide(self, view: PoolView) -> Decision:
         """Start what is missing to the target, or end idle workers beyond it, the newest first."""
         demand = view.queued + len(view.busy)
-        warm = max(len(view.busy) + self.keep_idle, self.min_active)
+        warm = max(len(view.busy) + self.keep_idle, view.least)
         target = min(max(ceil(demand / self.tasks_per_gpu), warm), view.most)
         missing = target - view.live
         if missing > 0:

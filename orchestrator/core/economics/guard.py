@@ -57,7 +57,7 @@ def review(history: RecordedPool, settings: ScalingSettings, since: float, until
     costs_s: dict[ReviewCandidate, float] = {}
     for one in ReviewCandidate:
         rule = candidate_rule(one, settings, history.boot_s)
-        done = what_if.replayed_pool(history, rule, settings.max_active, since, until, usd_per_hour)
+        done = what_if.replayed_pool(history, rule, settings.sizes, since, until, usd_per_hour)
         found[one] = what_if.figures([done], longest_s)
         costs_s[one] = done.paid_s + settings.wait_price * found[one].waited_s
     return PoolReview(

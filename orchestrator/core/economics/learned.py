@@ -125,14 +125,16 @@ class LearnedRule:
 
     def down(self, view: PoolView) -> Decision:
         """End the idle workers whose window is over. A worker's level counts from the one with the newest last use."""
-        ends, review_at, why = [], None, ""
+        ends: list[int] = []
+        review_at: float | None = None
+        why = ""
         for place, (worker, kept) in enumerate(zip(view.idle, self.kept(view), strict=True)):
             due = worker.since + kept.kept_s
-            if due <= view.now:
+            if due > view.now:
+                review_at = due if review_at is None else min(review_at, due)
+            elif view.live - len(ends) > view.least:
                 ends.append(place)
                 why = f"end {len(ends)}: {kept.text(view.now - worker.since)}"
-            else:
-                review_at = due if review_at is None else min(review_at, due)
         if ends and review_at is not None:
             review_at = view.now  # those that are left count as other levels
         return Decision(ends=tuple(ends), review_at=review_at, why=why)

@@ -2,9 +2,10 @@
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from orchestrator.core.economics.rule import Decision, IdleWorker, PoolView, Rule
+from orchestrator.core.economics.sizes import PoolSizes
 
 
 @dataclass(slots=True)
@@ -24,7 +25,7 @@ class PoolReplay:
 
     name: str
     rule: Rule
-    most: int
+    sizes: PoolSizes
     waiting: deque[int] = field(default_factory=deque)  # tasks
     waiting_since: deque[float] = field(default_factory=deque)
     tasks: dict[int, int] = field(default_factory=dict)  # worker -> its task
@@ -38,7 +39,7 @@ class PoolReplay:
     @property
     def level(self) -> int:
         """Return how many workers the queued and the running tasks would use at once."""
-        return min(len(self.busy) + len(self.waiting), self.most)
+        return min(len(self.busy) + len(self.waiting), self.sizes.highest)
 
     def arrived(self, task: int, now: float) -> None:
         """Add a task at the end of the queue."""
@@ -78,8 +79,14 @@ class PoolReplay:
     def decide(self, now: float, *, may_grow: bool) -> Decision:
         """Ask the rule. If no worker can be paid, the pool may have only those that it has."""
         idle, busy, booting = list(self.idle.values()), list(self.busy.values()), list(self.booting.values())
-        most = self.most if may_grow else len(busy) + len(booting) + len(idle)
-        return self.rule.decide(PoolView(now, self.waiting_since, len(self.waiting), busy, booting, idle, most))
+        least, most, change = self.sizes.at(now)
+        if not may_grow:
+            most = len(busy) + len(booting) + len(idle)
+        view = PoolView(now, self.waiting_since, len(self.waiting), busy, booting, idle, most, least)
+        decided = self.rule.decide(view)
+        if change is None or (decided.review_at is not None and decided.review_at <= change):
+            return decided
+        return replace(decided, review_at=change)
 
     def remove(self, worker: int) -> None:
         """Forget a worker that has ended."""

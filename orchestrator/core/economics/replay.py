@@ -14,6 +14,7 @@ from typing import NamedTuple
 from orchestrator.core.economics.daily_budget import DailyBudget
 from orchestrator.core.economics.pool_replay import PoolReplay, ReplayedWorker
 from orchestrator.core.economics.rule import Rule
+from orchestrator.core.economics.sizes import PoolSizes, SizeStep
 
 MAX_LOST_DAYS = 3  # after so many days whose money completes no task, the replay gives up
 
@@ -37,6 +38,13 @@ class Terms:
     usd_per_hour: float = 0.0
     daily_usd: float = inf
     begins_at: float | None = None  # when the rules are asked for the first time; None: with the first task
+    least: int = 0  # workers of each pool
+    steps: Sequence[SizeStep] = ()  # other sizes, from moments on
+
+    @property
+    def sizes(self) -> PoolSizes:
+        """Return how many workers each pool may and must have."""
+        return PoolSizes(self.most, self.least, self.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +73,7 @@ class _ReplayRun:
     def __init__(self, tasks: Sequence[RecordedTask], rule: Callable[[str], Rule], terms: Terms) -> None:
         self.tasks, self.terms = tasks, terms
         names = dict.fromkeys(task.pool for task in tasks)
-        self.pools: Mapping[str, PoolReplay] = {name: PoolReplay(name, rule(name), terms.most) for name in names}
+        self.pools: Mapping[str, PoolReplay] = {name: PoolReplay(name, rule(name), terms.sizes) for name in names}
         self.budget = DailyBudget(terms.daily_usd, terms.usd_per_hour)
         self.result = Replayed(tasks=[None] * len(tasks))
         self.events: list[tuple[float, int, int, str, int]] = []  # time, number, kind, pool, worker

@@ -11,6 +11,7 @@ from orchestrator.core.economics.policies import ScalingPolicy
 from orchestrator.core.economics.recorded import PoolCosts, RecordedPool
 from orchestrator.core.economics.replay import RecordedTask
 from orchestrator.core.economics.scaling_settings import ScalingSettings
+from orchestrator.core.economics.sizes import SizeStep
 from orchestrator.core.economics.what_if import FleetFigures
 
 DIGITS = 6
@@ -34,7 +35,9 @@ def answer(asked: Mapping[str, Any]) -> dict[str, Any]:
     pool = asked["pool"]
     tasks = [RecordedTask(arrival_s, duration_s, pool) for arrival_s, duration_s in asked["tasks"]]
     history = RecordedPool(pool, tasks, asked["waits_s"], PoolCosts(**asked["costs"]))
-    given = {**asked["settings"], "scaling_policy": ScalingPolicy(asked["settings"]["scaling_policy"])}
+    given = dict(asked["settings"])
+    given["scaling_policy"] = ScalingPolicy(given["scaling_policy"])
+    given["scheduled"] = tuple(SizeStep(*one) for one in given["scheduled"])
     return review_as_json(guard.review(history, ScalingSettings(**given), asked["since"], asked["until"]))
 
 

@@ -24,6 +24,7 @@ class PoolView:
     booting: Sequence[float]  # when the workers that boot were asked for
     idle: Sequence[IdleWorker]  # the one with the oldest last use first
     most: int  # workers that the pool may have
+    least: int = 0  # workers that it always has
 
     @property
     def live(self) -> int:

@@ -6,15 +6,15 @@ from orchestrator.core.economics.fixed import FixedRule
 from orchestrator.core.economics.learned import LearnedRule
 from orchestrator.core.economics.policies import ScalingPolicy
 from orchestrator.core.economics.rule import Decision, PoolView, Rule
+from orchestrator.core.economics.sizes import PoolSizes, SizeStep
 from orchestrator.core.economics.statistics import Statistics
 
 
 @dataclass(slots=True)
 class AtLeast:
-    """A rule whose pool always has `min_active` workers, and `keep_idle` beside the busy ones."""
+    """A rule whose pool always has the least workers of the view, and `keep_idle` beside the busy ones."""
 
     rule: Rule
-    min_active: int
     keep_idle: int = 0
 
     def arrived(self, level: int, now: float) -> None:
@@ -30,13 +30,13 @@ class AtLeast:
         self.rule.ended(level, run_s, now)
 
     def decide(self, view: PoolView) -> Decision:
-        """Start what is missing, and end no worker that has to stay: of the idle ones, the newest last use stays."""
-        decided = self.rule.decide(view)
-        least = min(max(len(view.busy) + self.keep_idle, self.min_active), view.most)
-        ends = decided.ends[: max(0, view.live - least)]
-        starts = max(decided.starts, least - view.live)
-        why = decided.why if starts == decided.starts else f"start {starts}: at least {least}"
-        return replace(decided, starts=starts, ends=ends, why=why if starts or ends else "")
+        """Start what is missing. The rule knows which workers have to stay."""
+        least = min(max(len(view.busy) + self.keep_idle, view.least), view.most)
+        decided = self.rule.decide(replace(view, least=least))
+        missing = least - view.live
+        if missing <= decided.starts:
+            return decided
+        return replace(decided, starts=missing, why=f"start {missing}: at least {least}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,16 @@ class ScalingSettings:
     idle_timeout_s: float = 600.0
     overcapacity_idle_timeout_s: float = 30.0
     grace_s: float = 60.0  # SCALE_DOWN_GRACE_PERIOD_SEC
+    scheduled: tuple[SizeStep, ...] = ()  # of the time that is replayed
+
+    @property
+    def sizes(self) -> PoolSizes:
+        """Return how many workers the pool may and must have."""
+        return PoolSizes(self.max_active, self.min_active, self.scheduled)
 
     def kept(self, rule: Rule) -> Rule:
         """Return a rule whose pool has the workers that these settings keep in any case."""
-        if not self.min_active and not self.keep_idle:
-            return rule
-        return AtLeast(rule, self.min_active, self.keep_idle)
+        return AtLeast(rule, self.keep_idle) if self.min_active or self.keep_idle or self.scheduled else rule
 
     def rule(self, boot_s: float) -> Rule:
         """Return the rule of a pool that has learned nothing. `boot_s` is its first estimate."""
@@ -69,6 +73,5 @@ class ScalingSettings:
             self.idle_timeout_s,
             self.overcapacity_idle_timeout_s,
             self.grace_s,
-            min_active=self.min_active,
             keep_idle=self.keep_idle,
         )

@@ -10,6 +10,7 @@ from orchestrator.core.economics.recorded import RecordedPool, Waits
 from orchestrator.core.economics.replay import Replayed, Terms, replay
 from orchestrator.core.economics.rule import Rule
 from orchestrator.core.economics.scaling_settings import ScalingSettings
+from orchestrator.core.economics.sizes import PoolSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +62,12 @@ def recorded(histories: Sequence[RecordedPool], longer_than_s: float) -> FleetFi
 
 
 def replayed_pool(
-    history: RecordedPool, rule: Rule, most: int, since: float, until: float, usd_per_hour: float
+    history: RecordedPool, rule: Rule, sizes: PoolSizes, since: float, until: float, usd_per_hour: float
 ) -> PoolReplayed:
     """Replay the tasks of one pool between two moments. Its workers boot and cost as they did."""
     costs, boot_s = history.costs, history.boot_s
-    done = replay(history.tasks, lambda _: rule, Terms(boot_s, most, begins_at=since))
+    terms = Terms(boot_s, sizes.most, begins_at=since, least=sizes.least, steps=sizes.steps)
+    done = replay(history.tasks, lambda _: rule, terms)
     unpaid_s = min(max(costs.unpaid_s, 0.0), boot_s)
     return PoolReplayed(history, done, Billing(unpaid_s, max(costs.ending_s, 0.0), until), usd_per_hour)
 
@@ -100,7 +102,7 @@ def replayed_fleet(
     """Replay each pool that has settings."""
     paid = prices(histories)
     return [
-        replayed_pool(one, chosen.rule(one.boot_s), chosen.max_active, since, until, paid[one.pool])
+        replayed_pool(one, chosen.rule(one.boot_s), chosen.sizes, since, until, paid[one.pool])
         for one in histories
         if (chosen := settings.get(one.pool)) is not None
     ]

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from orchestrator.adapters.economics_store import EconomicsStore
 from orchestrator.core.economics.replay import RecordedTask
 from orchestrator.core.economics.scaling_settings import ScalingSettings
+from orchestrator.core.economics.sizes import SizeStep
 from orchestrator.core.states import State
 from orchestrator.leader_jobs.review_process import ReviewFailed, replayed
 from orchestrator.leader_jobs.scaling_reviews import ScalingReviews
@@ -186,7 +187,12 @@ async def test_a_review_is_made_once_a_day_by_a_process_of_its_own(
         asked.append(question["pool"])
         return await replayed(question)
 
-    job = ScalingReviews(store, {"default": ScalingSettings(max_active=2), "empty": ScalingSettings()}, ask)
+    def settings(since: datetime, until: datetime) -> dict[str, ScalingSettings]:
+        assert until - since == timedelta(days=7)
+        sizes = (SizeStep(since.timestamp(), 1, None),)
+        return {"default": ScalingSettings(max_active=2, scheduled=sizes), "empty": ScalingSettings()}
+
+    job = ScalingReviews(store, settings, ask)
     await job.step(fleet.term)
     assert asked == []
     await fleet.call("fleet_scaling_policy", p_fleet=FLEET, p_pool="default", p_policy="learned")
@@ -234,7 +240,7 @@ async def test_a_replay_that_fails_is_logged_and_keeps_nothing(
         raise ReviewFailed("no answer")
 
     with capture_logs() as logs:
-        await ScalingReviews(store, {"default": ScalingSettings()}, ask).step(fleet.term)
+        await ScalingReviews(store, lambda *_: {"default": ScalingSettings()}, ask).step(fleet.term)
     assert [(one["event"], one["error"]) for one in logs] == [("review_failed", "no answer")]
     assert (await store.reviews())["reviews"] == []
 

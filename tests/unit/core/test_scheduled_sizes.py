@@ -1,6 +1,7 @@
 """Sizes of a pool that follow the time: which entry is in force, and what stands above it."""
 
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -9,6 +10,7 @@ import pytest
 from orchestrator.core import scheduled_sizes
 from orchestrator.core.actions import Spawn, Terminate
 from orchestrator.core.blocked import BlockedReason, line
+from orchestrator.core.economics.sizes import PoolSizes
 from orchestrator.core.model import ScaleLimit, Worker
 from orchestrator.core.plan import plan
 from orchestrator.core.policy import ScheduledSize
@@ -107,3 +109,28 @@ def test_a_policy_without_entries_is_not_touched() -> None:
     """The same object: an ordinary fleet pays nothing."""
     ordinary = policy()
     assert scheduled_sizes.in_force(ordinary, NOW) is ordinary
+
+
+@pytest.mark.parametrize("since", ["2026-03-27T11:59:30", "2026-10-23T12:00:00"])  # the clocks change within
+def test_a_replay_has_the_sizes_of_each_moment(since: str) -> None:
+    """Of entries that are due at once, that set a part, and that are due each minute."""
+    often = ScheduledSize("*/7 12 * * *", UTC_ZONE, 1, None)
+    entries = (DAY, NIGHT, ScheduledSize("0 20 * * 5", BERLIN, None, 5), often)
+    begin = datetime.fromisoformat(since).replace(tzinfo=UTC)
+    ours = policy(pool={"scheduled_sizes": entries})
+    found = PoolSizes(
+        ours.pools[0].max_active, 0, scheduled_sizes.steps(ours.pools[0], begin, begin + timedelta(days=4))
+    )
+    assert found.steps[0].since == begin.timestamp()
+    changes = [datetime.fromtimestamp(one.since, UTC) for one in found.steps]
+    hours = [begin + timedelta(hours=number) for number in range(96)]
+    for now in (*changes, *(at - timedelta(seconds=1) for at in changes[1:]), *hours):
+        (pool,) = scheduled_sizes.in_force(ours, now).pools
+        assert found.at(now.timestamp())[:2] == (pool.min_active, pool.max_active), now
+
+
+def test_entries_that_are_due_each_minute_cost_a_replay_little() -> None:
+    """Equal sizes are one step, and so many due times are looked at."""
+    (pool,) = policy(pool={"scheduled_sizes": (ScheduledSize("* * * * *", UTC_ZONE, 1, 2),)}).pools
+    assert len(scheduled_sizes.steps(pool, NOW, NOW + timedelta(days=3_650))) == 1
+    assert scheduled_sizes.steps(replace(pool, scheduled_sizes=()), NOW, NOW + timedelta(days=1)) == []

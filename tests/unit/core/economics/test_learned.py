@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -116,3 +117,14 @@ def test_a_worker_more_delays_no_task(free: list[float], queued: int, run_s: flo
     arriving = arrivals(queued, 0.05, 300)
     before, after = starts(arriving, free, run_s), starts(arriving, [*free, 60.0], run_s)
     assert all(late >= soon for late, soon in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("least", range(5))
+def test_workers_that_have_to_stay_are_not_asked_about_again_at_once(least: int) -> None:
+    """The windows of some are over, those of others are not."""
+    rule = LearnedRule(KNOWN)
+    idles = [IdleWorker(0.0, 0.0), IdleWorker(0.0, 1.0), IdleWorker(0.0, 9_990.0), IdleWorker(0.0, 9_999.0)]
+    decided = rule.decide(PoolView(10_000.0, [], 0, [], [], idles, 5, least))
+    assert decided.ends == (0, 1)[: 4 - least]
+    assert decided.review_at is not None
+    assert (decided.review_at > 10_000.0) == (not decided.ends)

@@ -16,6 +16,7 @@ from orchestrator.core.economics.recorded import PoolCosts, RecordedPool, Record
 from orchestrator.core.economics.replay import RecordedTask
 from orchestrator.core.economics.rule import IdleWorker, PoolView
 from orchestrator.core.economics.scaling_settings import ScalingSettings
+from orchestrator.core.economics.sizes import SizeStep
 from orchestrator.core.offers import OfferSelector
 from orchestrator.core.replay_settings import settings_of
 from orchestrator.core.states import Stage, State
@@ -109,6 +110,26 @@ def test_idle_workers_are_kept_beside_the_busy_ones_with_either_rule() -> None:
         assert sum(done.waits_s) == 0
 
 
+@pytest.mark.parametrize("chosen", list(ScalingPolicy))
+def test_the_sizes_of_a_pool_follow_the_time(chosen: ScalingPolicy) -> None:
+    """Workers are kept, and limited, from a moment on, also without any task."""
+    steps = (SizeStep(1_000, 2, 3), SizeStep(5_000, None, 1), SizeStep(9_000, 0, None))
+    settings = {"a": ScalingSettings(max_active=4, scaling_policy=chosen, scheduled=steps, idle_timeout_s=100)}
+    crowd = [RecordedTask(at, 30) for at in (2_000, 6_000, 9_500) for _ in range(20)]
+    (done,) = what_if.replayed_fleet([history(crowd)], settings, 0.0, 20_000.0)
+    workers = done.replayed.workers
+
+    def live(at: float) -> int:
+        return sum(one.asked <= at and (one.ended is None or one.ended > at) for one in workers)
+
+    assert (live(999), live(1_001), live(4_990)) == (0, 2, 2)
+    asked = [one.asked for one in workers]
+    assert max(live(at) for at in asked if at < 5_000) == 3
+    assert max((live(at) for at in asked if 5_000 <= at < 9_000), default=1) == 1
+    assert max(live(at) for at in asked if at > 9_000) == 4
+    assert live(19_999) == 0
+
+
 def test_a_pool_that_may_have_no_worker_leaves_its_tasks_unrun() -> None:
     (done,) = what_if.replayed_fleet([history([RecordedTask(0, 30)])], {"a": ScalingSettings(max_active=0)}, *WEEK)
     shown = what_if.figures([done], 10)
@@ -142,11 +163,14 @@ def test_the_replay_of_the_fixed_rule_decides_as_the_daemon_does(
     size = scaling.size_of(ours.pools[0], seen, ours, leaving=frozenset())
     actions, _ = scaling.plan(ours.pools[0], size, seen, ours, OfferSelector(seen, ours))
     ended = {one.worker_id for one in actions if isinstance(one, Terminate) and one.from_state is State.IDLE}
-    rule = settings_of(ours.pools[0], ours).rule(60)
+    settings = settings_of(ours.pools[0], ours)
+    rule = settings.rule(60)
     assert isinstance(rule, FixedRule)
     rule.last_start = None if started_s is None else -started_s
     idle_workers = [IdleWorker(-1_000.0 - n, -since) for n, since in enumerate(idle_s)]
-    view = PoolView(0.0, [0.0] * queued, queued, [-5.0] * working, [-50.0] * waiting, idle_workers, most)
+    view = PoolView(
+        0.0, [0.0] * queued, queued, [-5.0] * working, [-50.0] * waiting, idle_workers, most, settings.min_active
+    )
     decided = rule.decide(view)
     assert decided.starts == max(0, size.asked)
     if decided.starts == 0:
