@@ -214,6 +214,15 @@ async def test_a_review_is_made_once_a_day_by_a_process_of_its_own(
     assert asked == ["default", "default"]
 
 
+async def test_a_rule_that_another_version_chose_is_none(
+    fleet: Fleet, hand: AsyncConnection[DictRow], store: EconomicsStore
+) -> None:
+    """The settings decide, and a review is made with them."""
+    await fleet.call("fleet_scaling_policy", p_fleet=FLEET, p_pool="default", p_policy="learned")
+    await hand.execute("update fleet_settings set value = '\"clever\"' where name = 'scaling:default'")
+    assert await store.chosen_policies() == {}
+
+
 @pytest.mark.parametrize("ended", ["-infinity", "infinity", "4000-01-01 BC"])
 async def test_an_attempt_of_an_impossible_time_stops_no_review(
     fleet: Fleet, hand: AsyncConnection[DictRow], store: EconomicsStore, ended: str

@@ -14,7 +14,7 @@ from orchestrator.core.economics.sizes import PoolSizes
 from orchestrator.core.model import ScaleLimit, Worker
 from orchestrator.core.plan import plan
 from orchestrator.core.policy import ScheduledSize
-from tests.unit.core.build import NOW, busy, idle, policy, snapshot
+from tests.unit.core.build import NOW, busy, idle, policy, snapshot, spawning
 
 BERLIN, UTC_ZONE = ZoneInfo("Europe/Berlin"), ZoneInfo("UTC")
 DAY = ScheduledSize("0 8 * * 1-5", BERLIN, 2, 8)
@@ -95,6 +95,14 @@ def test_a_scheduled_maximum_is_no_fault_and_says_when_the_next_entry_is_due() -
     least = ScheduledSize("0 9 * * *", UTC_ZONE, 1, None)
     made = plan(snapshot(claimable=30), policy(pool={"scheduled_sizes": (least,)}))
     assert made.decisions[0].blocked[0].kind is BlockedReason.MAX_ACTIVE
+
+
+def test_the_end_of_a_boot_names_the_schedule_that_it_exceeds() -> None:
+    """MAX_ACTIVE_GPUS is higher."""
+    actions, _ = at_noon(ScheduledSize("0 9 * * *", UTC_ZONE, None, 0), spawning("gpu-1"), claimable=3)
+    assert [one.reason for one in actions if isinstance(one, Terminate)] == [
+        "more than scheduled_sizes allows (0), and not ready yet"
+    ]
 
 
 def test_an_operators_limit_stands_above_it() -> None:
