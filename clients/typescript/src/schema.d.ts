@@ -84,6 +84,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/failures": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List the newest attempts that failed
+         * @description Needs a token with the scope read.
+         */
+        get: operations["listFailures"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/health": {
         parameters: {
             query?: never;
@@ -1463,6 +1483,53 @@ export interface components {
              * @description Who must act: orchestrator, provider, worker, operator, capacity, budget or nobody
              */
             who: string;
+        };
+        /**
+         * FailureShown
+         * @description The newest attempt of a task that failed or was lost.
+         */
+        FailureShown: {
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /** Attempt */
+            attempt: number;
+            /** Code */
+            code: string | null;
+            /**
+             * Message
+             * @description Its first 200 characters
+             */
+            message: string | null;
+            /** Pool */
+            pool: string | null;
+            /**
+             * Status
+             * @description Of the task now: it may run again, or be complete
+             * @enum {string}
+             */
+            status: "Queued" | "In Progress" | "Complete" | "Failed" | "Cancelled";
+            /**
+             * Task Id
+             * Format: uuid
+             */
+            task_id: string;
+            /** Task Type */
+            task_type: string | null;
+            /** Worker Id */
+            worker_id: string | null;
+        };
+        /**
+         * FailuresShown
+         * @description Those of the last day, newest first. `is_all` is false if older ones of that day were not looked at.
+         */
+        FailuresShown: {
+            /** Failures */
+            failures: components["schemas"]["FailureShown"][];
+            /** Is All */
+            is_all: boolean;
         };
         /**
          * HealthShown
@@ -3584,6 +3651,110 @@ export interface operations {
                 content: {
                     "application/json": components["schemas"]["EventsShown"];
                     "text/event-stream": string;
+                };
+            };
+            /** @description The request cannot be read */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token is missing or not valid */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The token may not do this */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description There is no such thing for this token, or the API is off */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The request is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description Too many requests; Retry-After says when to try again */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description An error within the orchestrator */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The bucket refuses the orchestrator */
+            502: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+            /** @description The database or the bucket gave no clear answer */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemShown"];
+                };
+            };
+        };
+    };
+    listFailures: {
+        parameters: {
+            query?: {
+                /** @description Rows of the page */
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description List the newest attempts that failed */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FailuresShown"];
                 };
             };
             /** @description The request cannot be read */

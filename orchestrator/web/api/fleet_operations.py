@@ -3,6 +3,7 @@
 from orchestrator.core.api_tokens import TokenScope
 from orchestrator.web.api import (
     explanations,
+    failures,
     fleet,
     fleet_events,
     fleet_models,
@@ -43,6 +44,10 @@ FLEET_OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "GET", "/decisions", "listDecisions", "List scaling decisions, newest first", READ, lists.decisions,
         fleet_models.DecisionsShown, query=list_models.DecisionQuery,
+    ),
+    Operation(
+        "GET", "/failures", "listFailures", "List the newest attempts that failed", READ, failures.listed,
+        failures.FailuresShown, query=failures.FailureQuery,
     ),
     Operation(
         "GET", "/scaling/blocked", "explainBlocked", "Explain what was blocked in a time", READ, lists.blocked,

@@ -317,12 +317,13 @@ async def test_a_sum_that_lacks_a_price_says_so(board: DashboardRig, hand: psyco
     assert "2 workers for at least $0.50/h" in (await visitor.get("/do/stop")).text
 
 
-async def test_the_first_page_has_the_last_failures_of_tasks(
+async def test_the_first_page_and_the_api_have_the_last_failures_of_tasks(
     board: DashboardRig, hand: psycopg.AsyncConnection[Any]
 ) -> None:
     """Each task once, the newest first, as text, and only those of the pools that the token sees."""
     visitor, here = await board.visitor(ADMIN), await board.worker("failing")
-    other = await board.visitor(await board.token("read", pools=["healthy"]))
+    foreign = await board.token("read", pools=["healthy"])
+    other = await board.visitor(foreign)
     assert "No attempt has failed in the last day." in (await visitor.get("/")).text
     tasks = []
     for number, message in ((1, "first"), (2, HOSTILE)):
@@ -345,6 +346,20 @@ async def test_the_first_page_has_the_last_failures_of_tasks(
     assert "<script>" not in shown
     elsewhere = (await other.get("/")).text
     assert not any(task in elsewhere for task in tasks)
+
+    async def api(token: str, limit: int = 50) -> dict[str, Any]:
+        headers = {"Authorization": f"Bearer {token}"}
+        read = (await visitor.get("/api/v1/failures", params={"limit": limit}, headers=headers)).json()
+        assert isinstance(read, dict)
+        return read
+
+    found = await api(ADMIN)
+    assert [one["task_id"] for one in found["failures"]][-3:] == [tasks[2], tasks[1], tasks[0]]
+    newest = found["failures"][-2]
+    assert (newest["code"], newest["message"], newest["worker_id"]) == ("HANDLER_ERROR", HOSTILE[:200], here.id)
+    assert (newest["status"], found["is_all"]) == ("Failed", True)
+    assert len((await api(ADMIN, limit=1))["failures"]) == 1
+    assert (await api(foreign))["failures"] == []
 
 
 async def test_a_live_worker_says_what_it_has_cost(board: DashboardRig, hand: psycopg.AsyncConnection[Any]) -> None:
