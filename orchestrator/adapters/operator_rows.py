@@ -12,7 +12,7 @@ from orchestrator.adapters.api_rows import ApiRows
 from orchestrator.adapters.economics_store import EconomicsStore
 from orchestrator.adapters.finder import Finder
 from orchestrator.adapters.functions import FUNCTIONS
-from orchestrator.adapters.rows import OPERATOR, Row, storable
+from orchestrator.adapters.rows import OPERATOR, Row, scaling_policies_of, storable
 from orchestrator.core.model import EVERY_POOL
 from orchestrator.observability.redaction import redact
 from orchestrator.ports import Db, SchemaMismatch
@@ -95,7 +95,7 @@ class OperatorRows:
 
     async def scaling_policies(self) -> Row:
         """Return the operators' choices of a rule of scaling: {pool: fixed or learned}; `*` is every other pool."""
-        return dict((await self._call("fleet_scaling_policies"))["policies"])
+        return dict(scaling_policies_of((await self._call("fleet_scaling_policies"))["policies"]))
 
     async def choose_policy(self, policy: str | None, *, pool: str | None = None, actor: str = OPERATOR) -> Row:
         """Choose the rule of one pool, or of all others; None: as the settings say. Return the choices in force."""

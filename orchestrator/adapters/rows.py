@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from orchestrator.core.cluster_states import LIVE_MEMBER, ClusterStatus, MemberRole, MemberStatus
-from orchestrator.core.economics.history import Run
+from orchestrator.core.economics.history import Run, can_be_true
 from orchestrator.core.economics.policies import ReviewCandidate, ScalingPolicy
 from orchestrator.core.economics.stored import statistics_of
 from orchestrator.core.exit_causes import ExitCause
@@ -147,24 +147,31 @@ def scale_limits_of(rows: Row) -> Mapping[str, ScaleLimit]:
 
 def scaling_policies_of(rows: Row) -> Mapping[str, ScalingPolicy]:
     """Decode the operators' choices of a rule by pool. One that another version knows does not count."""
-    return {pool: ScalingPolicy(name) for pool, name in rows.items() if name in set(ScalingPolicy)}
+    known = {one.value: one for one in ScalingPolicy}
+    return {pool: known[name] for pool, name in rows.items() if isinstance(name, str) and name in known}
 
 
 def pool_history_of(row: Row, now: float) -> PoolHistory:
     """Decode what has happened in a pool."""
-    stored = statistics_of(row["stored"]) if row["is_stored"] else None
+    stored = statistics_of(row["stored"], now) if row["is_stored"] else None
+    runs = ((Run(float(one[0]), float(one[1]), float(one[2])), str(one[3])) for one in row["runs"])
     return PoolHistory(
         now=now,
         since=float(row["since"]),
-        runs=tuple((Run(float(one[0]), float(one[1]), float(one[2])), str(one[3])) for one in row["runs"]),
-        opened=tuple(map(float, row["opened"])),
+        runs=tuple((run, worker) for run, worker in runs if can_be_true(*run)),
+        opened=tuple(_past_s(at, now) for at in row["opened"]),
         open_tasks=int(row["open"]),
-        waiting=tuple(map(float, row["waiting"])),
-        busy_since={worker: float(at) for worker, at in row["busy"].items()},
+        waiting=tuple(_past_s(at, now) for at in row["waiting"]),
+        busy_since={worker: _past_s(at, now) for worker, at in row["busy"].items()},
         stored=stored,
         is_lost=row["is_stored"] and stored is None,
         reviewed=next((one for one in ReviewCandidate if one.value == row.get("reviewed")), None),
     )
+
+
+def _past_s(value: Any, now: float) -> float:
+    """Return seconds since 1970, until now: a user's row may have any time, also an infinite one."""
+    return min(max(float(value), 0.0), now)
 
 
 def need_of(row: Row) -> ClusterNeed:

@@ -115,7 +115,7 @@ def file_text(path: str, what: str, most_bytes: int, fix: str | None = None) -> 
     if size > most_bytes:
         why = f"{named} is longer than {most_bytes >> 10} KiB"
         raise Failure(BAD_ARGUMENT, what=f"{what} cannot be used", why=why, fix=fix)
-    return text
+    return text.removeprefix("\ufeff")  # which spreadsheets write first
 
 
 def _opened(path: str) -> contextlib.AbstractContextManager[TextIO]:

@@ -8,7 +8,7 @@ from math import ceil
 from typing import Any
 
 from orchestrator.core.blocked import BlockedReason, from_json
-from orchestrator.core.economics.policies import ScalingPolicy
+from orchestrator.core.economics.policies import ReviewCandidate, ScalingPolicy
 from orchestrator.core.plurals import counted
 
 
@@ -25,7 +25,18 @@ def sentence(inputs: Mapping[str, Any], target: int) -> str:
         text += f"; 1 more, because {awaited}"
     if inputs.get("policy_by"):
         text += f"; an operator chose the rule {inputs.get('policy')}"
-    return text
+    return text + reviewed(inputs.get("reviewed"))
+
+
+def reviewed(candidate: object) -> str:
+    """Return what the last review changes, after a semicolon; empty if it changes nothing."""
+    match candidate:
+        case ReviewCandidate.FIXED:
+            return "; by the fixed settings today, which would have been cheaper than learned in the last week"
+        case ReviewCandidate.COLD_START:
+            return "; idle workers stay for one cold start today, which would have been cheaper in the last week"
+        case _:
+            return ""
 
 
 def workers(inputs: Mapping[str, Any]) -> str:

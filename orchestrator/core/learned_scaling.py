@@ -48,14 +48,10 @@ def decides(pool: Pool, snapshot: Snapshot) -> bool:
     return is_learned(pool) and _reviewed(pool, snapshot) is not ReviewCandidate.FIXED
 
 
-def reviewed_text(pool: Pool, snapshot: Snapshot) -> str:
-    """Return what the last review changes, for the rule of a decision; empty if it changes nothing."""
+def reviewed(pool: Pool, snapshot: Snapshot) -> ReviewCandidate | None:
+    """Return the candidate of the last review that decides instead of the learned rule. None: no other one."""
     found = _reviewed(pool, snapshot) if is_learned(pool) else None
-    if found is ReviewCandidate.FIXED:
-        return "; by the fixed settings today, which would have been cheaper than learned in the last week"
-    if found is ReviewCandidate.COLD_START:
-        return "; idle workers stay for one cold start today, which would have been cheaper in the last week"
-    return ""
+    return None if found is ReviewCandidate.LEARNED else found
 
 
 def size(

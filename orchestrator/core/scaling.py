@@ -26,6 +26,7 @@ from orchestrator.core import (
     boots,
     breaker,
     cluster_scaling,
+    decision_text,
     fitness,
     learned_scaling,
     rollout,
@@ -102,7 +103,7 @@ def plan(
         return _of_cluster(pool, size, snapshot, policy, selector, offers)
     demand, target = size.demand, size.target
     rule = learned_scaling.rule(pool, size) if size.learned else _formula(pool, size)
-    rule += learned_scaling.reviewed_text(pool, snapshot) + scheduled_sizes.text(pool)
+    rule += decision_text.reviewed(learned_scaling.reviewed(pool, snapshot)) + scheduled_sizes.text(pool)
     if size.suspects:
         rule += f"; {size.suspects} fewer, because as many suspects stay warm until tasks come"
     if size.awaited:
@@ -142,6 +143,8 @@ def plan(
         inputs |= size.learned.inputs
     if snapshot.scaling_policies.keys() & {pool.name, EVERY_POOL}:
         inputs |= {"policy": pool.scaling_policy.value, "policy_by": "operator"}
+    if found := learned_scaling.reviewed(pool, snapshot):
+        inputs["reviewed"] = found.value
     review_at = learned_scaling.review_at(size.learned) if size.learned else None
     return actions, PoolDecision(pool.name, rule, target, inputs, tuple(reasons), review_at)
 

@@ -16,6 +16,7 @@ from orchestrator.core.economics.sizes import SizeStep
 from orchestrator.core.policy import Policy, Pool, ScheduledSize
 
 MINUTE = timedelta(minutes=1)
+AMBIGUOUS = timedelta(hours=3)  # longer than clocks go back
 MOST_DUE = 20_000  # times that are looked at for a replay
 Due = tuple[datetime, int, ScheduledSize]  # and the place of the entry in the file
 
@@ -55,9 +56,21 @@ def text(pool: Pool) -> str:
 
 @lru_cache(maxsize=256)
 def last_due(entry: ScheduledSize, minute: datetime) -> datetime | None:
-    """Return when an entry was last due, until the end of a full minute. None: never. Raises CronError."""
-    due = next(cron.times(entry.cron, minute + MINUTE, entry.zone, reverse=True), None)
+    """Return when an entry was last due, until the end of a full minute. None: never. Raises CronError.
+
+    Forwards from a time that the zone has once: backwards from one that it has twice, cron misses what was due then.
+    """
+    begin = minute - AMBIGUOUS
+    if _is_twice(begin.astimezone(entry.zone)):
+        begin -= AMBIGUOUS
+    before = next(cron.times(entry.cron, begin + MINUTE, entry.zone, reverse=True), None)
+    later = takewhile(lambda at: at <= minute, cron.times(entry.cron, begin, entry.zone))
+    due = max((at.astimezone(minute.tzinfo) for at in later), default=before)
     return due and due.astimezone(minute.tzinfo)
+
+
+def _is_twice(local: datetime) -> bool:
+    return local.replace(fold=0).utcoffset() != local.replace(fold=1).utcoffset()
 
 
 def steps(pool: Pool, since: datetime, until: datetime) -> list[SizeStep]:

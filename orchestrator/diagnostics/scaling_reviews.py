@@ -43,8 +43,12 @@ def _told(row: Mapping[str, Any], *, is_only: bool) -> ToldReview:
     length = datetime.fromisoformat(review["until"]) - datetime.fromisoformat(review["since"])
     time = "week" if length >= WEEK else counted(max(1, round(length / timedelta(days=1))), "day").removeprefix("1 ")
     place = "" if is_only else f" in pool {row['pool']}"
+    if review["usd_per_hour"]:
+        bill = f"cost {usd(theirs['usd'])} instead of {usd(mine['usd'])}"
+    else:  # nothing of the pool was paid
+        bill = f"started {counted(theirs['boots'], 'worker')} instead of {mine['boots']}"
     sentence = (
-        f"In the last {time}, {other} would have cost {usd(theirs['usd'])} instead of {usd(mine['usd'])}{place}, "
+        f"In the last {time}, {other} would have {bill}{place}, "
         f"p95 wait {span(theirs['wait_p95_s'])} instead of {span(mine['wait_p95_s'])}; "
         f"the replay of your settings {_differs(review['error_share'])}."
     )

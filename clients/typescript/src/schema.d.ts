@@ -2089,17 +2089,14 @@ export interface components {
         };
         /**
          * PoolReviewShown
-         * @description The last review of a pool.
+         * @description The last review of a pool. Null if it cannot be read: another version may have written it.
          */
         PoolReviewShown: {
-            /**
-             * At
-             * Format: date-time
-             */
-            at: string;
+            /** At */
+            at: string | null;
             /** Pool */
             pool: string;
-            review: components["schemas"]["ReviewShown"];
+            review: components["schemas"]["ReviewShown"] | null;
         };
         /**
          * PoolShown

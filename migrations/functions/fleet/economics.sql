@@ -127,6 +127,7 @@ as $$
 declare
     v_now timestamptz := public.internal_clock(p_now);
     c_shown constant interval := '8 days';
+    c_ahead constant interval := '1 minute';  -- so far may a clock have gone back
     c_longest constant interval := '10 years';  -- a row may have any time
 begin
     return jsonb_build_object(
@@ -135,6 +136,6 @@ begin
                       order by a.ended_at limit 1),
         'reviews', coalesce((
             select jsonb_agg(jsonb_build_object('pool', r.pool, 'at', r.at, 'review', r.review) order by r.pool)
-              from orchestrator.scaling_reviews r where r.fleet = p_fleet and r.at > v_now - c_shown), '[]'));
+              from orchestrator.scaling_reviews r where r.fleet = p_fleet and r.at > v_now - c_shown and r.at <= v_now + c_ahead), '[]'));
 end
 $$;

@@ -34,6 +34,7 @@ as $$
 declare
     c_days constant interval := '14 days';
     c_valid constant interval := '2 days';  -- of a review, which is made once a day
+    c_ahead constant interval := '1 minute';  -- so far may a clock have gone back
     v_stored orchestrator.scaling_statistics;
     v_since timestamptz := to_timestamp(p_since::float8);
     v_most int;
@@ -58,7 +59,8 @@ begin
     return jsonb_build_object('since', extract(epoch from v_since), 'runs', v_runs, 'stored', v_stored.statistics,
                               'is_stored', v_stored.fleet is not null, 'reviewed', (
                                   select r.review->>'tomorrow' from orchestrator.scaling_reviews r
-                                   where r.fleet = p_fleet and r.pool = p_pool and r.at > p_now - c_valid))
+                                   where r.fleet = p_fleet and r.pool = p_pool and r.at > p_now - c_valid
+                                     and r.at <= p_now + c_ahead))
            || orchestrator.open_facts(p_fleet, p_pool, v_since, p_now);
 end
 $$;

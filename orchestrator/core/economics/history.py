@@ -2,10 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import isfinite
 from typing import NamedTuple
 
 from orchestrator.core.economics import statistics
 from orchestrator.core.economics.statistics import MAX_LEVELS, Statistics
+
+MAX_RUN_S = 30 * 86_400.0
+
+
+def can_be_true(arrived: float, started: float, ended: float) -> bool:
+    """Whether an attempt can have had these times: clocks go back, and people edit rows."""
+    if not (isfinite(arrived) and isfinite(started) and isfinite(ended)):
+        return False
+    return arrived <= ended and started <= ended <= started + MAX_RUN_S
 
 
 class Run(NamedTuple):

@@ -6,13 +6,12 @@ Rows of a database may be damaged: clocks go back, people edit rows. A row that 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from typing import NamedTuple
 
+from orchestrator.core.economics.history import can_be_true
 from orchestrator.core.economics.outcome import quantile
 from orchestrator.core.economics.replay import RecordedTask
 
-MAX_DURATION_S = 30 * 86_400.0
 DEFAULT_BOOT_S = 120.0  # of a pool that has booted no worker
 MIN_BOOT_S, MAX_BOOT_S = 1.0, 86_400.0
 
@@ -116,9 +115,6 @@ def _usable(run: RecordedRun, since: float, until: float) -> _KnownRun | None:
     """Return the run if it can be true."""
     if run.arrived is None or run.started is None or run.ended is None:
         return None
-    if not (isfinite(run.arrived) and isfinite(run.started) and isfinite(run.ended)):
-        return None
-    is_ordered = since <= run.arrived <= run.ended <= until and run.started <= run.ended
-    if not is_ordered or run.ended - run.started > MAX_DURATION_S:
+    if not can_be_true(run.arrived, run.started, run.ended) or run.arrived < since or run.ended > until:
         return None
     return _KnownRun(run.arrived, run.started, run.ended, run.worker or "")

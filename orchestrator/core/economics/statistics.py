@@ -5,7 +5,7 @@ level has no use: from the end of the task with which demand falls below the lev
 reaches the level again. Demand counts, and not the number of busy workers, because otherwise the end of a worker would
 make the gaps look longer. Gaps are counted apart by the traffic at their beginning, and by groups of levels.
 
-Times are seconds of a clock that does not go back. The functions return new statistics and leave the old ones as they
+Times are seconds of one clock. The functions return new statistics and leave the old ones as they
 are, so that a decision can be stored with what it was based on.
 """
 
@@ -56,7 +56,7 @@ class Statistics:
 
     def arrivals_per_s(self, now: float) -> float:
         """Return the present rate of arrivals."""
-        return self.rate * exp((self.rate_at - now) / ARRIVALS_DECAY_S)
+        return self.rate * _kept(self.rate_at, now, ARRIVALS_DECAY_S)
 
     def traffic(self, now: float) -> int:
         """Return the present class of traffic."""
@@ -99,10 +99,15 @@ def ended(known: Statistics, level: int, run_s: float, now: float) -> Statistics
 
 
 def _added(gaps: Gaps, gap_s: float, now: float) -> Gaps:
-    kept = exp((gaps.at - now) / GAPS_DECAY_S)
+    kept = _kept(gaps.at, now, GAPS_DECAY_S)
     weights = [weight * kept for weight in gaps.weights]
     weights[min(bisect_left(GRID_S, gap_s), len(GRID_S) - 1)] += 1
     return Gaps(tuple(weights), now)
+
+
+def _kept(at: float, now: float, decay_s: float) -> float:
+    """Return which share of a weight is left. A clock that was ahead makes nothing more."""
+    return exp(min(0.0, at - now) / decay_s)
 
 
 def _place(level: int) -> int:

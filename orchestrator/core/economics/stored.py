@@ -1,9 +1,10 @@
 """Statistics as JSON, for a row of the database that anyone may have written."""
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from typing import Any
 
+from orchestrator.core.economics.history import MAX_RUN_S
+from orchestrator.core.economics.recorded import MAX_BOOT_S
 from orchestrator.core.economics.statistics import (
     BOOTS,
     GRID_S,
@@ -18,6 +19,8 @@ from orchestrator.core.economics.statistics import (
 
 DIGITS = 6  # of a weight, after the point
 CLASSES = len(TRAFFIC_FROM) + 1
+AHEAD_S = 60.0  # so far may a clock go back between two leaders
+MAX_WEIGHT = 1e9  # also of a rate
 FORM = 1  # of the JSON: another one is not read
 
 
@@ -36,10 +39,10 @@ def as_json(known: Statistics) -> dict[str, Any]:
     }
 
 
-def statistics_of(value: object) -> Statistics | None:
-    """Decode a stored row; None if any part of it cannot be used. Then the runs have to be read again."""
+def statistics_of(value: object, now: float) -> Statistics | None:
+    """Decode a stored row; None if any part of it cannot be true now. Then the runs have to be read again."""
     try:
-        return _statistics_of(value)
+        return _statistics_of(value, now + AHEAD_S)
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
@@ -50,36 +53,38 @@ def _gaps_as_json(gaps: Gaps) -> dict[str, Any] | None:
     return {"at": gaps.at, "weights": [round(weight, DIGITS) for weight in gaps.weights]}
 
 
-def _statistics_of(value: Any) -> Statistics:
+def _statistics_of(value: Any, latest: float) -> Statistics:
     row: Mapping[str, Any] = value
     if row["form"] != FORM:
         raise ValueError("another form")
     gaps = tuple(
-        tuple(map(_gaps_of, _sized(row_of_gaps, len(GROUP_FROM)))) for row_of_gaps in _sized(row["gaps"], CLASSES)
+        tuple(_gaps_of(one, latest) for one in _sized(row_of_gaps, len(GROUP_FROM)))
+        for row_of_gaps in _sized(row["gaps"], CLASSES)
     )
     return Statistics(
-        boot_s=_number(row["boot_s"]),
+        boot_s=_number(row["boot_s"], MAX_BOOT_S),
         boots=_count(row["boots"], BOOTS),
-        run_s=_number(row["run_s"]),
+        run_s=_number(row["run_s"], MAX_RUN_S),
         runs=_count(row["runs"], RUNS),
-        rate=_number(row["rate"]),
-        rate_at=_number(row["rate_at"]),
+        rate=_number(row["rate"], MAX_WEIGHT),
+        rate_at=_number(row["rate_at"], latest),
         gaps=gaps,
-        last_use=tuple(map(_last_use_of, _sized(row["last_use"], MAX_LEVELS))),
+        last_use=tuple(_last_use_of(one, latest) for one in _sized(row["last_use"], MAX_LEVELS)),
     )
 
 
-def _gaps_of(value: Any) -> Gaps:
+def _gaps_of(value: Any, latest: float) -> Gaps:
     if value is None:
         return Gaps()
-    return Gaps(tuple(map(_number, _sized(value["weights"], len(GRID_S)))), _number(value["at"]))
+    weights = tuple(_number(weight, MAX_WEIGHT) for weight in _sized(value["weights"], len(GRID_S)))
+    return Gaps(weights, _number(value["at"], latest))
 
 
-def _last_use_of(value: Any) -> LastUse | None:
+def _last_use_of(value: Any, latest: float) -> LastUse | None:
     if value is None:
         return None
     at, traffic = _sized(value, 2)
-    return LastUse(_number(at), _count(traffic, CLASSES - 1))
+    return LastUse(_number(at, latest), _count(traffic, CLASSES - 1))
 
 
 def _sized(value: Any, size: int) -> Sequence[Any]:
@@ -88,8 +93,8 @@ def _sized(value: Any, size: int) -> Sequence[Any]:
     return value
 
 
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
+def _number(value: Any, most: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
         raise ValueError("no number")
     return float(value)
 

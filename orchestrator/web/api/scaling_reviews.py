@@ -1,7 +1,10 @@
 """What other rules of scaling would have cost: the leader's last review of each pool."""
 
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
+from pydantic import ValidationError
 from starlette.responses import Response
 
 from orchestrator.core.economics.policies import ReviewCandidate, ScalingPolicy
@@ -45,11 +48,11 @@ class ReviewShown(AnswerModel):
 
 
 class PoolReviewShown(AnswerModel):
-    """The last review of a pool."""
+    """The last review of a pool. Null if it cannot be read: another version may have written it."""
 
     pool: str
-    at: datetime
-    review: ReviewShown
+    at: datetime | None
+    review: ReviewShown | None
 
 
 class ScalingReviewsShown(AnswerModel):
@@ -63,4 +66,11 @@ async def listed(api: Api, call: ApiCall) -> Response:
     """The reviews of the pools that a token sees."""
     found = await api.rows.reviews()
     seen = [one for one in found["reviews"] if call.holder.pools is None or one["pool"] in call.holder.pools]
-    return shown(ScalingReviewsShown.model_validate({"at": found["now"], "reviews": seen}))
+    return shown(ScalingReviewsShown(at=found["now"], reviews=[_readable(one) for one in seen]))
+
+
+def _readable(row: Mapping[str, Any]) -> PoolReviewShown:
+    try:
+        return PoolReviewShown.model_validate(row)
+    except ValidationError:
+        return PoolReviewShown(pool=row["pool"], at=None, review=None)

@@ -208,7 +208,7 @@ async def test_an_open_task_arrives_when_it_could_have_run(fleet: Fleet, hand: A
 async def test_a_history_has_the_rule_of_the_last_review(
     fleet: Fleet, hand: AsyncConnection[DictRow], found: object
 ) -> None:
-    """For two days. A name that nobody knows is no rule."""
+    """For two days, and not before its time. A name that nobody knows is no rule."""
     await hand.execute(
         "insert into orchestrator.scaling_reviews (fleet, pool, at, review) values (%s, 'default', %s, %s)",
         (FLEET, fleet.now, Jsonb({"tomorrow": found})),
@@ -216,6 +216,39 @@ async def test_a_history_has_the_rule_of_the_last_review(
     assert (await history(fleet)).reviewed == (found if isinstance(found, ReviewCandidate) else None)
     fleet.wait(2 * 86_400)
     assert (await history(fleet)).reviewed is None
+    await hand.execute("update orchestrator.scaling_reviews set at = '9999-01-01'")
+    assert (await history(fleet)).reviewed is None
+
+
+@pytest.mark.parametrize("started", ["-infinity", "infinity", "2016-01-01"])
+async def test_a_run_that_cannot_be_true_is_not_learned(
+    fleet: Fleet, hand: AsyncConnection[DictRow], started: str
+) -> None:
+    """The others are."""
+    agent = await fleet.agent()
+    await fleet.submit(count=2)
+    damaged = await complete_one(agent, 5)
+    await complete_one(agent, 7)
+    await hand.execute(
+        "update orchestrator.attempts set started_at = %s::timestamptz where task_id = %s", (started, damaged)
+    )
+    assert [run.ended - run.started for run, _ in (await history(fleet)).runs] == [7]
+
+
+@pytest.mark.parametrize("moment", ["-infinity", "infinity", "4000-01-01 BC"])
+async def test_the_times_of_open_tasks_are_moments_until_now(
+    fleet: Fleet, hand: AsyncConnection[DictRow], moment: str
+) -> None:
+    """Whatever a user has written."""
+    await fleet.submit(count=2)
+    await hand.execute("update orchestrator.live set created_at = %s::timestamptz", (moment,))
+    found = await history(fleet)
+    assert found.open_tasks == 2
+    assert all(0 <= at <= found.now for at in (*found.waiting, *found.opened))
+    agent = await fleet.agent()
+    await agent.claim()
+    await hand.execute("update orchestrator.live set claimed_at = %s::timestamptz where state = 'running'", (moment,))
+    assert all(0 <= at <= found.now for at in (await history(fleet)).busy_since.values())
 
 
 async def test_a_history_is_that_of_one_pool_and_fleet(fleet: Fleet) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
+from psycopg.types.json import Jsonb
 from structlog.testing import capture_logs
 
 from orchestrator.adapters.economics_store import EconomicsStore
+from orchestrator.adapters.operator_rows import OperatorRows
 from orchestrator.core.economics.replay import RecordedTask
 from orchestrator.core.economics.scaling_settings import ScalingSettings
 from orchestrator.core.economics.sizes import SizeStep
@@ -219,8 +221,11 @@ async def test_a_rule_that_another_version_chose_is_none(
 ) -> None:
     """The settings decide, and a review is made with them."""
     await fleet.call("fleet_scaling_policy", p_fleet=FLEET, p_pool="default", p_policy="learned")
-    await hand.execute("update fleet_settings set value = '\"clever\"' where name = 'scaling:default'")
-    assert await store.chosen_policies() == {}
+    values: tuple[Any, ...] = ("clever", {}, [1], 1, None)
+    for value in values:
+        await hand.execute("update fleet_settings set value = %s where name = 'scaling:default'", (Jsonb(value),))
+        assert await store.chosen_policies() == {}
+        assert await OperatorRows(fleet.db, FLEET).scaling_policies() == {}
 
 
 @pytest.mark.parametrize("ended", ["-infinity", "infinity", "4000-01-01 BC"])
@@ -254,7 +259,10 @@ async def test_a_replay_that_fails_is_logged_and_keeps_nothing(
     assert (await store.reviews())["reviews"] == []
 
 
-async def test_the_last_review_of_each_pool_is_kept(fleet: Fleet, store: EconomicsStore) -> None:
+async def test_the_last_review_of_each_pool_is_kept(
+    fleet: Fleet, hand: AsyncConnection[DictRow], store: EconomicsStore
+) -> None:
+    """One of a time that is still to come does not count, so that the pool is reviewed again."""
     for pool in ("b", "a"):
         await store.record_review(fleet.term, pool, {"tomorrow": "fixed"})
     fleet.wait(60)
@@ -263,6 +271,8 @@ async def test_the_last_review_of_each_pool_is_kept(fleet: Fleet, store: Economi
     assert [(one["pool"], one["review"]["tomorrow"]) for one in found["reviews"]] == [("a", "fixed"), ("b", "learned")]
     assert datetime.fromisoformat(found["reviews"][1]["at"]) == fleet.now
     assert found["first_at"] is None
+    await hand.execute("update orchestrator.scaling_reviews set at = '9999-01-01' where pool = 'a'")
+    assert [one["pool"] for one in (await store.reviews())["reviews"]] == ["b"]
     fleet.wait(9 * 86_400)
     assert (await store.reviews())["reviews"] == []
 

@@ -100,6 +100,14 @@ async def test_a_trace_that_cannot_be_used_is_refused_with_the_line(tmp_path: Pa
     assert len(ran.err) < 500
 
 
+async def test_a_file_of_a_spreadsheet_is_read(trace: str) -> None:
+    """It begins with a byte order mark, and its lines end with two characters."""
+    text = await asyncio.to_thread(Path(trace).read_text)
+    plain = (await asked(trace)).out
+    await asyncio.to_thread(Path(trace).write_bytes, b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    assert (await asked(trace)).out == plain
+
+
 async def test_a_file_that_is_no_text_or_is_missing_is_named(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"\xff\xfe\x00")
     for name in ("x", "missing"):

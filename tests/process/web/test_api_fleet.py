@@ -147,6 +147,21 @@ async def test_what_other_rules_of_scaling_would_have_cost_is_read(
     assert one["review"]["tomorrow"] == "learned"
 
 
+@pytest.mark.parametrize("bad", [{}, None, "x", {**REVIEW, "tomorrow": "teapot"}, {**REVIEW, "tasks": None}])
+async def test_a_review_that_cannot_be_read_hides_no_other_one(
+    rig: ApiRig, hand: psycopg.AsyncConnection[Any], bad: object
+) -> None:
+    """Another version may have written it."""
+    for pool, review in ((rig.pool, REVIEW), ("other", bad)):
+        await hand.execute(
+            "insert into orchestrator.scaling_reviews (fleet, pool, at, review) values (%s, %s, now(), %s)",
+            (rig.rows.fleet, pool, Jsonb(review)),
+        )
+    found = {one["pool"]: one for one in (await rig.call("GET", "/scaling/reviews", VIEWER)).json()["reviews"]}
+    assert found[rig.pool]["review"]["tomorrow"] == "learned"
+    assert found["other"]["review"] is None
+
+
 async def test_the_minutes_of_pools_and_workers_are_read(rig: ApiRig, hand: psycopg.AsyncConnection[Any]) -> None:
     """A token of a pool sees those of its pool alone."""
     worker = await rig.worker()

@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from orchestrator.core.economics.statistics import Statistics
+from orchestrator.core.economics.stored import as_json
 from orchestrator.core.guards import ALARM_WORKERS
 from tests.proofs.simulator.environment import World
 from tests.proofs.simulator.faults import BURST, CALM, HANGS_S, LASTS_S
@@ -42,7 +44,10 @@ REPORTS: dict[str, tuple[Any, ...]] = {
 }
 CUT_OFF = 0.3  # of those without any of these: in these, no agent reaches a gateway for a while
 POLICY_CHOSEN, STATISTICS_DAMAGED = 0.2, 0.5  # of the acts of an operator
-DAMAGED: tuple[Any, ...] = (None, "text", [], {"form": 1}, {"form": 1, "boot_s": "x", "gaps": [[[]]]})
+DAMAGED: tuple[Any, ...] = (
+    *(None, "text", [], {"form": 1}, {"form": 1, "boot_s": "x", "gaps": [[[]]]}),
+    *map(as_json, (Statistics(60.0, rate=0.01, rate_at=4e9), Statistics(60.0, run_s=1e9), Statistics(1e9, rate=1e300))),
+)
 AT_REGISTRATION, MOMENT_S = 0.5, 0.02  # of these; an answer is on its way for longer
 OFFLINE = 0.4  # of these: in these, the orchestrators reach neither pods nor the provider meanwhile
 KINDS = ("ok",) * 16 + ("fail", "fatal", "crash", "quiet", *STANDS)

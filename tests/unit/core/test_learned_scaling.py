@@ -239,6 +239,13 @@ def test_after_a_review_the_cheapest_rule_of_the_last_week_decides() -> None:
     assert "by the fixed settings today" in kept[ReviewCandidate.FIXED][1]
     assert "for one cold start today" in kept[ReviewCandidate.COLD_START][1]
     assert kept[None][1] == kept[ReviewCandidate.LEARNED][1]
+    chosen = {"default": ScalingPolicy.LEARNED}
+    facts = {"default": replace(at.learned["default"], reviewed=ReviewCandidate.FIXED)}
+    made = plan(replace(at, learned=facts, scaling_policies=chosen), learned())
+    assert decision_text.sentence(made.decisions[0].inputs, made.decisions[0].target).endswith(
+        "; an operator chose the rule learned; by the fixed settings today, which would have been cheaper than learned "
+        "in the last week"
+    )
 
 
 def test_an_ending_workers_tasks_are_no_demand() -> None:

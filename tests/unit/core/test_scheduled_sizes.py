@@ -61,6 +61,31 @@ def test_the_times_that_a_day_has_twice_or_not_at_all() -> None:
     assert sizes_at("2026-10-25T01:31:00", early, before) == (0, 7)
 
 
+@pytest.mark.parametrize(
+    ("zone", "day", "cron"),
+    [
+        ("Europe/Berlin", "2026-10-25", "30 2 * * *"),
+        ("America/New_York", "2026-11-01", "30 1 * * *"),
+        ("America/New_York", "2026-11-01", "45 1 * * 0"),
+        ("Europe/London", "2026-10-25", "0 1 * * *"),
+        ("Australia/Lord_Howe", "2026-04-05", "45 1 * * 0"),
+    ],
+)
+def test_an_entry_stays_in_force_while_clocks_go_back(zone: str, day: str, cron: str) -> None:
+    """From its first occurrence on, until the next entry of the day is due."""
+    night = ScheduledSize(cron, ZoneInfo(zone), 0, 1)
+    entries = (ScheduledSize("0 20 * * *", ZoneInfo(zone), 20, 20), night)
+    now = datetime.fromisoformat(f"{day}T00:00").replace(tzinfo=ZoneInfo(zone)).astimezone(UTC)
+    found = []
+    for _ in range(19 * 12):
+        (pool,) = scheduled_sizes.in_force(policy(pool={"scheduled_sizes": entries}), now).pools
+        found.append(pool.max_active)
+        now += timedelta(minutes=5)
+    first = found.index(1)
+    assert set(found[:first]) == {20}
+    assert set(found[first:]) == {1}
+
+
 def at_noon(entry: ScheduledSize, *workers: Worker, **facts: Any) -> tuple[list[Spawn | Terminate], str]:
     """What a tick does, and the rule of its decision."""
     made = plan(snapshot(*workers, **facts), policy(pool={"scheduled_sizes": (entry,)}))

@@ -58,3 +58,10 @@ def test_a_process_answers_what_the_function_returns() -> None:
         settings = ScalingSettings(scaling_policy=policy, max_wait_s=100, min_active=1)
         asked = question(pool, settings, 1e9, 1e9 + 3_000)
         assert answer(asked) == review_as_json(review(pool, settings, 1e9, 1e9 + 3_000))
+
+
+def test_a_pool_that_paid_nothing_is_compared_by_its_workers() -> None:
+    """Dollars would be zero on both sides."""
+    (one,) = told([row(usd_per_hour=0)])
+    assert "$" not in one.sentence
+    assert "learned would have started 1 worker instead of 1" in one.sentence

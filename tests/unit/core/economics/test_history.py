@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core.economics import statistics
 from orchestrator.core.economics.history import Run, after_a_gap, learn
-from orchestrator.core.economics.statistics import Statistics
+from orchestrator.core.economics.statistics import GRID_S, Gaps, Statistics
 from orchestrator.core.economics.stored import as_json, statistics_of
 
 FRESH = Statistics(boot_s=60.0)
@@ -89,17 +89,21 @@ def test_no_gap_is_learned_across_a_time_of_which_nothing_is_known() -> None:
 @given(WORK)
 def test_statistics_can_be_stored(work: list[tuple[int, int, int]]) -> None:
     known = learned(FRESH, runs_of(work), since=0, until=700, now=700)
-    read = statistics_of(json.loads(json.dumps(as_json(known))))
+    read = statistics_of(json.loads(json.dumps(as_json(known))), 700)
     assert read is not None
     assert as_json(read) == as_json(known)
     assert read.arrivals_per_s(800) == pytest.approx(known.arrivals_per_s(800))
 
 
+NOW = 1_000.0
 CHANGES: list[dict[str, Any]] = [
     {"form": 2}, {"boot_s": None}, {"boot_s": float("nan")}, {"boot_s": -1}, {"boots": 1.5}, {"boots": 10**9},
     {"rate": "1"}, {"rate": True}, {"gaps": []}, {"gaps": [[None] * 4] * 3}, {"gaps": [[1] * 4] * 4},
     {"gaps": [[{"at": 1, "weights": [0]}] * 4] * 4}, {"last_use": [None]}, {"last_use": [[1, 9]] * 64},
-    {"last_use": [[1]] * 64}, {"last_use": {"1": 2}}, {"run_s": 10**400},
+    {"last_use": [[1]] * 64}, {"last_use": {"1": 2}}, {"run_s": 10**400}, {"boot_s": 1.7e308}, {"run_s": 1.8e9},
+    {"rate": 1.7e308}, {"rate": 0.01, "rate_at": NOW + 3_600}, {"last_use": [[NOW + 3_600, 1]] * 64},
+    {"gaps": [[{"at": NOW + 6e8, "weights": [0] * 40}] * 4] * 4},
+    {"gaps": [[{"at": 1, "weights": [1e300] * 40}] * 4] * 4},
 ]  # fmt: skip
 BROKEN: list[Any] = [None, "text", [], {}, {"form": 1}, *({**as_json(FRESH), **change} for change in CHANGES)]
 
@@ -107,8 +111,18 @@ BROKEN: list[Any] = [None, "text", [], {}, {"form": 1}, *({**as_json(FRESH), **c
 @pytest.mark.parametrize("value", BROKEN)
 def test_a_stored_row_that_cannot_be_used_is_lost(value: object) -> None:
     """Anyone may have written it."""
-    assert statistics_of(value) is None
+    assert statistics_of(value, NOW) is None
 
 
 def test_a_good_row_is_read() -> None:
-    assert statistics_of(as_json(replace(FRESH, boots=3))) is not None
+    assert statistics_of(as_json(replace(FRESH, boots=3)), NOW) is not None
+
+
+@pytest.mark.parametrize("ahead_s", [3_600, 3 * 86_400, 1e9])
+def test_a_clock_that_went_back_makes_nothing_more(ahead_s: float) -> None:
+    """Neither the rate of arrivals nor the weights of gaps."""
+    gaps = Gaps((1.0,) * len(GRID_S), NOW + ahead_s)
+    known = replace(FRESH, rate=0.01, rate_at=NOW + ahead_s, gaps=((gaps,) * 4,) * 4)
+    assert known.arrivals_per_s(NOW) == 0.01
+    later = learned(known, runs_of([(5, 5, 10), (20, 20, 30)]), since=0, until=700, now=700)
+    assert max(max(gaps.weights) for row in later.gaps for gaps in row) <= 3
