@@ -78,8 +78,10 @@ class PoolReplay:
 
     def decide(self, now: float, *, may_grow: bool) -> Decision:
         """Ask the rule. If no worker can be paid, the pool may have only those that it has."""
-        idle, busy, booting = list(self.idle.values()), list(self.busy.values()), list(self.booting.values())
         least, most, change = self.sizes.at(now)
+        if not self.idle and len(self.busy) + len(self.booting) >= most:  # nothing to end, and nothing may start
+            return Decision(review_at=change)
+        idle, busy, booting = list(self.idle.values()), list(self.busy.values()), list(self.booting.values())
         if not may_grow:
             most = len(busy) + len(booting) + len(idle)
         view = PoolView(now, self.waiting_since, len(self.waiting), busy, booting, idle, most, least)
