@@ -136,6 +136,7 @@ begin
                       order by a.ended_at limit 1),
         'reviews', coalesce((
             select jsonb_agg(jsonb_build_object('pool', r.pool, 'at', r.at, 'review', r.review) order by r.pool)
-              from orchestrator.scaling_reviews r where r.fleet = p_fleet and r.at > v_now - c_shown and r.at <= v_now + c_ahead), '[]'));
+              from orchestrator.scaling_reviews r
+             where r.fleet = p_fleet and r.at > v_now - c_shown and r.at <= v_now + c_ahead), '[]'));
 end
 $$;
