@@ -500,6 +500,25 @@ async def test_a_cancelled_task_can_be_retried(fleet: Fleet) -> None:
     assert (said.status, said.fix) == ("Cancelled", f"python -m orchestrator tasks retry {task}")
 
 
+async def test_a_task_that_ends_without_a_run_shows_when(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+    """Cancelled by the API or by a statement: in its row, too. A retry shows when it was queued again, and no end."""
+    later = (fleet.now + timedelta(hours=1)).isoformat()
+    task, by_hand = await fleet.submit({"run_after": later}, {"run_after": later})
+    fleet.wait(1200)
+    at = fleet.now.isoformat()
+    await fleet.call("task_cancel", p_id=task)
+    row = await fleet.task(task)
+    assert (row["updated_at"], row["generation_processed_at"], row["cancel_requested_at"]) == (at, at, at)
+    assert (await told(fleet, task)).since == at
+    statement = "update public.tasks set status = 'Cancelled', cancel_requested_at = %s where id = %s"
+    await hand.execute(statement, (fleet.now, by_hand))
+    assert (await told(fleet, by_hand)).since == at
+    fleet.wait(60)
+    await fleet.call("task_retry", p_id=task)
+    row = await fleet.task(task)
+    assert (row["updated_at"], row["generation_processed_at"]) == (fleet.now.isoformat(), None)
+
+
 async def test_the_usual_duration_of_the_task_type_is_shown(fleet: Fleet) -> None:
     """It comes from recent tasks, each without the time of earlier ones in the same claim. Too few tasks give none."""
     *earlier, task = await fleet.submit(count=5)
