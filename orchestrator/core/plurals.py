@@ -7,7 +7,7 @@ from typing import Any
 MOST_QUEUED = 10_000  # tasks of a kind that the queue counts in a pool (c_most of orchestrator.demand)
 
 
-class AtLeast(int):
+class BoundedCount(int):
     """A count that stopped at a bound: sentences say `at least 10,000 tasks`."""
 
     def __format__(self, format_spec: str) -> str:
@@ -16,7 +16,7 @@ class AtLeast(int):
 
 def queued(count: int) -> int:
     """Return a count of queued tasks, as a bound if the queue may have stopped to count."""
-    return AtLeast(count) if count >= MOST_QUEUED else count
+    return BoundedCount(count) if count >= MOST_QUEUED else count
 
 
 def counted(count: float, one: str, many: str | None = None) -> str:

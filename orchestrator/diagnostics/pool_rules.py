@@ -9,7 +9,7 @@ from orchestrator.core.breaker import OF_THE_ACCOUNT, OF_THE_SPEC
 from orchestrator.core.exit_causes import FAILURES
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import EndedBringUp
-from orchestrator.core.plurals import AtLeast, counted, queued
+from orchestrator.core.plurals import BoundedCount, counted, queued
 from orchestrator.diagnostics import causes
 from orchestrator.diagnostics.condition_kinds import ConditionKind, Impact
 from orchestrator.diagnostics.conditions import Condition
@@ -239,7 +239,7 @@ def _end(pool: PoolFacts, waiting: int, capacity: int, *, never: bool) -> str:
     if not pool.mean_task_s:
         return "No ETA: no task of this pool was completed within a day."
     at_once = max(1, pool.demand.running, capacity)
-    least = "at least " if isinstance(queued(waiting), AtLeast) else ""
+    least = "at least " if isinstance(queued(waiting), BoundedCount) else ""
     return f"ETA {least}{minutes((waiting + pool.demand.running) * pool.mean_task_s / at_once)}."
 
 

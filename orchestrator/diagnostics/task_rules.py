@@ -8,7 +8,7 @@ from typing import Any
 from orchestrator.core.exit_causes import FAILURES, ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import EndedBringUp
-from orchestrator.core.plurals import AtLeast, queued
+from orchestrator.core.plurals import BoundedCount, queued
 from orchestrator.diagnostics import causes, heartbeat_loss
 from orchestrator.diagnostics.condition_kinds import ConditionKind, Impact
 from orchestrator.diagnostics.conditions import Condition, of_type
@@ -39,7 +39,7 @@ def _tasks(facts: Facts) -> Iterator[Condition]:
         yield Condition(ConditionKind.NO_HOLDER, detail={"count": facts.expired_leases}, impact=impact)
     for row in facts.waiting_types:
         if facts.handled and row["task_type"] not in facts.handled:
-            count = AtLeast(row["n"]) if facts.is_sampled(row["pool"]) else row["n"]
+            count = BoundedCount(row["n"]) if facts.is_sampled(row["pool"]) else row["n"]
             detail = {"count": count, "task_type": row["task_type"], "ready": row.get("ready", row["n"])}
             kind, evidence = ConditionKind.NO_HANDLER, f"pool {row['pool']}"
             subject = of_type(row["pool"], row["task_type"])

@@ -81,6 +81,30 @@ async def test_tasks_of_one_claim_share_its_time(fleet: Fleet) -> None:
     assert float(pools[0]["mean_task_s"]) == pytest.approx((60 + 4 / 3) / 3, abs=1e-2)
 
 
+async def test_a_task_counts_once_where_its_first_paid_attempt_ended(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """Not where an attempt cost nothing; and the numbers of two windows add up."""
+    await fleet.submit()
+    for paid in (False, True, True):
+        agent = await fleet.agent()
+        (task,) = await agent.claim()
+        fleet.wait(10)
+        await agent.fail(task, code="OOM")
+        if not paid:
+            await hand.execute("update workers set billing_until = billing_since where id = %s", (agent.id,))
+        await fleet.end(agent.id, State.ACTIVE)
+        fleet.wait(90)
+    fleet.wait(3_600)
+    windows = ((0, 50), (50, 150), (150, 3_700), (0, 3_700))
+    for _ in range(2):
+        reports = [(await cost(fleet, *window))["types"] for window in windows]
+        counts = [[(row["tasks"], row["attempts"]) for row in rows] for rows in reports]
+        assert counts == [[], [(1, 1)], [(0, 1)], [(1, 2)]]
+        while (await fleet.fleet("record"))["more"]:  # the same from the roll-ups
+            pass
+
+
 async def test_a_claim_that_began_before_the_window_is_shared_as_ever(fleet: Fleet) -> None:
     """What ended before the window ended the first task's time, though its row is none of the window's."""
     await fleet.submit(*({"task_type": kind} for kind in ("before", "within", "running")))
