@@ -10,8 +10,8 @@ from psycopg.rows import DictRow
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.states import Stage, State
-from orchestrator.diagnostics.cost import lines, named_lines, reconciled
-from orchestrator.diagnostics.spending import bought
+from orchestrator.diagnostics.cost import GONE, lines, named_lines, reconciled
+from orchestrator.diagnostics.spending import bought, wasted
 from orchestrator.leader_jobs.bill import BillRecord
 from orchestrator.ports import BadArgument, Bill, Cloud, Db, NotLeader, PortError, Unavailable
 from tests.db.conformance.builders import FLEET, START, Fleet, rows_read
@@ -54,6 +54,22 @@ async def test_dollars_are_split_by_what_the_worker_did(fleet: Fleet) -> None:
     assert float(report["usd"]) == pytest.approx(0.145)
     (line,) = lines(report, "worker")
     assert (line.usd, line.kinds["idle"]) == pytest.approx((0.145, 0.04))
+
+
+async def test_the_lists_add_up_after_a_worker_is_deleted(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+    """One line has the workers whose rows are gone, by pool, cluster and GPU, and what of it did no work."""
+    first = await worked(fleet)
+    await fleet.move(first.id, State.TERMINATING, State.TERMINATED)
+    await worked(fleet)
+    await hand.execute("delete from workers where id = %s", (first.id,))
+    report = await cost(fleet)
+    for by in ("pool", "cluster", "gpu"):
+        found = lines(report, by)
+        assert sum(line.usd for line in found) == pytest.approx(float(report["usd"]))
+        deleted = next(line for line in found if line.name == GONE)
+        assert (deleted.usd, deleted.seconds, deleted.kinds["busy"]) == pytest.approx((0.145, 145, 0.1))
+    spent = {one.name: one.usd for one in wasted(report)}
+    assert spent["deleted rows"] == pytest.approx(0.045)
 
 
 async def test_tasks_of_one_claim_share_its_time(fleet: Fleet) -> None:
