@@ -98,7 +98,7 @@ def explained(found: Row, policy: Policy | None = None) -> TaskExplanation:
 
 def _since(task: Row) -> str:
     """Return since when it has its status. A statement that cancels a task need not write updated_at."""
-    times = [task["updated_at"]]
+    times: list[str] = [task["updated_at"]]
     if task["status"] == "Cancelled" and task["cancel_requested_at"]:
         times.append(task["cancel_requested_at"])
     return max(times, key=datetime.fromisoformat)
