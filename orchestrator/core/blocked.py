@@ -25,7 +25,7 @@ from orchestrator.core.meanings import (
     Explained,
     Meaning,
 )
-from orchestrator.core.plurals import counted
+from orchestrator.core.plurals import counted, queued
 from orchestrator.core.provider import place_of, short_gpu
 
 SPAWNS, INTENTS, WORKERS, TASKS = "spawn", "recorded worker", "worker", "task"  # units of `count`
@@ -247,7 +247,12 @@ def text(reason: Blocked) -> str:
     """Return what is blocked and why, such as `3 spawns blocked: Paused: new image`."""
     if not reason.count:
         return why(reason)
-    return f"{counted(reason.count, reason.unit)} blocked: {why(reason)}"
+    return f"{counted(number(reason), reason.unit)} blocked: {why(reason)}"
+
+
+def number(reason: Blocked) -> int:
+    """Return how many are blocked: of tasks, a bound if the queue counts no further."""
+    return queued(reason.count) if reason.unit == TASKS else reason.count
 
 
 def line(reason: Blocked) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.core.blocked import BlockedReason, from_json
 from orchestrator.core.economics.policies import ReviewCandidate, ScalingPolicy
-from orchestrator.core.plurals import counted
+from orchestrator.core.plurals import counted, queued
 
 
 def sentence(inputs: Mapping[str, Any], target: int) -> str:
@@ -73,7 +73,7 @@ def _why(inputs: Mapping[str, Any], wanted: int) -> str:
     claimable, running, busy = (_number(inputs, name) for name in ("claimable", "running", "busy"))
     blocked = inputs.get("blocked")
     paused = _number(blocked, "paused") if isinstance(blocked, Mapping) else 0  # ready for the workers that are there
-    demand = f"{counted(claimable + paused, 'task') if claimable + paused else 'no tasks'} ready"
+    demand = f"{counted(queued(claimable + paused), 'task') if claimable + paused else 'no tasks'} ready"
     demand += f" and {running} running" if running else ""
     demand += ", but spawning is paused" if paused else ""
     if "cluster" in inputs:

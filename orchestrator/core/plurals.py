@@ -4,6 +4,20 @@ from collections.abc import Mapping
 from string import Formatter
 from typing import Any
 
+MOST_QUEUED = 10_000  # tasks of a kind that the queue counts in a pool (c_most of orchestrator.demand)
+
+
+class BoundedCount(int):
+    """A count that stopped at a bound: sentences say `at least 10,000 tasks`."""
+
+    def __format__(self, format_spec: str) -> str:
+        return f"at least {int(self):{format_spec or ','}}"
+
+
+def queued(count: int) -> int:
+    """Return a count of queued tasks, as a bound if the queue may have stopped to count."""
+    return BoundedCount(count) if count >= MOST_QUEUED else count
+
 
 def counted(count: float, one: str, many: str | None = None) -> str:
     """Return the number with its noun: `1 task`, `3,000 tasks`. `many` is needed if it is not `one` with an s."""
@@ -26,7 +40,8 @@ def filled(template: str, facts: Mapping[str, Any]) -> str:
 
     `{count:task waits|tasks wait}` becomes `1 task waits` or `3 tasks wait`, and `{amount:usd}` becomes `-$0.03`.
     """
-    return _COUNTING.vformat(template, (), facts)
+    text = _COUNTING.vformat(template, (), facts)
+    return f"A{text[1:]}" if text.startswith("at least ") else text
 
 
 class _Counting(Formatter):

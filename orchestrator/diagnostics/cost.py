@@ -10,6 +10,8 @@ from orchestrator.ports import Bill
 
 Row = Mapping[str, Any]
 KINDS = ("booting", "busy", "idle", "draining")
+GONE = "(workers whose rows are gone)"
+LEAST_USD = 0.005  # what is less is a rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +67,22 @@ def lines(report: Row, by: str) -> tuple[CostLine, ...]:
         found = [_of_tasks(row, by) for row in report["types" if by == "type" else "tasks"]]
     elif by in {"pool", "cluster", "gpu"}:
         found = _groups(report["workers"], by)
+        found += filter(None, [gone(report)])
     else:
         found = [_of_worker(row) for row in report["workers"]]
     return tuple(sorted(found, key=lambda line: (-line.usd, line.name)))
+
+
+def gone(report: Row) -> CostLine | None:
+    """Return what the total has and no listed worker: the cost of workers whose rows were deleted. None: nothing."""
+    workers = [_of_worker(row) for row in report["workers"]]
+    rest = {kind: float(part["usd"]) - sum(worker.kinds.get(kind, 0.0) for worker in workers)
+            for kind, part in report.get("kinds", {}).items()}  # fmt: skip
+    usd = sum(rest.values())
+    if usd < max(LEAST_USD, 1e-6 * len(rest) * len(workers)):
+        return None
+    seconds = sum(float(part["seconds"]) for part in report["kinds"].values()) - sum(one.seconds for one in workers)
+    return CostLine(GONE, usd, seconds, {kind: max(0.0, rest.get(kind, 0.0)) for kind in KINDS}, 0)
 
 
 def named_lines(rows: Iterable[Row], by: str) -> tuple[CostLine, ...]:

@@ -21,6 +21,7 @@ from orchestrator.diagnostics.drift import Drift
 
 Row = Mapping[str, Any]
 CONNECTED = "✅ Connected"  # what is said of a pod that our key opens
+HEAD = 500  # tasks of a pool, ready or waiting for a time, whose handler is looked for (fleet_task_troubles)
 RECENT_S = 900.0  # afterwards a failed bring-up says nothing about the present
 NO_DRIFT = Drift((), (), 0, (), 0)
 
@@ -149,6 +150,11 @@ class Facts:
     def ready_tasks(self, pool: str | None = None) -> int:
         """Tasks of a pool, or of all, that wait for nothing but a worker."""
         return sum(one.ready_tasks for one in self.pools if pool in (None, one.name))
+
+    def is_sampled(self, pool: str) -> bool:
+        """Whether more tasks of a pool may need a handler than `waiting_types` counts."""
+        return any(one.name == pool and one.ready_tasks + one.demand.blocked.get("scheduled", 0) > HEAD
+                   for one in self.pools)  # fmt: skip
 
     def lacks_workers(self, pool: str) -> bool:
         """Whether ready tasks of a pool wait because nothing can take them."""

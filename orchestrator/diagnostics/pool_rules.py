@@ -2,21 +2,20 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-from orchestrator.core.blocked import Blocked, text
+from orchestrator.core.blocked import Blocked, number, text
 from orchestrator.core.blocked import BlockedReason as Reason
 from orchestrator.core.blocked import fix as fix_of
 from orchestrator.core.breaker import OF_THE_ACCOUNT, OF_THE_SPEC
 from orchestrator.core.exit_causes import FAILURES
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import EndedBringUp
-from orchestrator.core.plurals import counted
+from orchestrator.core.plurals import BoundedCount, counted, queued
 from orchestrator.diagnostics import causes
 from orchestrator.diagnostics.condition_kinds import ConditionKind, Impact
 from orchestrator.diagnostics.conditions import Condition
 from orchestrator.diagnostics.evidence import evidence_text
-from orchestrator.diagnostics.facts import RECENT_S, Facts, PoolFacts, minutes
+from orchestrator.diagnostics.facts import HEAD, RECENT_S, Facts, PoolFacts, minutes
 
-HEAD = 500  # ready tasks of a pool of which the handler is looked for (fleet_task_troubles)
 BACKLOG_S = 900.0  # seconds that the oldest task of a backlog has waited
 # Kind of condition -> seconds in which it is no trouble: a new leader gets RunPod's prices with its first lists.
 SETTLES_S: Mapping[ConditionKind, float] = {ConditionKind.PRICE_UNKNOWN: 60.0}
@@ -108,9 +107,9 @@ def _blocked(facts: Facts, pool: PoolFacts) -> Iterator[Condition]:
         if kind is ConditionKind.NO_CLUSTER and any(one.pool == pool.name for one in facts.clusters):
             continue  # it has failed, which cluster_rules.py says
         since = pool.since.get(reason.kind) if pool.since else None
-        detail, impact = {"pool": pool.name, "count": reason.count} | _meaning(reason), _impact(facts, pool, kind)
+        detail, impact = {"pool": pool.name, "count": number(reason)} | _meaning(reason), _impact(facts, pool, kind)
         # What a refusal means is in the condition's own text.
-        evidence = f"{counted(reason.count, reason.unit)} blocked" if reason.kind is Reason.HALTED else text(reason)
+        evidence = f"{counted(number(reason), reason.unit)} blocked" if reason.kind is Reason.HALTED else text(reason)
         yield Condition(kind, pool.name, detail, evidence, impact, since, reason.until, (pool.name,))
 
 
@@ -216,7 +215,7 @@ def backlog(facts: Facts, found: list[Condition]) -> Iterator[Condition]:
             fix = "none needed; or lower TASKS_PER_GPU_THRESHOLD"
         never = not capacity and stops
         stands = never or (cause and cause.kind is ConditionKind.STORE_DOWN)  # then no ready worker claims
-        detail = {"pool": pool.name, "count": waiting, "oldest": minutes(waited_s), "fix": fix}
+        detail = {"pool": pool.name, "count": queued(waiting), "oldest": minutes(waited_s), "fix": fix}
         evidence = f"limited by: {limited.rstrip('.')}. {_end(pool, waiting, capacity, never=bool(stands))}"
         impact = Impact.WAIT if never else Impact.NONE
         yield Condition(ConditionKind.BACKLOG, pool.name, detail, evidence, impact, oldest)  # an effect
@@ -240,7 +239,8 @@ def _end(pool: PoolFacts, waiting: int, capacity: int, *, never: bool) -> str:
     if not pool.mean_task_s:
         return "No ETA: no task of this pool was completed within a day."
     at_once = max(1, pool.demand.running, capacity)
-    return f"ETA {minutes((waiting + pool.demand.running) * pool.mean_task_s / at_once)}."
+    least = "at least " if isinstance(queued(waiting), BoundedCount) else ""
+    return f"ETA {least}{minutes((waiting + pool.demand.running) * pool.mean_task_s / at_once)}."
 
 
 RULES: tuple[Callable[[Facts], Iterator[Condition]], ...] = (_pools,)

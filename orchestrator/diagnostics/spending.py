@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.core.plurals import counted
 from orchestrator.diagnostics.amounts import usd
-from orchestrator.diagnostics.cost import CostLine, lines
+from orchestrator.diagnostics.cost import CostLine, gone, lines
 
 Row = Mapping[str, Any]
 HOUR_S = 3_600.0
@@ -81,7 +81,11 @@ def wasted(report: Row) -> tuple[Waste, ...]:
     ended = {row["id"] for row in report["workers"] if row["status"] in {"terminating", "terminated"}}
     failed = [one for one in workers if one.name in ended and _never_worked(one)]
     others = [one for one in workers if one not in failed]
-    busy_usd, tasks_usd = _kind(workers, "busy"), sum(one.usd for one in types)
+    deleted = gone(report)
+    deleted_busy_usd = deleted.kinds["busy"] if deleted else 0.0
+    deleted_usd = deleted.usd - deleted_busy_usd if deleted else 0.0
+    uses = sum(kind != "busy" and usd > 0 for kind, usd in deleted.kinds.items()) if deleted else 0
+    busy_usd, tasks_usd = _kind(workers, "busy") + deleted_busy_usd, sum(one.usd for one in types)
     made = (
         _of_workers("starts that failed", failed, ("booting", "draining"), "ended before they were ready",
                     "the failing stage says why: orchestrator list --all"),
@@ -90,6 +94,8 @@ def wasted(report: Row) -> tuple[Waste, ...]:
         _of_workers("idle", others, ("idle",), "ready, without a task",
                     "GPU_IDLE_TIMEOUT_SEC, and keep_idle of the pool"),
         _of_workers("ending", others, ("draining",), "logs are saved, and the pod is deleted", "none is needed"),
+        Waste("deleted rows", deleted_usd, uses, "use", "booting, idle and ending workers whose rows are gone",
+              "keep the rows of workers as long as their costs are of interest"),
         Waste("failed attempts", sum(one.wasted_usd for one in types), sum(one.wasted_usd > 0 for one in types),
               "task type", "attempts that did not complete", "orchestrator tasks list --status Failed shows why"),
         Waste("between tasks", max(0.0, busy_usd - tasks_usd), sum(one.kinds.get("busy", 0.0) > 0 for one in workers),

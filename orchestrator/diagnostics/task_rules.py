@@ -8,6 +8,7 @@ from typing import Any
 from orchestrator.core.exit_causes import FAILURES, ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import EndedBringUp
+from orchestrator.core.plurals import BoundedCount, queued
 from orchestrator.diagnostics import causes, heartbeat_loss
 from orchestrator.diagnostics.condition_kinds import ConditionKind, Impact
 from orchestrator.diagnostics.conditions import Condition, of_type
@@ -25,20 +26,21 @@ def _tasks(facts: Facts) -> Iterator[Condition]:
         held = [pool.demand.blocked for pool in facts.pools]
         counts = {why: sum(one.get(why, 0) for one in held) for why in ("dependencies", "concurrency", "scheduled")}
         due = min((pool.next_due_at for pool in facts.pools if pool.next_due_at), default=None)
-        evidence = ", ".join(f"{n} by {why}" for why, n in counts.items() if n or why != "concurrency")
+        evidence = ", ".join(f"{queued(n)} by {why}" for why, n in counts.items() if n or why != "concurrency")
         if counts["scheduled"]:  # then their dependants continue too
             evidence += f"; the next is due {due:%Y-%m-%d %H:%M:%S} UTC" if due else ""
             yield Condition(
-                ConditionKind.RETRIES_WAIT, detail={"count": counts["scheduled"]}, evidence=evidence, until=due
+                ConditionKind.RETRIES_WAIT, detail={"count": queued(counts["scheduled"])}, evidence=evidence, until=due
             )
         else:
-            yield Condition(ConditionKind.TASKS_BLOCKED, detail={"count": facts.queued}, evidence=evidence)
+            yield Condition(ConditionKind.TASKS_BLOCKED, detail={"count": queued(facts.queued)}, evidence=evidence)
     if facts.expired_leases:
         impact = Impact.NONE if facts.is_led else Impact.LOSS
         yield Condition(ConditionKind.NO_HOLDER, detail={"count": facts.expired_leases}, impact=impact)
     for row in facts.waiting_types:
         if facts.handled and row["task_type"] not in facts.handled:
-            detail = {"count": row["n"], "task_type": row["task_type"], "ready": row.get("ready", row["n"])}
+            count = BoundedCount(row["n"]) if facts.is_sampled(row["pool"]) else row["n"]
+            detail = {"count": count, "task_type": row["task_type"], "ready": row.get("ready", row["n"])}
             kind, evidence = ConditionKind.NO_HANDLER, f"pool {row['pool']}"
             subject = of_type(row["pool"], row["task_type"])
             yield Condition(kind, subject, detail, evidence, Impact.WAIT, pools=(row["pool"],))

@@ -82,7 +82,7 @@ def explained(found: Row, policy: Policy | None = None) -> TaskExplanation:
         who=why.who,
         what=why.what,
         code=why.code,
-        since=task["updated_at"],
+        since=_since(task),
         until=why.until,
         then=why.then,
         fix=_fix(why, task),
@@ -94,6 +94,14 @@ def explained(found: Row, policy: Policy | None = None) -> TaskExplanation:
         limits=limits(task, found.get("declared")),
         condition=why.condition,
     )
+
+
+def _since(task: Row) -> str:
+    """Return since when it has its status. A statement that cancels a task need not write updated_at."""
+    times: list[str] = [task["updated_at"]]
+    if task["status"] == "Cancelled" and task["cancel_requested_at"]:
+        times.append(task["cancel_requested_at"])
+    return max(times, key=datetime.fromisoformat)
 
 
 def _fix(why: _Why, task: Row) -> str:

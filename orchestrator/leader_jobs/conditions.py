@@ -35,7 +35,8 @@ UNSHOWN_S = 3600.0  # until it is asked for again then
 RECORD_EVERY_S = 1.0  # how often a change is looked for
 RECORD_AGAIN_S = 15.0  # … and how often numbers and times in the texts are brought up to date
 RECORDED_FOR_S = 60.0  # a record that is older is not shown
-RECORDED = 100  # conditions at most
+RECORDED = 100  # conditions that are shown, at most
+DATED = 1_000  # … and those whose begin is kept, so that one that is shown later has the right one
 TEXT_CHARS = 1_000  # of one text
 TROUBLES = (
     "waiting_types",
@@ -71,12 +72,13 @@ class ConditionRecord:
     def forget(self) -> None:
         """Forget what was found and what was written, because this process begins or ends to lead."""
         self._found: Sequence[Condition] | None = None  # nothing is known before the first tick
+        self._is_all = True
         self._written: object = None
         self._written_s = 0.0
 
-    def note(self, found: Sequence[Condition]) -> None:
-        """Take the conditions of a tick."""
-        self._found = found
+    def note(self, found: Sequence[Condition], *, is_all: bool = True) -> None:
+        """Take the conditions of a tick. If there may be others, these keep the time since when they are there."""
+        self._found, self._is_all = found, is_all
 
     async def step(self, term: int) -> None:
         """Write them if others are found than were written, or the texts are old. Raises PortError."""
@@ -86,6 +88,9 @@ class ConditionRecord:
         if found == self._written and self._clock() - self._written_s < RECORD_AGAIN_S:
             return
         rows = [_bounded(one.as_json()) for one in self._found[:RECORDED]]
+        rows += [{"kind": str(one.kind), "subject": one.subject, "since": one.since and one.since.isoformat(),
+                  "dated_only": True} for one in self._found[RECORDED:DATED]]  # fmt: skip
+        rows += [] if self._is_all else [{"kind": "*", "dated_only": True}]
         await self._store.note_conditions(term, rows, for_s=RECORDED_FOR_S)
         self._written, self._written_s = found, self._clock()
 
@@ -159,7 +164,7 @@ class LeaderConditions:
             return
         counts = Counter((str(one.kind), one.severity) for one in found)
         self._metrics.found({**{(str(kind), kind.row.level): 0 for kind in ConditionKind}, **counts})
-        self.record.note(found)
+        self.record.note(found, is_all=self._facts is not None)
         if self._on_conditions:
             self._on_conditions(found)
 

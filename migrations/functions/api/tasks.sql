@@ -46,7 +46,9 @@ begin
     if v_task.status = 'Queued' and not exists (
            select from orchestrator.live q where q.task_id = p_id and q.state = 'running') then
         perform orchestrator.enter_users_path();
-        update public.tasks t set status = 'Cancelled', cancel_requested_at = v_now where t.id = p_id;
+        update public.tasks t  -- as a publication shows an end
+           set status = 'Cancelled', cancel_requested_at = v_now, updated_at = v_now, generation_processed_at = v_now
+         where t.id = p_id;
         return jsonb_build_object('outcome', 'cancelled', 'status', 'Cancelled');
     elsif v_task.status in ('Queued', 'In Progress') then  -- the next heartbeat's answer tells its agent
         perform orchestrator.enter_users_path();
@@ -81,7 +83,8 @@ begin
     perform orchestrator.enter_users_path();
     update public.tasks t
        set status = 'Queued', attempts = 0, run_after = null, worker_id = null, cancel_requested_at = null,
-           error_message = null, failure_code = null, failed_at_point = null, progress = null
+           error_message = null, failure_code = null, failed_at_point = null, progress = null, updated_at = v_now,
+           generation_processed_at = null
      where t.id = any (v_ids);
     return jsonb_build_object('outcome', 'requeued', 'tasks', to_jsonb(v_ids));
 exception when unique_violation then

@@ -127,7 +127,8 @@ begin
 end
 $$;
 
--- Records for p_for_s what the leader finds wrong with the fleet: a list, in the order in which it is shown.
+-- Records for p_for_s what the leader finds wrong with the fleet: a list, in the order in which it is shown. A row that
+-- has `dated_only` is not shown, only its date is kept; with the kind *, so are the dates of all others.
 create or replace function public.fleet_note_conditions(
     p_fleet text, p_term bigint, p_conditions jsonb, p_for_s numeric, p_now timestamptz default null
 ) returns jsonb
@@ -135,14 +136,17 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp set jit 
 #variable_conflict use_variable
 declare
     v_now timestamptz := public.internal_clock(p_now);
+    v_dated jsonb;
 begin
     perform public.internal_check_term(p_fleet, p_term, 'fleet_note_conditions');
     if jsonb_typeof(p_conditions) is distinct from 'array' then
         perform public.internal_refuse('OR007', 'p_conditions must be a list');
     end if;
+    v_dated := public.internal_dated(p_fleet, p_conditions, v_now);
     insert into public.fleet_settings (fleet, name, value, reason, set_at, expires_at)
-    values (p_fleet, 'conditions', public.internal_dated(p_fleet, p_conditions, v_now), '', v_now,
-            v_now + p_for_s * interval '1 second')
+    select p_fleet, n.name, n.value, '', v_now, v_now + p_for_s * interval '1 second'
+      from (values ('conditions', jsonb_path_query_array(v_dated, '$[*] ? (!exists(@.dated_only))')),
+                   ('condition_dates', public.internal_condition_dates(p_fleet, v_dated, v_now))) n (name, value)
     on conflict (fleet, name) do update
        set value = excluded.value, set_at = excluded.set_at, expires_at = excluded.expires_at;
     return jsonb_build_object('noted', jsonb_array_length(p_conditions));
@@ -161,9 +165,29 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
       left join lateral (
             select nullif(e -> 'since', 'null') as since
               from public.fleet_settings s cross join lateral jsonb_array_elements(s.value) e
-             where s.fleet = internal_dated.p_fleet and s.name = 'conditions'
+             where s.fleet = internal_dated.p_fleet and s.name in ('condition_dates', 'conditions')
                and s.expires_at > internal_dated.p_now - interval '15 minutes'
-               and e ->> 'kind' = c.row ->> 'kind' and e ->> 'subject' = c.row ->> 'subject' limit 1) b on true
+               and e ->> 'kind' = c.row ->> 'kind' and e ->> 'subject' = c.row ->> 'subject'
+             order by s.name limit 1) b on true
+$$;
+
+-- Since when each condition is there, the unshown ones too: {kind, subject, since}.
+create or replace function public.internal_condition_dates(p_fleet text, p_dated jsonb, p_now timestamptz)
+returns jsonb
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
+    with dated as (
+        select c.row ->> 'kind' as kind, c.row ->> 'subject' as subject, c.row -> 'since' as since
+          from jsonb_array_elements(internal_condition_dates.p_dated) c (row) where jsonb_typeof(c.row) = 'object'
+    )
+    select coalesce(jsonb_agg(to_jsonb(d.*)), '[]') from (
+        select * from dated where kind <> '*'
+        union all
+        select e ->> 'kind', e ->> 'subject', e -> 'since'
+          from public.fleet_settings s cross join lateral jsonb_array_elements(s.value) e
+         where s.fleet = internal_condition_dates.p_fleet and s.name = 'condition_dates'
+           and s.expires_at > internal_condition_dates.p_now - interval '15 minutes'
+           and exists (select from dated where kind = '*')
+           and not exists (select from dated k where k.kind = e ->> 'kind' and k.subject = e ->> 'subject')) d
 $$;
 
 -- The conditions that the leader has recorded; null if there is no recent record.

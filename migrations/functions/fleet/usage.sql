@@ -45,7 +45,21 @@ begin
 end
 $$;
 
--- The same summed up by the dimensions fleet, queue, type, tenant, task and label:KEY; p_only: by this one alone.
+-- Whether an earlier attempt of a task has cost something.
+create or replace function orchestrator.was_paid_before(p_fleet text, p_task_id uuid, p_attempt int) returns boolean
+language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+    select exists (
+        select from orchestrator.attempts a join public.workers w on w.id = a.worker_id
+         where a.task_id = was_paid_before.p_task_id and a.attempt < was_paid_before.p_attempt
+           and w.fleet = was_paid_before.p_fleet and w.billing_since is not null
+           and least(a.ended_at, w.billing_until) > greatest(a.started_at, (
+               select max(b.ended_at) from orchestrator.attempts b  -- the end of the previous one of the same claim
+                where b.worker_id = a.worker_id and b.nonce = a.nonce and b.claim_no = a.claim_no
+                  and b.ended_at < a.ended_at)))
+$$;
+
+-- The same summed up by the dimensions fleet, queue, type, tenant, task and label:KEY; p_only: by this one alone. A
+-- task counts once, where its first attempt that cost something ended: so the numbers of windows add up.
 create or replace function orchestrator.usage_of_tasks(
     p_fleet text, p_since timestamptz, p_until timestamptz, p_clip timestamptz, p_now timestamptz, p_only text
 ) returns setof orchestrator.usage
@@ -55,7 +69,7 @@ as $$
 begin
     return query
     select p_fleet, d.dimension, 'part'::text, p_since, d.name,
-           count(*) filter (where u.attempt = 1 and u.seconds > 0), count(*) filter (where u.seconds > 0),
+           count(*) filter (where f.is_first), count(*) filter (where u.seconds > 0),
            count(*) filter (where u.outcome = 'complete'),
            count(*) filter (where u.outcome in ('failed', 'lost')),
            count(*) filter (where d.dimension = 'fleet' and u.outcome in ('failed', 'lost') and t.status = 'Failed'
@@ -69,6 +83,9 @@ begin
              left join orchestrator.publications p on p.task_id = k.id and p.no > k.published
             where k.id = u.task_id and p_only is distinct from 'queue' and p_only is distinct from 'task'
            offset 0) t on true  -- by its key, each
+     cross join lateral (
+           select u.seconds > 0 and (u.attempt = 1 or not orchestrator.was_paid_before(p_fleet, u.task_id, u.attempt))
+                  as is_first offset 0) f
      cross join lateral (
            select * from (values ('fleet', ''), ('queue', u.pool), ('type', t.task_type), ('tenant', t.tenant),
                                  ('task', u.task_id::text)) v (dimension, name)

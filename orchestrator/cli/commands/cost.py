@@ -124,7 +124,7 @@ def _listing(found: tuple[CostLine, ...], by: str) -> Table:
     """Return the lines, each column of money with one precision."""
     took, spent = [span(line.seconds) for line in found], usd_column([line.usd for line in found])
     names = [one_line(line.name, 80) for line in found]
-    counts = [f"{line.count:,}" for line in found]
+    counts = [f"{line.count:,}" if line.count else "–" for line in found]
     if by in {"worker", "pool", "cluster", "gpu"}:
         of_kinds = [usd_column([line.kinds.get(kind, 0.0) for line in found]) for kind in KINDS]
         counted = {} if by == "worker" else {"workers": counts}
@@ -133,6 +133,7 @@ def _listing(found: tuple[CostLine, ...], by: str) -> Table:
         columns = {"kind": names, "took": took, "cost": spent}
     else:
         each = usd_column([line.usd / max(line.count, 1) for line in found])
+        each = [cell if line.count else "–" for cell, line in zip(each, found, strict=True)]
         wasted = usd_column([line.wasted_usd for line in found])
         columns = {by: names, "tasks": counts, "took": took, "cost": spent, "per task": each, "of that wasted": wasted}
     shown = table(*columns)

@@ -12,6 +12,7 @@ from orchestrator.cli.options import SPAN, UNITS
 from orchestrator.cli.output import Output, json_option
 from orchestrator.cli.session import opened_store, runs, utcnow
 from orchestrator.cli.tables import table
+from orchestrator.core.plurals import queued
 from orchestrator.diagnostics.amounts import span, usd
 from orchestrator.errors import BAD_ARGUMENT, Failure
 
@@ -64,7 +65,7 @@ def _facts(names: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
     counts = [str(row[key]) for key in ("completed", "failed", "failed_attempts")]
-    depth = [f"{row['tasks_per_hour']:g}", str(row["queue_now"]), f"{row['queue_mean']:g}"]
+    depth = [f"{row['tasks_per_hour']:g}", f"{queued(row['queue_now'])}", f"{row['queue_mean']:g}"]
     times = [span(row[key]) for key in ("wait_p50_s", "wait_p95_s", "run_p50_s")]
     used = "–" if row["utilisation"] is None else f"{row['utilisation']:.0%}"
     return [*counts, *depth, *times, used, usd(float(row["usd"])), usd(row["usd_per_task"], 4)]

@@ -10,8 +10,8 @@ from psycopg.rows import DictRow
 from orchestrator.adapters.store import SqlStore
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.states import Stage, State
-from orchestrator.diagnostics.cost import lines, named_lines, reconciled
-from orchestrator.diagnostics.spending import bought
+from orchestrator.diagnostics.cost import GONE, lines, named_lines, reconciled
+from orchestrator.diagnostics.spending import bought, wasted
 from orchestrator.leader_jobs.bill import BillRecord
 from orchestrator.ports import BadArgument, Bill, Cloud, Db, NotLeader, PortError, Unavailable
 from tests.db.conformance.builders import FLEET, START, Fleet, rows_read
@@ -56,6 +56,22 @@ async def test_dollars_are_split_by_what_the_worker_did(fleet: Fleet) -> None:
     assert (line.usd, line.kinds["idle"]) == pytest.approx((0.145, 0.04))
 
 
+async def test_the_lists_add_up_after_a_worker_is_deleted(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+    """One line has the workers whose rows are gone, by pool, cluster and GPU, and what of it did no work."""
+    first = await worked(fleet)
+    await fleet.move(first.id, State.TERMINATING, State.TERMINATED)
+    await worked(fleet)
+    await hand.execute("delete from workers where id = %s", (first.id,))
+    report = await cost(fleet)
+    for by in ("pool", "cluster", "gpu"):
+        found = lines(report, by)
+        assert sum(line.usd for line in found) == pytest.approx(float(report["usd"]))
+        deleted = next(line for line in found if line.name == GONE)
+        assert (deleted.usd, deleted.seconds, deleted.kinds["busy"]) == pytest.approx((0.145, 145, 0.1))
+    spent = {one.name: one.usd for one in wasted(report)}
+    assert spent["deleted rows"] == pytest.approx(0.045)
+
+
 async def test_tasks_of_one_claim_share_its_time(fleet: Fleet) -> None:
     """One after the other: each has the time since the one before it ended; together they cost what the worker did."""
     await fleet.submit(*({"task_type": kind} for kind in ("long", "quick", "quick", "unbegun")))
@@ -79,6 +95,30 @@ async def test_tasks_of_one_claim_share_its_time(fleet: Fleet) -> None:
     assert float(ends["run_p50_s"]) == pytest.approx(2 / 3, abs=1e-3)
     pools = (await fleet.call("fleet_report", p_fleet=FLEET))["queue"]
     assert float(pools[0]["mean_task_s"]) == pytest.approx((60 + 4 / 3) / 3, abs=1e-2)
+
+
+async def test_a_task_counts_once_where_its_first_paid_attempt_ended(
+    fleet: Fleet, hand: AsyncConnection[DictRow]
+) -> None:
+    """Not where an attempt cost nothing; and the numbers of two windows add up."""
+    await fleet.submit()
+    for paid in (False, True, True):
+        agent = await fleet.agent()
+        (task,) = await agent.claim()
+        fleet.wait(10)
+        await agent.fail(task, code="OOM")
+        if not paid:
+            await hand.execute("update workers set billing_until = billing_since where id = %s", (agent.id,))
+        await fleet.end(agent.id, State.ACTIVE)
+        fleet.wait(90)
+    fleet.wait(3_600)
+    windows = ((0, 50), (50, 150), (150, 3_700), (0, 3_700))
+    for _ in range(2):
+        reports = [(await cost(fleet, *window))["types"] for window in windows]
+        counts = [[(row["tasks"], row["attempts"]) for row in rows] for rows in reports]
+        assert counts == [[], [(1, 1)], [(0, 1)], [(1, 2)]]
+        while (await fleet.fleet("record"))["more"]:  # the same from the roll-ups
+            pass
 
 
 async def test_a_claim_that_began_before_the_window_is_shared_as_ever(fleet: Fleet) -> None:

@@ -1,12 +1,14 @@
 """`explain <task>`: where it is, why it waits, each attempt and the fix."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
+from orchestrator.adapters.store import SqlStore
 from orchestrator.cli import explain_view, task_rows
 from orchestrator.core.blocked import WORKERS, Blocked, BlockedReason, text
 from orchestrator.core.exit_causes import ExitCause
@@ -16,8 +18,9 @@ from orchestrator.diagnostics import causes
 from orchestrator.diagnostics.condition_kinds import ConditionKind, Impact
 from orchestrator.diagnostics.conditions import Condition
 from orchestrator.diagnostics.tasks import FEW
-from orchestrator.ports import BadArgument, NotLeader
-from tests.db.conformance.builders import START, Fleet, result
+from orchestrator.leader_jobs.conditions import RECORDED, ConditionRecord
+from orchestrator.ports import BadArgument, Db, NotLeader
+from tests.db.conformance.builders import FLEET, START, Fleet, result
 from tests.db.diagnostics.build import bring_up, lines, promoted, times, told
 
 DECISION = {"pool": "default", "rule": "min(max(…), 0 max) = 0", "target": 0, "inputs": {}, "actions": []}
@@ -296,6 +299,29 @@ async def test_a_condition_has_been_there_since_it_was_first_recorded(fleet: Fle
         assert ([one["since"] for one in await _conditions(fleet)] == [third]) is kept
 
 
+async def test_a_condition_that_was_not_shown_keeps_its_time(fleet: Fleet) -> None:
+    """More were there than are shown; or a new leader, whose ticks fail, does not know what else is wrong."""
+    store, now_s = SqlStore(cast("Db", fleet), FLEET), 0.0  # calls at the time of the fleet
+    record = ConditionRecord(store, lambda: now_s)
+    here = Condition(ConditionKind.POOL_UNKNOWN, "nopool", {"pool": "nopool", "count": 1}, pools=("nopool",))
+    many = [replace(here, subject=f"p{n}") for n in range(RECORDED)]
+    began = fleet.now
+    for found, is_all, shown in (
+        ([*many, here], True, RECORDED), ([here], True, 1), ([], False, 0), ([here], True, 1), ([], True, 0),
+    ):  # fmt: skip
+        record.note(found, is_all=is_all)
+        await record.step(fleet.term)
+        kept = await _conditions(fleet)
+        assert len(kept) == shown
+        if found == [here]:
+            assert datetime.fromisoformat(kept[0]["since"]) == began
+        now_s += 20
+        fleet.wait(20)
+    record.note([here])
+    await record.step(fleet.term)
+    assert datetime.fromisoformat((await _conditions(fleet))[0]["since"]) == fleet.now  # it had ended
+
+
 async def test_a_condition_that_an_earlier_version_recorded_without_a_time_gets_one(
     fleet: Fleet, hand: AsyncConnection[DictRow]
 ) -> None:
@@ -498,6 +524,25 @@ async def test_a_cancelled_task_can_be_retried(fleet: Fleet) -> None:
     await fleet.call("task_cancel", p_id=task)
     said = await told(fleet, task)
     assert (said.status, said.fix) == ("Cancelled", f"python -m orchestrator tasks retry {task}")
+
+
+async def test_a_task_that_ends_without_a_run_shows_when(fleet: Fleet, hand: AsyncConnection[DictRow]) -> None:
+    """Cancelled by the API or by a statement: in its row, too. A retry shows when it was queued again, and no end."""
+    later = (fleet.now + timedelta(hours=1)).isoformat()
+    task, by_hand = await fleet.submit({"run_after": later}, {"run_after": later})
+    fleet.wait(1200)
+    at = fleet.now.isoformat()
+    await fleet.call("task_cancel", p_id=task)
+    row = await fleet.task(task)
+    assert (row["updated_at"], row["generation_processed_at"], row["cancel_requested_at"]) == (at, at, at)
+    assert (await told(fleet, task)).since == at
+    statement = "update public.tasks set status = 'Cancelled', cancel_requested_at = %s where id = %s"
+    await hand.execute(statement, (fleet.now, by_hand))
+    assert (await told(fleet, by_hand)).since == at
+    fleet.wait(60)
+    await fleet.call("task_retry", p_id=task)
+    row = await fleet.task(task)
+    assert (row["updated_at"], row["generation_processed_at"]) == (fleet.now.isoformat(), None)
 
 
 async def test_the_usual_duration_of_the_task_type_is_shown(fleet: Fleet) -> None:

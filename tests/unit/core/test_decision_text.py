@@ -1,5 +1,6 @@
 """The sentence of a decision says what the pool needs, why, and what the tick does about it."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from orchestrator.core import decision_text
 from orchestrator.core.actions import Plan, Spawn, Terminate
 from orchestrator.core.model import Demand, Snapshot
 from orchestrator.core.plan import plan
+from orchestrator.core.plurals import MOST_QUEUED
 from tests.unit.core.build import busy, idle, policy, snapshot, spawning
 
 NEW: dict[str, Any] = {"promoted_releases": frozenset()}
@@ -54,6 +56,14 @@ def test_tasks_of_a_paused_pool_are_not_said_to_be_none() -> None:
     assert text == "2 tasks ready and 1 running, but spawning is paused, 3 per GPU → 1 worker"
     paused = Demand("default", 0, 0, {"paused": 1, "scheduled": 4}, None)
     assert told(plan(snapshot(demand=(paused,)), policy())) == "1 task ready, but spawning is paused → 0 workers"
+
+
+def test_more_tasks_than_the_queue_counts_are_at_least_so_many() -> None:
+    """The queue of a pool counts 10,000 tasks of a kind."""
+    inputs = {"claimable": 10_000, "running": 2, "tasks_per_gpu": 1, "wanted": 4}
+    assert decision_text.sentence(inputs, 4).startswith("at least 10,000 tasks ready and 2 running")
+    text = Path("migrations/functions/queue/16_demand.sql").read_text(encoding="utf-8")
+    assert f"c_most constant int := {MOST_QUEUED};" in text
 
 
 def test_workers_are_counted_by_what_they_do() -> None:

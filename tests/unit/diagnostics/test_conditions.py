@@ -487,6 +487,23 @@ def test_a_missing_handler_is_the_cause_of_a_backlog_only_if_all_of_it_needs_the
     assert named in backlog.evidence
 
 
+def test_a_count_that_stops_at_a_bound_is_said_to_be_one() -> None:
+    """The queue counts 10,000 tasks of a kind, and the first 500 tasks of a pool are looked at for a handler."""
+    report = facts()
+    waits({"Queued": 10_000}, claimable=10_000, running=1, oldest_claimable_at=when(1_000))(report)
+    setting("database_state.waiting_types", [{"pool": "default", "task_type": "stitch", "n": 351}])(report)
+    missing, backlog = found_in(report)
+    assert missing.text.startswith("At least 351 tasks of type stitch cannot run")
+    assert "pool default: at least 10,000 tasks wait, the oldest" in backlog.text
+    assert "ETA at least " in backlog.evidence
+    report = facts()
+    held("pool_unknown", count=10_000, unit="task", detail={"pool": "default"})(report)
+    assert any(one.text.startswith("At least 10,000 tasks wait in pool default") for one in found_in(report))
+    report = facts()
+    waits({"Queued": 10_000}, scheduled=10_000, running=0)(report)
+    assert next(one.text for one in found_in(report)).startswith("At least 10,000 ")
+
+
 def test_a_queue_whose_workers_claim_nothing_is_never_finished() -> None:
     """While the store is away, ready workers are of no use. One task is called a task."""
     report = facts()

@@ -99,7 +99,8 @@ class Queue(Fitness):
             return {"outcome": "not_found", "status": None}
         if task["status"] == "Queued":
             self.leave(self.live[p_id])
-            self.show(task, {"status": "Cancelled", "cancel_requested_at": self.now})
+            times = dict.fromkeys(("cancel_requested_at", "updated_at", "generation_processed_at"), self.now)
+            self.show(task, {"status": "Cancelled", **times})
             self.fail_dependants([p_id])
             return {"outcome": "cancelled", "status": "Cancelled"}
         if task["status"] == "In Progress":
@@ -118,10 +119,14 @@ class Queue(Fitness):
         keys = [key for i in ids if (key := self.tasks[i]["dedupe_key"]) is not None]
         if len(set(keys)) != len(keys) or any(self.has_double(self.tasks[i]) for i in ids):
             refuse("OR007", "a task with the same dedupe_key is already queued or running")
-        cleared = dict.fromkeys(("run_after", "worker_id", "cancel_requested_at", "progress"))
+        cleared = dict.fromkeys(
+            ("run_after", "worker_id", "cancel_requested_at", "progress", "generation_processed_at")
+        )
         for one in ids:
             self.publications.pop(one, None)
-            self.show(self.tasks[one], {"status": "Queued", "attempts": 0, **cleared, **NO_FAILURE})
+            self.show(
+                self.tasks[one], {"status": "Queued", "attempts": 0, "updated_at": self.now, **cleared, **NO_FAILURE}
+            )
         self.enter(ids)
         return {"outcome": "requeued", "tasks": ids}
 
