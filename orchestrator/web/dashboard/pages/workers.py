@@ -12,6 +12,8 @@ from orchestrator.web.api.cursors import cursor_of, place_of
 from orchestrator.web.dashboard.views import Facts, Page, Reads, View
 
 ENDED, LIVE = 50, 100  # on a page
+COSTS = 1_000  # workers whose costs are read at once
+CENT = 0.01
 STATES = ("spawning", "active", "idle", "terminating")
 
 
@@ -20,19 +22,19 @@ async def facts(reads: Reads, view: View) -> Facts:
     place = place_of(view.query.get("cursor"), _worker_id)
     after = place_of(view.query.get("after"), _state_and_id)
     wanted = {name: view.query[name] for name in ("state", "pool") if name in view.query}
-    seen, rows = await asyncio.gather(
+    seen, costs, rows = await asyncio.gather(
         reads.get("observe"),
+        _costs(reads, wanted.get("pool")),
         reads.seen("workers", ended=None, after=tuple(place) if place else None, limit=ENDED, pool=wanted.get("pool")),
     )
     live = [one for one in seen["workers"] if view.holder.sees(one["pool"])]
     fits = sorted((one for one in live if _fits(one, wanted)), key=lambda one: _rank(_place(one)))
-    now = datetime.fromisoformat(seen["now"])
     begin = sum(_rank(_place(one)) <= _rank(after) for one in fits) if after else 0
     end = begin + LIVE
     last = [rows[-1]["created_at"], rows[-1]["id"]] if len(rows) == ENDED else None
     return {
         "title": f"Workers: {len(live):,}",
-        "workers": [{**one, "spent_usd": _spent_usd(one, now)} for one in fits[begin:end]],
+        "workers": [{**one, "spent_usd": _spent_usd(one, costs)} for one in fits[begin:end]],
         "before": _address(wanted, fits[begin - LIVE - 1] if begin > LIVE else None) if after else None,
         "after": _address(wanted, fits[end - 1]) if len(fits) > end else None,
         "first": begin + 1,
@@ -59,15 +61,24 @@ def _lived_s(worker: Mapping[str, Any]) -> float | None:
     return (end - begin).total_seconds()
 
 
-def _spent_usd(worker: Mapping[str, Any], now: datetime) -> float | None:
-    """Return what a worker has cost at its present price, in full cents, so that its row does not change all the time.
+async def _costs(reads: Reads, pool: str | None) -> Mapping[str, float]:
+    """What each live worker has cost. A cent or more is in full cents, so that its row does not change all the time."""
+    costs: dict[str, float] = {}
+    after, is_more = None, True
+    while is_more:
+        rows = await reads.seen("workers", ended=False, after=after, limit=COSTS, pool=pool)
+        for row in rows:
+            usd = float(row["cost_usd"])
+            costs[row["id"]] = round(usd, 2 if usd >= CENT else 4)
+        is_more = len(rows) == COSTS
+        after = (rows[-1]["created_at"], rows[-1]["id"]) if is_more else None
+    return costs
 
-    None: its pod has no machine yet, or its price is not known.
-    """
-    if worker["billing_since"] is None or worker["price_usd_per_hour"] is None:
-        return None
-    hours = (now - datetime.fromisoformat(worker["billing_since"])).total_seconds() / 3600
-    return round(float(worker["price_usd_per_hour"]) * max(0.0, hours), 2)
+
+def _spent_usd(worker: Mapping[str, Any], costs: Mapping[str, float]) -> float | None:
+    """None: its pod has no machine yet, or its price is not known."""
+    is_known = worker["billing_since"] is not None and worker["price_usd_per_hour"] is not None
+    return costs.get(worker["id"]) if is_known else None
 
 
 def _place(worker: Mapping[str, Any]) -> list[str]:
