@@ -34,6 +34,7 @@ class Repetition:
 
     asks: str  # the address of the page that asks
     back: str  # … and of the page that shows what was done
+    has_parts: bool
     form: Mapping[str, str] | None  # its fields, if a second time is known as one
 
 

@@ -56,7 +56,7 @@ def _again(request: Request, session: SignedIn, action: PageAction, fields: Mapp
     """How to ask for an action again. With the key of its form, it is done once."""
     page = {name: fields[name] for name in action.fields if fields[name]}
     asks = f"/do/{request.path_params['action']}" + (f"?{urlencode(page)}" if page else "")
-    return Repetition(asks, back, {**fields, "csrf": session.csrf} if action.is_once else None)
+    return Repetition(asks, back, action.has_parts, {**fields, "csrf": session.csrf} if action.is_once else None)
 
 
 async def _asked(dashboard: Dashboard, request: Request, session: SignedIn, action: PageAction) -> Response:

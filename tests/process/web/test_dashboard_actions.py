@@ -247,6 +247,11 @@ async def test_an_action_that_the_database_does_not_answer_says_that_its_end_is_
     assert "It is not known whether the action was done" in answer.text
     assert '<a href="/do/pause?pool=big">Try again</a>' in answer.text
     assert 'href="/pools"' in answer.text
+    assert "as a whole or not at all" in answer.text
+    with monkeypatch.context() as patch:
+        patch.setattr(board.rows, "pause", unanswered)
+        answer = await visitor.post("/do/stop", data={"csrf": csrf_of(page)})
+    assert "Some of it may be done" in answer.text
 
     await board.gateway.submit(board.pool)
     page = await visitor.get(f"/do/cancel-tasks?pool={board.pool}")
