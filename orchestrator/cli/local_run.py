@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.cli.local_gateway import LocalGateway
+from orchestrator.diagnostics.tasks import progress as text_of
 from orchestrator.errors import NOT_STARTED, Failure
 from orchestrator.pods.bundle import Bundle
 
@@ -121,16 +122,11 @@ def _follow(gateway: LocalGateway, run_dir: Path, show: Show) -> None:
             show("log", line)
         if progress is not None and progress != shown:
             shown = progress
-            show("progress", _progress(progress))
+            show("progress", text_of(progress))
         if ended is not None:
             return
         if not claimed and time.monotonic() > until_s:
             raise Failure(NOT_STARTED, why=f"the agent claims no task on this machine: {json.dumps(health)[:500]}")
-
-
-def _progress(progress: Mapping[str, Any]) -> str:
-    fraction = progress.get("fraction")
-    return " ".join(filter(None, [None if fraction is None else f"{fraction:.0%}", progress.get("message")]))
 
 
 class Tail:

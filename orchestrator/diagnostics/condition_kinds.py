@@ -12,12 +12,29 @@ from dataclasses import dataclass
 from enum import Flag, auto
 
 from orchestrator.core.blocked import ROOM
-from orchestrator.core.meanings import BUDGET, CAPACITY, OPERATOR, ORCHESTRATOR, PROVIDER, Explained
+from orchestrator.core.meanings import (
+    AGAIN,
+    BUDGET,
+    CAPACITY,
+    NOBODY,
+    OPERATOR,
+    ORCHESTRATOR,
+    PROVIDER,
+    REPLACED,
+    REQUEUED,
+    RESCUED,
+    Explained,
+)
 
 HIGH, MEDIUM, LOW = "HIGH", "MEDIUM", "LOW"
 MIGRATE = "python -m orchestrator migrate"
 START = "Start it: python -m orchestrator run (on Railway: restart the service)"
 ONCE_CORRECTED = "the tasks wait until that is corrected"
+AT_DEADLINE = "at the deadline of its stage a worker is ended, and another is started while there is work"
+SILENT_ENDS = "if its heartbeats stop for DEADMAN_TIMEOUT_SEC, it ends (heartbeat_lost); its tasks are queued again"
+HAVE_FAILED = "nothing: they have failed; a retry queues them again"
+GOES_ON = "nothing: the worker goes on"
+OVER = "nothing: it is over"
 RESOLVED = "none needed; python -m orchestrator list --all shows which workers it was"
 
 
@@ -40,7 +57,7 @@ class ConditionRow:
     unhealthy: Impact = Impact.NONE  # the fleet is UNHEALTHY if a condition of this kind does one of these
     level: str = MEDIUM  # of a condition that does none of them: MEDIUM, a warning; LOW, a remark
     who: str = OPERATOR  # must act, unless `detail` names the party
-    then: str = ONCE_CORRECTED  # what happens by itself to the tasks that wait because of it, unless `detail` says it
+    then: str = ONCE_CORRECTED  # what happens by itself, unless `detail` says it; the default is for WAIT only
     alert: str | None = None  # its rule in ops/alerts.yml
     waits_s: float = 0.0  # seconds since its `since`, after which the alert rule and the message count it
     after_s: float = 60.0  # seconds for which it must last until the rule fires, or its message is sent
@@ -70,7 +87,8 @@ class ConditionKind(Explained):
         "Tasks", "Tasks cannot be claimed: worker_claim does not work", MIGRATE, Impact.WAIT | Impact.LOSS)
     DATABASE_SLOW = "database_slow", ConditionRow(
         "Database", "The database is slow: an answer took {seconds:.1f} s",
-        "see its load and size; python -m orchestrator doctor database", alert="OrchestratorDatabaseSlow", after_s=300)
+        "see its load and size; python -m orchestrator doctor database", alert="OrchestratorDatabaseSlow", after_s=300,
+        then="work goes on, more slowly")
     NO_LEADER = "no_leader", ConditionRow(
         "Orchestrator", "The orchestrator process is not running", START, Impact.WAIT | Impact.MONEY,
         who=ORCHESTRATOR, then="workers continue; none is started or ended", alert="OrchestratorNobodyLeads")
@@ -81,25 +99,30 @@ class ConditionKind(Explained):
         alert="OrchestratorTicksAborted", after_s=120)
     LEADER_SILENT = "leader_silent", ConditionRow(
         "Orchestrator", "The orchestrator does not renew its lease: {what}", "see whether its process hangs",
-        level=LOW, alert="OrchestratorLoopStands")
+        level=LOW, alert="OrchestratorLoopStands",
+        then="another orchestrator leads once the lease has expired, if one runs")
     STORE_DOWN = "store_down", ConditionRow(
         "S3", "S3 cannot be used: no worker claims a task, and results wait",
         "python -m orchestrator doctor s3 clock", Impact.WAIT | Impact.MONEY, who=PROVIDER,
         then="workers claim again once it takes objects", alert="OrchestratorStoreDown", after_s=120)
     STORE_SLOW = "store_slow", ConditionRow(
         "S3", "S3 is slow: one request took {seconds:.1f} s", "python -m orchestrator doctor s3",
-        alert="OrchestratorStoreSlow", after_s=300)
+        alert="OrchestratorStoreSlow", after_s=300,
+        then="work goes on, more slowly")
     STORE_UNREACHED = "store_unreached", ConditionRow(
         "S3", "Worker {worker} cannot store its result in S3, for {lasts} now",
         "python -m orchestrator explain {worker}; python -m orchestrator terminate {worker}, if S3 works for others",
         Impact.MONEY,
-        alert="OrchestratorStoreUnreached")
+        alert="OrchestratorStoreUnreached",
+        then="the worker tries again to store it")
     STORE_UNSEEN = "store_unseen", ConditionRow(
         "S3", "S3 refuses or does not answer this process; the orchestrator reports no outage",
-        "python -m orchestrator doctor s3")
+        "python -m orchestrator doctor s3",
+        then="the fleet goes on; this process cannot read what is in S3")
     BUCKET_FAR = "bucket_far", ConditionRow(
         "S3", "{count:worker runs|workers run} in {place}, on another continent than the bucket ({bucket})",
-        "put data centres near the bucket first in RUNPOD_DATA_CENTERS, or use a bucket near the pods")
+        "put data centres near the bucket first in RUNPOD_DATA_CENTERS, or use a bucket near the pods",
+        then="work goes on; transfers take longer")
     API_KEY_REFUSED = "api_key_refused", ConditionRow(
         "RunPod", "Authentication failed: RunPod refuses the API key",
         "Set RUNPOD_API_KEY to a key that may manage pods", Impact.WAIT | Impact.MONEY,
@@ -110,7 +133,8 @@ class ConditionKind(Explained):
         alert="OrchestratorDependencyDown", after_s=300)
     PROVIDER_UNSEEN = "provider_unseen", ConditionRow(
         "RunPod", "RunPod refuses or does not answer this process, but works for the orchestrator",
-        "python -m orchestrator doctor runpod; is RUNPOD_API_KEY here the orchestrator's?")
+        "python -m orchestrator doctor runpod; is RUNPOD_API_KEY here the orchestrator's?",
+        then="the fleet goes on; this process cannot look at RunPod")
     HALTED = "halted", ConditionRow(
         "RunPod", "RunPod refuses to rent for pool {pool} ({code}): {means}", "{fix}", Impact.WAIT,
         alert="OrchestratorHalted", after_s=120)
@@ -153,16 +177,19 @@ class ConditionKind(Explained):
         alert="OrchestratorNoCluster", after_s=300)
     CLUSTER_DEGRADED = "cluster_degraded", ConditionRow(
         "Clusters", "Cluster {cluster} of pool {pool} is {state}: {what}", "{fix}", Impact.WAIT,
-        who=ORCHESTRATOR, alert="OrchestratorClusterDegraded", after_s=600)
+        who=ORCHESTRATOR, alert="OrchestratorClusterDegraded", after_s=600,
+        then="the orchestrator repairs it, or replaces its nodes")
     NO_HANDLER = "no_handler", ConditionRow(
         "Tasks", "{count:task|tasks} of type {task_type} cannot run: WORKER_HANDLERS has no handler for it",
         "add it to WORKER_HANDLERS: type=module:function", Impact.WAIT,
-        alert="OrchestratorNoHandler", after_s=120)
+        alert="OrchestratorNoHandler", after_s=120,
+        then="each task goes back to the queue, after a pause, until its attempts are used up; then it is Failed")
     TASKS_UNPUBLISHED = "tasks_unpublished", ConditionRow(
         "Tasks", "The table tasks shows an earlier status of {count:task|tasks} of pool {pool}: "
         "a trigger, constraint or lock of yours keeps it",
         "change that trigger or constraint, or end the transaction that locks the row; "
-        "python -m orchestrator explain {task}", alert="OrchestratorTasksUnpublished", after_s=120)
+        "python -m orchestrator explain {task}", alert="OrchestratorTasksUnpublished", after_s=120,
+        then="nothing is lost; the orchestrator writes the rows again after a pause")
     BRINGUPS_FAIL = "bringups_fail", ConditionRow(
         "Workers", "{what} in pool {pool}: the last {count:bring-up|bring-ups} failed ({code}): {means}", "{fix}",
         Impact.WAIT, alert="OrchestratorBringUpsFail", after_s=300)
@@ -174,62 +201,80 @@ class ConditionKind(Explained):
     AUTH_FAILS = "auth_fails", ConditionRow("SSH", "SSH authentication fails: {means}", "{fix}", Impact.WAIT)
     WORKERS_STUCK = "workers_stuck", ConditionRow(
         "Workers", "{count:worker|workers} stuck in {state}, stage {stage}: waiting on {who}: {what}", "{fix}",
-        Impact.WAIT | Impact.MONEY, alert="OrchestratorWorkersStuck", after_s=300)
+        Impact.WAIT | Impact.MONEY, alert="OrchestratorWorkersStuck", after_s=300,
+        then=AT_DEADLINE)
     BRINGUP_SLOW = "bringup_slow", ConditionRow(
         "Workers", "{count:worker|workers} in bring-up at stage {stage}, waiting on {who}: {what}",
-        "python -m orchestrator explain {worker}", level=LOW)
+        "python -m orchestrator explain {worker}", level=LOW,
+        then=AT_DEADLINE)
     DELETES_FAIL = "deletes_fail", ConditionRow(
         "RunPod", "RunPod has not deleted the pod of worker {worker} after {count} requests",
         "delete it in the RunPod console; python -m orchestrator explain {worker}", Impact.MONEY,
-        alert="OrchestratorDeletesFail", after_s=300)
+        alert="OrchestratorDeletesFail", after_s=300,
+        then="RunPod is asked again")
     DELETE_LATE = "delete_late", ConditionRow(
         "RunPod", "RunPod has not deleted the pod of worker {worker} yet, and still lists it",
-        "none needed; python -m orchestrator explain {worker}", level=LOW)
+        "none needed; python -m orchestrator explain {worker}", level=LOW, who=PROVIDER,
+        then="RunPod is asked again")
     POISON_TASK = "poison_task", ConditionRow(
         "Tasks", "Task {task} ({task_type}) has ended {count} workers ({code})",
         "python -m orchestrator explain {task}; python -m orchestrator tasks cancel {task}", Impact.LOSS,
-        alert="OrchestratorPoisonTask")
+        alert="OrchestratorPoisonTask",
+        then=AGAIN)
     TASKS_LOST = "tasks_lost", ConditionRow(
         "Tasks", "{count:running task was lost with its|running tasks were lost with their} worker ({code}): {means}",
-        "{fix}", Impact.LOSS, alert="OrchestratorTasksLost")
+        "{fix}", Impact.LOSS, alert="OrchestratorTasksLost",
+        then=REQUEUED)
     WORKERS_FAILED = "workers_failed", ConditionRow(
         "Workers", "{count:worker|workers} in service failed ({code}): {means}", "{fix}",
-        alert="OrchestratorWorkersFail", after_s=900)
+        alert="OrchestratorWorkersFail", after_s=900,
+        then=RESCUED)
     PROCESS_ENDED = "process_ended", ConditionRow(
         "Workers", "Worker {worker}: SSH works, but its process is not running ({agent})",
-        "python -m orchestrator terminate {worker}", Impact.LOSS | Impact.MONEY)
+        "python -m orchestrator terminate {worker}", Impact.LOSS | Impact.MONEY,
+        then=SILENT_ENDS)
     GATEWAY_UNREACHED = "gateway_unreached", ConditionRow(
         "Orchestrator", "{count:worker is|workers are} silent and may be well; waiting for {what}",
         "see that pods reach WORKER_API_URL: its DNS name, its certificate, the platform's proxy",
-        Impact.WAIT | Impact.LOSS | Impact.MONEY, alert="OrchestratorGatewayUnreached")
+        Impact.WAIT | Impact.LOSS | Impact.MONEY, alert="OrchestratorGatewayUnreached",
+        then="they go on as soon as their calls arrive again")
     WORKER_SILENT = "worker_silent", ConditionRow(
         "Workers", "Worker {worker} has sent no heartbeat for {silent}", "python -m orchestrator explain {worker}",
-        Impact.LOSS | Impact.MONEY, alert="OrchestratorWorkerSilent")
+        Impact.LOSS | Impact.MONEY, alert="OrchestratorWorkerSilent",
+        then=SILENT_ENDS)
     POD_UNSEEN = "pod_unseen", ConditionRow(
-        "RunPod", "Worker {worker} works, but RunPod's list differs: {what}", "python -m orchestrator explain {worker}")
+        "RunPod", "Worker {worker} works, but RunPod's list differs: {what}", "python -m orchestrator explain {worker}",
+        then="nothing: the worker goes on while its heartbeats arrive")
     MACHINE_FAULT = "machine_fault", ConditionRow(
         "Workers", "Worker {worker} is on a faulty machine: {means} ({code})", "{fix}", Impact.WAIT | Impact.LOSS,
-        alert="OrchestratorMachineFault", after_s=120)
+        alert="OrchestratorMachineFault", after_s=120,
+        then=REPLACED)
     MACHINE_BLOCKED = "machine_blocked", ConditionRow(
         "Workers", "Worker {worker} claims no tasks: {means} ({code})", "{fix}", Impact.WAIT,
-        alert="OrchestratorMachineBlocked", after_s=600)
+        alert="OrchestratorMachineBlocked", after_s=600,
+        then="it claims again once this is over; other workers take the tasks meanwhile")
     NOT_CLAIMING = "not_claiming", ConditionRow(
         "Tasks", "Worker {worker} is {state} but does not claim tasks", "python -m orchestrator logs {worker}",
-        Impact.WAIT, alert="OrchestratorNotClaiming", after_s=300)
+        Impact.WAIT, alert="OrchestratorNotClaiming", after_s=300,
+        then="the tasks wait until this or another worker claims them")
     WORKER_UNFIT = "worker_unfit", ConditionRow(
         "Workers", "Worker {worker} claims no more: {why}", "python -m orchestrator logs {worker}", Impact.WAIT,
-        alert="OrchestratorWorkerUnfit", after_s=600)
+        alert="OrchestratorWorkerUnfit", after_s=600,
+        then="it claims again once it is fit; other workers take the tasks meanwhile")
     PODS_WITHOUT_ROWS = "pods_without_rows", ConditionRow(
         "RunPod", "{count:orphaned pod costs|orphaned pods cost} {cost} and no worker names them",
         "python -m orchestrator sync terminate_orphaned", Impact.MONEY,
-        alert="OrchestratorPodsWithoutRows", after_s=300)
+        alert="OrchestratorPodsWithoutRows", after_s=300,
+        then="the orchestrator deletes pods that no worker names")
     ROWS_WITHOUT_PODS = "rows_without_pods", ConditionRow(
         "Database", "{count:stale worker row: its pod is|stale worker rows: their pods are} gone",
-        "python -m orchestrator sync update_database", Impact.LOSS)
+        "python -m orchestrator sync update_database", Impact.LOSS,
+        then="the orchestrator ends the rows; their tasks are queued again")
     NO_HOLDER = "no_holder", ConditionRow(
         "Tasks", "No worker holds {count:task that is|tasks that are} In Progress",
         "They are queued again by the next tick: python -m orchestrator once", Impact.LOSS,
-        alert="OrchestratorTasksWithoutHolder", after_s=300)
+        alert="OrchestratorTasksWithoutHolder", after_s=300,
+        then="the next tick queues them again")
     PAUSED = "paused", ConditionRow(
         "Orchestrator", "Spawning is paused in {where}", "{fix}", Impact.WAIT,
         then="no worker is started until it is resumed", after_s=600)
@@ -238,61 +283,82 @@ class ConditionKind(Explained):
         then="more workers are started once the limit ends", after_s=600)
     BACKLOG = "backlog", ConditionRow(
         "Scaling", "Backlog in pool {pool}: {count:task waits|tasks wait}, the oldest for {oldest}", "{fix}",
-        Impact.WAIT, alert="OrchestratorTasksWait", waits_s=1_800, after_s=300)
+        Impact.WAIT, alert="OrchestratorTasksWait", waits_s=1_800, after_s=300,
+        then="workers claim the tasks, the oldest first")
     TASKS_BLOCKED = "tasks_blocked", ConditionRow(
         "Tasks", "All {count} queued tasks are blocked",
-        "python -m orchestrator tasks list --status Queued; python -m orchestrator explain ID")
+        "python -m orchestrator tasks list --status Queued; python -m orchestrator explain ID",
+        then="they wait until what blocks them ends")
     SEGMENTS_MISSING = "segments_missing", ConditionRow(
         "Tasks", "{count:task|tasks} of type {task_type} failed: {message}",
         "Submit stitch tasks with depends_on: the claim hands over their outputs; "
-        "python -m orchestrator explain {task}")
+        "python -m orchestrator explain {task}",
+        then=HAVE_FAILED)
     TASKS_FAILED = "tasks_failed", ConditionRow(
         "Tasks", "{count:task|tasks} of type {task_type} failed within {within}: {code}",
-        "python -m orchestrator explain {task}", alert="OrchestratorTasksFail", after_s=900)
+        "python -m orchestrator explain {task}", alert="OrchestratorTasksFail", after_s=900,
+        then=HAVE_FAILED)
     WEBHOOKS_UNDELIVERABLE = "webhooks_undeliverable", ConditionRow(
         "Tasks", "{count:webhook message was|webhook messages were} given up within a day, the last one to {host}",
         "python -m orchestrator webhooks list --state undeliverable; correct the receiver, then "
         "python -m orchestrator webhooks retry",
-        after_s=300)
+        after_s=300,
+        then="nothing: they are not sent again")
     WEBHOOKS_LATE = "webhooks_late", ConditionRow(
         "Tasks", "{count:webhook message has|webhook messages have} been due for more than 5 minutes",
-        "set WEBHOOK_SECRET, if it is not set; python -m orchestrator webhooks list --state waiting", after_s=300)
+        "set WEBHOOK_SECRET, if it is not set; python -m orchestrator webhooks list --state waiting", after_s=300,
+        then="each is sent again for a day")
     SCHEDULE_FAILS = "schedule_fails", ConditionRow(
         "Tasks", "Schedule {name} submits no task",
         "python -m orchestrator schedules list; correct it: python -m orchestrator schedules add {name}",
-        alert="OrchestratorScheduleFails", after_s=300)
-    MACHINE_WARNING = "machine_warning", ConditionRow("Workers", "Worker {worker}: {means} ({code})", "{fix}")
-    FOREIGN_PODS = "foreign_pods", ConditionRow("RunPod", "{what}", "{fix}")
+        alert="OrchestratorScheduleFails", after_s=300,
+        then="it is tried again at its next time")
+    MACHINE_WARNING = "machine_warning", ConditionRow("Workers", "Worker {worker}: {means} ({code})", "{fix}",
+        then=GOES_ON)
+    FOREIGN_PODS = "foreign_pods", ConditionRow("RunPod", "{what}", "{fix}",
+        then="nothing: they are left as they are")
     SSH_UNREACHABLE = "ssh_unreachable", ConditionRow(
         "SSH", "{count:worker works|workers work}, but cannot be reached over SSH: the logs wait on the pods",
-        "python -m orchestrator explain {worker}")
+        "python -m orchestrator explain {worker}",
+        then="the workers go on; their logs wait on the pods")
     LOGS_LATE = "logs_late", ConditionRow(
         "Workers", "The logs of worker {worker} do not reach S3: {why}", "python -m orchestrator explain {worker}",
-        alert="OrchestratorLogsLag", after_s=600)
+        alert="OrchestratorLogsLag", after_s=600,
+        then="the worker sends them again")
     SSH_FAILED = "ssh_failed", ConditionRow(
-        "SSH", "SSH connections failed within a day: {codes}", "python -m orchestrator explain {code}")
+        "SSH", "SSH connections failed within a day: {codes}", "python -m orchestrator explain {code}",
+        then="no task waits for it; this ends a day after the last failure")
     WORKERS_UNKNOWN = "workers_unknown", ConditionRow(
-        "Workers", "No facts are available about {count:worker|workers}", "python -m orchestrator status {worker}")
+        "Workers", "No facts are available about {count:worker|workers}", "python -m orchestrator status {worker}",
+        then="the workers go on")
     DEAR_DAY = "dear_day", ConditionRow(
         "Cost", "Cost anomaly: ${usd:.2f} in the last 24 hours, usually ${usual_usd:.2f} a day",
-        "python -m orchestrator cost --since 24h --by worker")
+        "python -m orchestrator cost --since 24h --by worker",
+        then="nothing: only budgets, if they are set, stop new workers")
     IDLE_MONEY = "idle_money", ConditionRow(
         "Cost", "Cost anomaly: worker {worker} cost ${usd:.2f} and worked for {share:.0%} of it",
-        "python -m orchestrator explain {worker}")
+        "python -m orchestrator explain {worker}",
+        then="it ends after its pool's idle timeout, unless it is kept warm")
     RETRIES_WAIT = "retries_wait", ConditionRow(
         "Tasks", "{count:queued task waits for its|queued tasks wait for their} time: "
         "a retry's pause, or submitted for later",
-        "python -m orchestrator tasks list --status Queued; python -m orchestrator explain ID", level=LOW)
+        "python -m orchestrator tasks list --status Queued; python -m orchestrator explain ID", level=LOW, who=NOBODY,
+        then="a worker can claim each at its time")
     AUTH_RESOLVED = "auth_resolved", ConditionRow(
-        "SSH", "SSH authentication failed within a day, and works again", RESOLVED, level=LOW)
+        "SSH", "SSH authentication failed within a day, and works again", RESOLVED, level=LOW, who=NOBODY,
+        then=OVER)
     SSH_RESOLVED = "ssh_resolved", ConditionRow(
-        "SSH", "SSH connections failed within a day, and work again: {codes}", RESOLVED, level=LOW)
+        "SSH", "SSH connections failed within a day, and work again: {codes}", RESOLVED, level=LOW, who=NOBODY,
+        then=OVER)
     PLACE_UNREACHABLE = "place_unreachable", ConditionRow(
-        "Network", "{place} cannot be reached from here", "curl -i {url}", level=LOW)
-    MACHINE_NOTE = "machine_note", ConditionRow("Workers", "Worker {worker}: {means} ({code})", "{fix}", level=LOW)
+        "Network", "{place} cannot be reached from here", "curl -i {url}", level=LOW,
+        then="the fleet goes on; only this process cannot reach it")
+    MACHINE_NOTE = "machine_note", ConditionRow("Workers", "Worker {worker}: {means} ({code})", "{fix}", level=LOW,
+        then=GOES_ON)
     OTHER_CODE = "other_code", ConditionRow(
         "Deployment", "{count:worker runs|workers run} other code than this",
-        "They finish with it; new workers get this one", level=LOW)
+        "They finish with it; new workers get this one", level=LOW, who=NOBODY,
+        then="they finish with it; new workers get this one")
     # fmt: on
 
     @property

@@ -8,6 +8,7 @@ from orchestrator.core.blocked import fix as fix_of
 from orchestrator.core.breaker import OF_THE_ACCOUNT, OF_THE_SPEC
 from orchestrator.core.exit_causes import FAILURES
 from orchestrator.core.failures import FailureCode
+from orchestrator.core.meanings import NOBODY
 from orchestrator.core.model import EndedBringUp
 from orchestrator.core.plurals import BoundedCount, counted, queued
 from orchestrator.diagnostics import causes
@@ -204,21 +205,31 @@ def backlog(facts: Facts, found: list[Condition]) -> Iterator[Condition]:
         if not waiting or (waited_s < BACKLOG_S and not limit and not stops):
             continue
         capacity = facts.capacity(pool.name)
-        if cause:
-            limited, fix = cause.text, cause.fix
-        elif limit and (capacity or not pool.decision or not pool.decision.target):
-            limited, fix = text(limit), fix_of(limit)
-        elif limit or not capacity:
-            limited, fix = "its workers are not ready yet", "none needed; python -m orchestrator list"
-        else:
-            limited = f"the {counted(capacity, 'worker')} that it has"
-            fix = "none needed; or lower TASKS_PER_GPU_THRESHOLD"
+        limited, acts = _limit(pool, capacity, cause, limit)
         never = not capacity and stops
         stands = never or (cause and cause.kind is ConditionKind.STORE_DOWN)  # then no ready worker claims
-        detail = {"pool": pool.name, "count": queued(waiting), "oldest": minutes(waited_s), "fix": fix}
+        detail = {"pool": pool.name, "count": queued(waiting), "oldest": minutes(waited_s), **acts}
         evidence = f"limited by: {limited.rstrip('.')}. {_end(pool, waiting, capacity, never=bool(stands))}"
         impact = Impact.WAIT if never else Impact.NONE
         yield Condition(ConditionKind.BACKLOG, pool.name, detail, evidence, impact, oldest)  # an effect
+
+
+def _limit(
+    pool: PoolFacts, capacity: int, cause: Condition | None, limit: Blocked | None
+) -> tuple[str, dict[str, str]]:
+    """Return what limits a pool's queue, and who must act, what happens by itself and the fix."""
+    if cause:
+        said = cause.as_json()
+        return cause.text, {"who": said["who"], "then": said["then"], "fix": cause.fix}
+    if limit and (capacity or not pool.decision or not pool.decision.target):
+        row = limit.kind.row
+        return text(limit), {"who": row.who, "then": row.then, "fix": fix_of(limit)}
+    if limit or not capacity:
+        then = "the tasks are claimed as soon as its workers are ready"
+        fix = "none needed; python -m orchestrator list"
+        return "its workers are not ready yet", {"who": NOBODY, "then": then, "fix": fix}
+    fix = "none needed; or lower TASKS_PER_GPU_THRESHOLD"
+    return f"the {counted(capacity, 'worker')} that it has", {"who": NOBODY, "fix": fix}
 
 
 def _first_of(found: list[Condition], pool: PoolFacts) -> Condition | None:

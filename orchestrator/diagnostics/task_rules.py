@@ -121,7 +121,7 @@ def _words(cause: causes.Cause | None, worker: str) -> dict[str, Any]:
     """Return the meaning of a cause, and its fix."""
     if cause is None:
         return {"means": "not explained yet", "fix": f"python -m orchestrator explain {worker}"}
-    return {"means": cause.means, "fix": cause.about(worker=worker).fix}
+    return {"means": cause.means, "fix": cause.about(worker=worker).fix, "then": cause.then}
 
 
 RULES: tuple[Callable[[Facts], Iterator[Condition]], ...] = (_tasks, _applications, _lost, _failed)

@@ -109,11 +109,22 @@ def _fix(why: _Why, task: Row) -> str:
     return without(fix, f"explain {task['id']}", instead=f"python -m orchestrator tasks show {task['id']}")
 
 
-def progress(reported: Row) -> str:
-    """Return a handler's progress as text: `61% frame 88 of 144`."""
-    fraction, message = reported.get("fraction"), reported.get("message")
-    share = f"{fraction:.0%}" if isinstance(fraction, int | float) else ""
-    return " ".join(filter(None, (share, message))) or "some"
+def fraction_of(reported: object) -> float | None:
+    """Return how much of a task is done, from 0 to 1; None if what is reported has no such number.
+
+    The column `progress` is written by handlers, and by SQL of users: it may be any JSON.
+    """
+    fraction = reported.get("fraction") if isinstance(reported, Mapping) else None
+    is_share = isinstance(fraction, int | float) and not isinstance(fraction, bool) and 0 <= fraction <= 1
+    return float(fraction) if is_share and fraction is not None else None
+
+
+def progress(reported: object) -> str:
+    """Return what is reported as progress as text: `61% frame 88 of 144`."""
+    fraction = fraction_of(reported)
+    message = reported.get("message") if isinstance(reported, Mapping) else None
+    share = "" if fraction is None else f"{fraction:.0%}"
+    return " ".join(filter(None, (share, message if isinstance(message, str) else ""))) or "some"
 
 
 def _queued(found: Row, policy: Policy | None) -> _Why:

@@ -68,6 +68,7 @@ def _stuck(facts: Facts) -> Iterator[Condition]:
         detail |= {
             "what": explanation["what"] + (f" ({code})" if code else ""),
             "fix": _unstick(stage, explanation, names),
+            "then": explanation["then"],
         }
         lacking = {one.pool for one in stuck if state == State.SPAWNING and not facts.capacity(one.pool)}
         waiting = any(map(facts.lacks_workers, lacking))
@@ -168,7 +169,8 @@ def _claims(worker: WorkerFacts, facts: Facts, detail: Mapping[str, Any], seen: 
     if worker.unfit and worker.unfit not in {finding.text for finding in worker.findings}:
         pools = () if _others(worker, facts) else (worker.pool,)
         impact = Impact.WAIT if waiting and pools else Impact.NONE
-        yield Condition(ConditionKind.WORKER_UNFIT, worker.id, detail, _then(worker), impact, pools=pools)
+        said = {**detail, "then": worker.explanation["then"]}
+        yield Condition(ConditionKind.WORKER_UNFIT, worker.id, said, _then(worker), impact, pools=pools)
     if worker.unfit or worker.is_unheard or worker.tasks_running or worker.cluster is not None:
         return  # of a cluster, only the controller claims
     if not waiting or not facts.is_led or facts.store_away:
@@ -187,7 +189,7 @@ def _machines(facts: Facts) -> Iterator[Condition]:
                 continue
             meaning = finding.guard.meaning if finding.guard else UNKNOWN_FINDING
             detail = {"worker": worker.id, "code": finding.code, "means": meaning.means.rstrip(".")}
-            detail["fix"] = meaning.fix.replace("<worker>", worker.id)
+            detail |= {"fix": meaning.fix.replace("<worker>", worker.id), "then": meaning.then}
             evidence = f"{finding.evidence or 'no evidence'}; by itself: {meaning.then}"
             pools = (worker.pool,) if finding.severity.blocks and not _others(worker, facts) else ()
             impact = Impact.WAIT if pools and facts.ready_tasks(worker.pool) else Impact.NONE

@@ -189,11 +189,11 @@ class AsyncTask:
 
     async def cancel(self, *, version: str | None = None) -> TaskInfo:
         """End it, a running one with its worker's next heartbeat; with a version, only if it still has that one."""
-        return TaskInfo.of((await self._client.send(protocol.action(self.id, "cancel", version))).json()["task"])
+        return TaskInfo.of_action((await self._client.send(protocol.action(self.id, "cancel", version))).json())
 
     async def retry(self, *, version: str | None = None) -> TaskInfo:
         """Queue it again after Failed or Cancelled."""
-        return TaskInfo.of((await self._client.send(protocol.action(self.id, "retry", version))).json()["task"])
+        return TaskInfo.of_action((await self._client.send(protocol.action(self.id, "retry", version))).json())
 
     async def log(self, attempt: int | None = None) -> str:
         """The log of an attempt as far as it is stored, by default of the last one.

@@ -180,11 +180,11 @@ class Task:
 
     def cancel(self, *, version: str | None = None) -> TaskInfo:
         """End it, a running one with its worker's next heartbeat; with a version, only if it still has that one."""
-        return TaskInfo.of(self._client.send(protocol.action(self.id, "cancel", version)).json()["task"])
+        return TaskInfo.of_action(self._client.send(protocol.action(self.id, "cancel", version)).json())
 
     def retry(self, *, version: str | None = None) -> TaskInfo:
         """Queue it again after Failed or Cancelled."""
-        return TaskInfo.of(self._client.send(protocol.action(self.id, "retry", version)).json()["task"])
+        return TaskInfo.of_action(self._client.send(protocol.action(self.id, "retry", version)).json())
 
     def log(self, attempt: int | None = None) -> str:
         """The log of an attempt as far as it is stored, by default of the last one.

@@ -36,6 +36,11 @@ class TaskInfo:
             row,
         )
 
+    @classmethod
+    def of_action(cls, answer: Mapping[str, Any]) -> Self:
+        """From the answer to `cancel` and `retry`: a token that may not read gets id, status and version alone."""
+        return cls.of(answer.get("task") or answer)
+
     @property
     def ended(self) -> bool:
         """Whether it will not change by itself any more."""

@@ -81,19 +81,19 @@ export class Task {
     /**
      * End it, a running one with its worker's next heartbeat; with a version, only if it still has that one.
      * @param {Options & {version?: string}} [options]
-     * @returns {Promise<TaskInfo>}
+     * @returns {Promise<TaskInfo | null>} null if the token may not read tasks
      */
     cancel(options?: Options & {
         version?: string;
-    }): Promise<TaskInfo>;
+    }): Promise<TaskInfo | null>;
     /**
      * Queue it again after Failed or Cancelled. With a version, a lost answer is repeated: it cannot happen twice.
      * @param {Options & {version?: string}} [options]
-     * @returns {Promise<TaskInfo>}
+     * @returns {Promise<TaskInfo | null>} null if the token may not read tasks
      */
     retry(options?: Options & {
         version?: string;
-    }): Promise<TaskInfo>;
+    }): Promise<TaskInfo | null>;
     /** Where its output lies. Throws ApiError if it has none. @param {Options} [options] @returns {Promise<Output>} */
     output({ signal }?: Options): Promise<Output>;
     #private;

@@ -243,7 +243,7 @@ export class Task {
   /**
    * End it, a running one with its worker's next heartbeat; with a version, only if it still has that one.
    * @param {Options & {version?: string}} [options]
-   * @returns {Promise<TaskInfo>}
+   * @returns {Promise<TaskInfo | null>} null if the token may not read tasks
    */
   cancel(options) {
     return this.#act("cancel", options);
@@ -252,7 +252,7 @@ export class Task {
   /**
    * Queue it again after Failed or Cancelled. With a version, a lost answer is repeated: it cannot happen twice.
    * @param {Options & {version?: string}} [options]
-   * @returns {Promise<TaskInfo>}
+   * @returns {Promise<TaskInfo | null>} null if the token may not read tasks
    */
   retry(options) {
     return this.#act("retry", options);
@@ -263,7 +263,11 @@ export class Task {
     return this.#client.send({ method: "GET", path: `${this.#path}/output` }, signal);
   }
 
-  /** @param {"cancel" | "retry"} name @param {Options & {version?: string}} [options] @returns {Promise<TaskInfo>} */
+  /**
+   * @param {"cancel" | "retry"} name
+   * @param {Options & {version?: string}} [options]
+   * @returns {Promise<TaskInfo | null>}
+   */
   async #act(name, { version, signal } = {}) {
     /** @type {Record<string, string>} */
     const headers = version === undefined ? {} : { "If-Match": `"${version}"` };

@@ -957,9 +957,22 @@ export interface components {
          * @description What came of an action, and the task after it.
          */
         Acted: {
+            /** Id */
+            id: string;
             /** Outcome */
             outcome: string;
-            task: components["schemas"]["TaskShown"];
+            /**
+             * Status
+             * @enum {string}
+             */
+            status: "Queued" | "In Progress" | "Complete" | "Failed" | "Cancelled";
+            /** @description null if the token may not read tasks */
+            task: components["schemas"]["TaskShown"] | null;
+            /**
+             * Version
+             * @description Its ETag
+             */
+            version: string;
         };
         /**
          * AppInstanceShown

@@ -81,6 +81,7 @@ async def pauses(api: Api, call: ApiCall) -> Response:
 async def pause(api: Api, call: ApiCall) -> Response:
     """Stop spawning."""
     _check_pool(call.holder, call.body.pool)
+    await api.require_pool(call.holder, call.body.pool)
     given = call.body
     found = await api.rows.pause(call.holder.name, given.reason, pool=given.pool, for_s=given.for_s)
     return _pauses(call.holder, found)

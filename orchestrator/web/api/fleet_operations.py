@@ -69,8 +69,7 @@ FLEET_OPERATIONS: tuple[Operation, ...] = (
     Operation("GET", "/pauses", "listPauses", "List pauses", READ, fleet.pauses, fleet_models.PausesShown),
     Operation(
         "POST", "/pauses", "pause", "Stop spawning", OPERATE, fleet.pause, fleet_models.PausesShown,
-        body=fleet_models.PauseInput,
-        problems=(422,),
+        body=fleet_models.PauseInput, problems=(404, 422),
     ),
     Operation(
         "DELETE", "/pauses", "resume", "Spawn again", OPERATE, fleet.resume, fleet_models.PausesShown,
@@ -82,7 +81,7 @@ FLEET_OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "POST", "/scale-limits", "limitWorkers", "Allow at most so many workers for a time", OPERATE,
-        scale_limits.limit, scale_limits.ScaleLimitsShown, body=scale_limits.ScaleLimitInput, problems=(422,),
+        scale_limits.limit, scale_limits.ScaleLimitsShown, body=scale_limits.ScaleLimitInput, problems=(404, 422),
     ),
     Operation(
         "DELETE", "/scale-limits", "unlimitWorkers", "End limits of workers", OPERATE, scale_limits.unlimit,

@@ -192,7 +192,10 @@ class Acted(AnswerModel):
     """What came of an action, and the task after it."""
 
     outcome: str
-    task: TaskShown
+    id: str
+    status: STATUSES
+    version: str = Field(description="Its ETag")
+    task: TaskShown | None = Field(description="null if the token may not read tasks")
 
 
 class Waited(AnswerModel):

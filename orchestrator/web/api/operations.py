@@ -119,6 +119,20 @@ class Api:
         self.log_tails = LogTails(rows, self.pieces)
         self.requests, self.bytes = Buckets(API_REQUESTS), Buckets(API_BYTES)
 
+    async def require_pool(self, holder: TokenHolder, name: str | None) -> None:
+        """Raise Problem if neither the settings nor the database have a pool of this name. None: every pool.
+
+        A process that does not know the settings refuses no name.
+        """
+        known = [one.name for one in (self.policy.pools if self.policy else ())]
+        if name is None or not known or name in known:
+            return
+        found = await self.rows.observe()
+        if name not in {one["pool"] for one in (*found["demand"], *found["workers"])}:
+            seen = ", ".join(filter(holder.sees, known))
+            fix = f"name one of the pools: {seen}" if seen else "ask the operator for the names of your pools"
+            raise Problem(404, BAD_ARGUMENT, f"there is no pool {name!r}", fix=fix)
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:

@@ -52,6 +52,7 @@ async def limit(api: Api, call: ApiCall) -> Response:
     """Allow at most so many workers."""
     given = call.body
     _check_pool(call.holder, given.pool)
+    await api.require_pool(call.holder, given.pool)
     found = await api.rows.limit_workers(
         call.holder.name, given.most, given.reason, pool=given.pool, for_s=given.for_s
     )  # fmt: skip

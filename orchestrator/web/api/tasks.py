@@ -12,10 +12,12 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from orchestrator.core.api_tokens import TokenScope
 from orchestrator.errors import BAD_ARGUMENT, CHANGED, KEY_REUSED, NO_TASK, NOT_ALLOWED, WRONG_STATE
 from orchestrator.ports import PortError
 from orchestrator.web.api.cursors import cursor_of, place_of
 from orchestrator.web.api.models import (
+    Acted,
     SubmittedTask,
     SubmittedTasks,
     TaskInput,
@@ -171,7 +173,10 @@ async def _act(api: Api, call: ApiCall, action: str) -> Response:
     if answer["outcome"] == "not_ended":
         why = f"it is {answer['status']}: only a Failed or Cancelled task can be retried"
         raise Problem(409, WRONG_STATE, why, fix="read the task again")
-    return _shown(answer, outcome=answer["outcome"])
+    acted = {"outcome": answer["outcome"], **{name: answer["task"][name] for name in ("id", "status", "version")}}
+    if not call.holder.may({TokenScope.READ}):
+        return shown(Acted(**acted, task=None), headers={"ETag": f'"{acted["version"]}"'})
+    return _shown(answer, **acted)
 
 
 def _shown(found: Mapping[str, Any], **around: Any) -> Response:

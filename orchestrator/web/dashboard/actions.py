@@ -41,6 +41,7 @@ class PageAction:
     asks: tuple[str, ...] = ()  # fields that its page asks for
     is_dangerous: bool = False
     is_once: bool = False  # its form has a key, by which a repetition is known
+    has_parts: bool = False  # it is several changes, of which some may be done; a second time does the others
 
 
 async def _terminate_effect(api: Api, holder: TokenHolder, fields: Fields) -> ActionEffect:
@@ -125,7 +126,7 @@ ACTIONS: Mapping[str, PageAction] = {
         PageAction("pause", "Pause", ("pool",), OPERATE, pool_actions.pause_effect, pool_actions.pause,
                    asks=("reason", "minutes")),
         PageAction("stop", "Stop everything", (), OPERATE, stop_action.stop_effect, stop_action.stop,
-                   asks=("reason",), is_dangerous=True),
+                   asks=("reason",), is_dangerous=True, has_parts=True),
         PageAction("resume", "Resume", ("pool",), OPERATE, pool_actions.resume_effect, pool_actions.resume),
         PageAction("limit", "Limit", ("pool",), OPERATE, pool_actions.limit_effect, pool_actions.limit,
                    asks=("reason", "max", "minutes")),

@@ -1,6 +1,7 @@
 """What every address of the dashboard does: security headers, compression, and a page for each kind of trouble."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -11,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from orchestrator.errors import INTERNAL, NO_ROUTE
+from orchestrator.errors import BAD_REQUEST, INTERNAL, NO_ROUTE
 from orchestrator.ports import PortError
 from orchestrator.web.api.problems import Problem, of_port_error, too_fast
 from orchestrator.web.dashboard import render
@@ -25,6 +26,16 @@ Answer = Callable[[Request], Awaitable[Response]]
 Kind = Literal["forbidden", "missing", "refused", "broken", "down"]
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """An action of which the end is not known, and how to ask for it again."""
+
+    asks: str  # the address of the page that asks
+    back: str  # … and of the page that shows what was done
+    has_parts: bool
+    form: Mapping[str, str] | None  # its fields, if a second time is known as one
 
 
 def route(
@@ -49,8 +60,8 @@ def route(
     return Route(path, answered, methods=list(methods), middleware=middleware)
 
 
-def trouble(dashboard: Dashboard, error: Problem | PortError) -> Response:
-    """A page that says what is wrong, since when, and what to do."""
+def trouble(dashboard: Dashboard, error: Problem | PortError, again: Repetition | None = None) -> Response:
+    """A page that says what is wrong, since when, and what to do; `again`: how to repeat the action it met."""
     problem = error if isinstance(error, Problem) else of_port_error(error)
     if isinstance(error, PortError):
         log.info("page_failed", why=f"{type(error).__name__}: {error}"[:500])
@@ -58,7 +69,8 @@ def trouble(dashboard: Dashboard, error: Problem | PortError) -> Response:
     if kind == "down":
         dashboard.down_since = dashboard.down_since or now
     text = render.environment().get_template("trouble.html").render(
-        kind=kind, title=problem.kind.what, why=str(problem), fix=problem.fix, since=dashboard.down_since, now=now
+        kind=kind, title=problem.kind.what, why=str(problem), fix=problem.fix, since=dashboard.down_since, now=now,
+        again=again if kind == "down" else None,
     )  # fmt: skip
     return HTMLResponse(text, status_code=problem.status, headers=dict(problem.headers))
 
@@ -84,5 +96,7 @@ def _kind(problem: Problem) -> Kind:
         return "broken"
     if problem.status >= 500:  # noqa: PLR2004
         return "down"
+    if problem.kind is BAD_REQUEST:
+        return "refused"  # also with 403: a form of another site says nothing about the token
     kinds: dict[int, Kind] = {401: "forbidden", 403: "forbidden", 404: "missing"}
     return kinds.get(problem.status, "refused")

@@ -1,16 +1,19 @@
 """The pages of actions: what would happen, and the button that does it."""
 
 import secrets
+from collections.abc import Mapping
+from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute
 
 from orchestrator.errors import NO_ROUTE, NOT_ALLOWED
+from orchestrator.ports import PortError
 from orchestrator.web.api.problems import Problem
 from orchestrator.web.dashboard import render
 from orchestrator.web.dashboard.actions import ACTIONS, PageAction
-from orchestrator.web.dashboard.answers import route
+from orchestrator.web.dashboard.answers import Repetition, route, trouble
 from orchestrator.web.dashboard.bulk_actions import BULK_ACTIONS
 from orchestrator.web.dashboard.dashboard import Dashboard
 from orchestrator.web.dashboard.sessions import SignedIn
@@ -37,13 +40,23 @@ def routes(dashboard: Dashboard) -> list[BaseRoute]:
         given = await checked_form(request, session)
         fields = {name: given.get(name, "")[:MAX_FIELD_CHARS] for name in (*action.fields, *action.asks, KEY)}
         effect = await action.effect(dashboard.api, session.holder, fields)
-        done = await action.act(dashboard.api, session.holder, fields)
+        try:
+            done = await action.act(dashboard.api, session.holder, fields)
+        except PortError as error:
+            return trouble(dashboard, error, _again(request, session, action, fields, effect.back))
         said, to = (done, effect.back) if isinstance(done, str) else (done.said, done.to)
         dashboard.notices.add(session.csrf, said)
         dashboard.shared.forget_all()  # the page that follows shows what was done
         return RedirectResponse(to, status_code=303)
 
     return [route(dashboard, "/do/{action}", answer, "GET", "POST")]
+
+
+def _again(request: Request, session: SignedIn, action: PageAction, fields: Mapping[str, str], back: str) -> Repetition:
+    """How to ask for an action again. With the key of its form, it is done once."""
+    page = {name: fields[name] for name in action.fields if fields[name]}
+    asks = f"/do/{request.path_params['action']}" + (f"?{urlencode(page)}" if page else "")
+    return Repetition(asks, back, action.has_parts, {**fields, "csrf": session.csrf} if action.is_once else None)
 
 
 async def _asked(dashboard: Dashboard, request: Request, session: SignedIn, action: PageAction) -> Response:

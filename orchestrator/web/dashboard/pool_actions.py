@@ -20,7 +20,7 @@ MINUTES = "the number of minutes"
 
 async def pause_effect(api: Api, holder: TokenHolder, fields: Fields) -> ActionEffect:
     """What a pause would do."""
-    pool = _pool(holder, fields)
+    pool = await _known_pool(api, holder, fields)
     seen = await api.rows.observe()
     live = [one for one in seen["workers"] if pool in (None, one["pool"])]
     ready = sum(one["claimable"] for one in seen["demand"] if pool in (None, one["pool"]))
@@ -36,7 +36,7 @@ async def pause_effect(api: Api, holder: TokenHolder, fields: Fields) -> ActionE
 
 async def pause(api: Api, holder: TokenHolder, fields: Fields) -> str:
     """Stop spawning."""
-    pool, minutes = _pool(holder, fields), number_of(fields, "minutes", MAX_MINUTES, MINUTES)
+    pool, minutes = await _known_pool(api, holder, fields), number_of(fields, "minutes", MAX_MINUTES, MINUTES)
     for_s = None if minutes is None else minutes * 60.0
     reason = reason_of(fields, "paused on the dashboard")
     await api.rows.pause(holder.name, reason, pool=pool, for_s=for_s)
@@ -62,7 +62,7 @@ async def resume(api: Api, holder: TokenHolder, fields: Fields) -> str:
 
 async def limit_effect(api: Api, holder: TokenHolder, fields: Fields) -> ActionEffect:
     """What a limit would do to the workers that are there."""
-    pool = _pool(holder, fields)
+    pool = await _known_pool(api, holder, fields)
     seen = await api.rows.observe()
     here = [one for one in seen["workers"] if pool in (None, one["pool"])]
     live = [one for one in here if one["status"] != "terminating"]
@@ -84,7 +84,7 @@ async def limit_effect(api: Api, holder: TokenHolder, fields: Fields) -> ActionE
 
 async def limit(api: Api, holder: TokenHolder, fields: Fields) -> str:
     """Allow at most so many workers for a time."""
-    pool = _pool(holder, fields)
+    pool = await _known_pool(api, holder, fields)
     most = number_of(fields, "max", MAX_WORKERS, "the limit")
     minutes = number_of(fields, "minutes", MAX_MINUTES, MINUTES)
     if most is None or minutes is None:
@@ -117,7 +117,7 @@ async def unlimit(api: Api, holder: TokenHolder, fields: Fields) -> str:
 
 async def spawn_effect(api: Api, holder: TokenHolder, fields: Fields) -> ActionEffect:
     """What another worker would cost."""
-    pool = _configured(api, holder, fields)
+    pool = await _configured(api, holder, fields)
     seen = await api.rows.observe()
     prices = [float(one["price_usd_per_hour"]) for one in seen["workers"]
               if one["pool"] == pool.name and one["price_usd_per_hour"] is not None]  # fmt: skip
@@ -136,7 +136,7 @@ async def spawn_effect(api: Api, holder: TokenHolder, fields: Fields) -> ActionE
 
 async def spawn(api: Api, holder: TokenHolder, fields: Fields) -> str:
     """Ask for a worker."""
-    pool, policy = _configured(api, holder, fields), api.policy
+    pool, policy = await _configured(api, holder, fields), api.policy
     if policy is None:
         raise Problem(409, WRONG_STATE, "this process does not know the pools")
     name = f"gpu-{datetime.now(UTC):%Y%m%d_%H%M%S}-{secrets.token_hex(4)}"
@@ -156,9 +156,16 @@ def _pool(holder: TokenHolder, fields: Fields) -> str | None:
     return pool
 
 
-def _configured(api: Api, holder: TokenHolder, fields: Fields) -> Any:
+async def _known_pool(api: Api, holder: TokenHolder, fields: Fields) -> str | None:
+    """The pool that is named, which exists; None for every pool. Raises Problem."""
+    pool = _pool(holder, fields)
+    await api.require_pool(holder, pool)
+    return pool
+
+
+async def _configured(api: Api, holder: TokenHolder, fields: Fields) -> Any:
     """The pool that is named, as the settings have it. Raises Problem."""
-    name = _pool(holder, fields)
+    name = await _known_pool(api, holder, fields)
     known = {one.name: one for one in (api.policy.pools if api.policy else ())}
     if name not in known:
         raise Problem(404, BAD_ARGUMENT, f"the pools of this process are {', '.join(filter(holder.sees, known))}")

@@ -10,7 +10,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute
 
-from orchestrator.errors import BAD_REQUEST, NOT_ALLOWED
+from orchestrator.core.api_tokens import TokenScope
+from orchestrator.errors import BAD_REQUEST
 from orchestrator.ports import PortError
 from orchestrator.web.api.problems import Problem, of_refusal
 from orchestrator.web.dashboard import render
@@ -48,7 +49,12 @@ def routes(dashboard: Dashboard) -> list[BaseRoute]:
 async def _login(dashboard: Dashboard, request: Request) -> Response:
     given = await _form(request)
     address = request.app.state.connections.address(request)
-    cookie = await dashboard.sessions.sign_in(given.get("token", "").strip(), address)
+    token = given.get("token", "").strip()
+    holder = await dashboard.api.authentication.of_token(token, address)
+    if holder is not None and (holder.tenant is not None or not holder.may({TokenScope.READ})):
+        why = "has no scope read" if holder.tenant is None else "is restricted to a tenant"
+        return await sign_in_page(dashboard, request, 403, f"This token {why}: it opens the API, and no page.")
+    cookie = await dashboard.sessions.sign_in(token, address)
     if cookie is not None:
         return _signed_in(dashboard, request, cookie, given.get("next", ""))
     return await _not_signed_in(dashboard, request, "This token is not known, has expired, or was revoked.")
@@ -82,7 +88,7 @@ async def checked_form(request: Request, session: SignedIn) -> Mapping[str, str]
     """The fields of a form that a page of this session made. Raises Problem."""
     given = await _form(request)
     if not hmac.compare_digest(given.get("csrf", "").encode(), session.csrf.encode()):
-        raise Problem(403, NOT_ALLOWED, FORGED, fix="load the page again")
+        raise Problem(403, BAD_REQUEST, FORGED, fix="load the page again")
     return given
 
 
@@ -111,8 +117,9 @@ async def _not_signed_in(dashboard: Dashboard, request: Request, why: str) -> Re
 
 async def _form(request: Request) -> Mapping[str, str]:
     """The fields of a form, each once. Raises Problem."""
-    if request.headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}:
-        raise Problem(403, NOT_ALLOWED, "the form is from another site")  # browsers let no page choose this header
+    if _is_foreign(request):
+        fix = "open the page of the dashboard itself, and send its form"
+        raise Problem(403, BAD_REQUEST, "the form is from another site", fix=fix)
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
         raise Problem(415, BAD_REQUEST, "this is no form")
     try:
@@ -123,6 +130,14 @@ async def _form(request: Request) -> Mapping[str, str]:
     except ValueError:
         raise Problem(400, BAD_REQUEST, "this is no form") from None
     return {name: values[0] for name, values in found.items()}
+
+
+def _is_foreign(request: Request) -> bool:
+    """Whether a browser says that the form is from a page of another site. Pages cannot choose these headers."""
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is not None:
+        return site not in {"none", "same-origin"}
+    return origin is not None and origin.partition("://")[2].lower() != request.headers.get("host", "").lower()
 
 
 def _signed_in(dashboard: Dashboard, request: Request, cookie: str, following: str) -> Response:

@@ -2,11 +2,12 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from typing import get_args
 
 from pydantic import ValidationError
 
 from orchestrator.errors import BAD_ARGUMENT
-from orchestrator.web.api.models import TaskQuery
+from orchestrator.web.api.models import STATUSES, TaskQuery
 from orchestrator.web.api.problems import Problem
 
 OPTIONS = {
@@ -17,6 +18,11 @@ OPTIONS = {
     "label": "--label",
 }  # names in an address, and options of the command line
 FILTERS = tuple(OPTIONS)
+FORMS = {
+    "status": f"a status is one of {', '.join(get_args(STATUSES))}",
+    "label": "a label is key=value",
+}  # what a filter must be
+MAX_SHOWN = 80  # characters of one that is wrong
 
 
 def given_in(query: Mapping[str, str]) -> dict[str, str]:
@@ -30,8 +36,9 @@ def query_of(given: Mapping[str, str]) -> TaskQuery:
         return TaskQuery.model_validate({**given, **({"label": [given["label"]]} if "label" in given else {})})
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        why = f"{first['loc'][0]}: {first['msg']}"[:300]
-        raise Problem(400, BAD_ARGUMENT, why, fix="a label is key=value") from None
+        name = str(first["loc"][0])
+        why = f"`{name}` selects no tasks: {given.get(name, '')[:MAX_SHOWN]!r}"
+        raise Problem(400, BAD_ARGUMENT, why, fix=FORMS.get(name, f"correct the {name}")) from None
 
 
 def options_of(given: Mapping[str, str]) -> str:

@@ -69,6 +69,12 @@ class DashboardRig:
             assert answer.status_code == 303, answer.text
         return client
 
+    async def earlier(self, token: str) -> httpx.AsyncClient:
+        """A browser with a session of an earlier version, in which every token could sign in."""
+        client, cookie = await self.visitor(), await self.dashboard.sessions.sign_in(token, "127.0.0.1")
+        client.cookies.set(COOKIE, cookie or "")
+        return client
+
     async def link(self, lives_s: float = 60) -> str:
         """A one-time link's secret."""
         link, ends = secrets.token_urlsafe(32), datetime.now(UTC) + timedelta(seconds=lives_s)

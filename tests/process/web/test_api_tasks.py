@@ -44,6 +44,22 @@ async def test_a_task_from_its_submission_to_its_cancellation(rig: ApiRig) -> No
     ]
 
 
+async def test_a_token_that_may_not_read_sees_no_task_in_the_answers_to_its_actions(rig: ApiRig) -> None:
+    """Neither when it cancels or retries, nor when there is nothing left to do."""
+    token = await rig.token("submit")
+    task = await rig.submit(params={"secret": 1})
+    known = {"id", "outcome", "status", "task", "version"}
+    for action, outcome in (("cancel", "cancelled"), ("cancel", "already"), ("retry", "requeued")):
+        answer = await rig.call("POST", f"/tasks/{task}/{action}", token)
+        found = answer.json()
+        assert (found["outcome"], found["id"], found["task"], set(found)) == (outcome, task, None, known)
+        assert "secret" not in answer.text
+        assert answer.headers["etag"] == f'"{found["version"]}"'
+    reader = await rig.token("submit", "read")
+    assert (await rig.call("POST", f"/tasks/{task}/cancel", reader)).json()["task"]["params"] == {"secret": 1}
+    assert (await rig.call("GET", f"/tasks/{task}", token)).status_code == 403
+
+
 async def test_values_of_users_pass_as_the_database_wrote_them(rig: ApiRig, hand: psycopg.AsyncConnection[Any]) -> None:
     """To decode and encode a million values would hold up all workers. A remark replaces what no program can read."""
     task_id = await rig.submit(params={"big": 2})

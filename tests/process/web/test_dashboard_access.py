@@ -120,6 +120,29 @@ async def test_a_form_of_another_site_is_refused(board: DashboardRig, site: str)
         assert (await visitor.post(path, data=form, headers={"Sec-Fetch-Site": site})).status_code == 403
 
 
+@pytest.mark.parametrize("origin", ["https://evil.com", "null", "http://[", "http://127.0.0.1:1"])
+async def test_a_form_of_a_foreign_origin_is_refused(board: DashboardRig, origin: str) -> None:
+    """Also from a browser that does not send Sec-Fetch-Site. The dashboard's own origin is as good as none."""
+    answer = await board.client.post("/login", data={"token": ADMIN}, headers={"Origin": origin})
+    assert answer.status_code == 403
+    assert "the form is from another site" in answer.text
+    assert "use a token with" not in answer.text
+    own = await board.client.post("/login", data={"token": ADMIN}, headers={"Origin": board.url})
+    assert own.status_code == 303
+
+
+async def test_a_token_that_opens_no_page_cannot_sign_in(board: DashboardRig) -> None:
+    """The page says why."""
+    for token, why in (
+        (await board.token("read", tenant="acme"), "is restricted to a tenant"),
+        (await board.token("submit"), "has no scope read"),
+    ):
+        answer = await board.client.post("/login", data={"token": token})
+        assert answer.status_code == 403
+        assert f"This token {why}" in answer.text
+        assert COOKIE not in answer.cookies
+
+
 async def test_revoking_the_token_ends_its_sessions(board: DashboardRig) -> None:
     """Within the five seconds for which an answer of the database counts."""
     visitor = await board.visitor(await board.token("read", name="laptop"))

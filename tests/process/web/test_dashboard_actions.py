@@ -1,16 +1,21 @@
 """What people do on the pages: stop everything, limit workers for a time, and send messages again."""
 
+import re
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import psycopg
+import pytest
 
 from orchestrator.core.states import State
+from orchestrator.ports import Unavailable
 from orchestrator.web.dashboard.pages import PAGES
 from tests.process.web.api_rig import ADMIN, VIEWER
 from tests.process.web.dashboard_rig import DashboardRig, csrf_of
+from tests.unit.core.build import policy
 
 
 async def act(browser: httpx.AsyncClient, path: str, fields: Mapping[str, str]) -> httpx.Response:
@@ -199,3 +204,62 @@ async def test_an_action_names_its_fleet_and_the_cost_of_its_own_pools(
     assert f"{board.pool} costs $0.50/h now" in page
     assert page.count(board.dashboard.fleet) == 2
     assert "The fleet costs $7.50/h now" in (await (await board.visitor(ADMIN)).get("/do/pause")).text
+
+
+async def test_a_pool_that_does_not_exist_is_neither_paused_nor_limited(
+    board: DashboardRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A typing error would look like a pause. What is in force for a pool that was removed can be ended."""
+    known = policy()
+    pools = tuple(replace(known.pools[0], name=name) for name in ("default", "big"))
+    monkeypatch.setattr(board.api, "policy", replace(known, pools=pools))
+    browser, headers = await board.visitor(ADMIN), {"Authorization": f"Bearer {ADMIN}"}
+    for action in ("pause", "limit", "spawn"):
+        answer = await browser.get(f"/do/{action}?pool=typo")
+        assert answer.status_code == 404, action
+        assert "there is no pool" in answer.text, action
+    for action in ("resume", "unlimit"):
+        assert (await browser.get(f"/do/{action}?pool=typo")).status_code == 200, action
+    for path, body in (("pauses", {}), ("scale-limits", {"most": 1, "for_s": 60})):
+        refused = await board.client.post(f"/api/v1/{path}", json={"pool": "typo", **body}, headers=headers)
+        assert (refused.status_code, refused.json()["id"]) == (404, "E052"), path
+        assert refused.json()["detail"] == "there is no pool 'typo'"
+        assert refused.json()["fix"] == "name one of the pools: default, big"
+        made = await board.client.post(f"/api/v1/{path}", json={"pool": "big", **body}, headers=headers)
+        assert made.status_code == 200, made.text
+        await board.client.delete(f"/api/v1/{path}", headers=headers)
+
+
+async def test_an_action_that_the_database_does_not_answer_says_that_its_end_is_not_known(
+    board: DashboardRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It leads back to the page that asks; a form that is known by its key is sent again as it was."""
+    visitor = await board.visitor(ADMIN)
+
+    async def unanswered(*_: object, **__: object) -> None:
+        raise Unavailable("the database does not answer")
+
+    page = await visitor.get("/do/pause?pool=big")
+    with monkeypatch.context() as patch:
+        patch.setattr(board.rows, "pause", unanswered)
+        answer = await visitor.post("/do/pause", data={"pool": "big", "csrf": csrf_of(page)})
+    assert answer.status_code == 503
+    assert "It is not known whether the action was done" in answer.text
+    assert '<a href="/do/pause?pool=big">Try again</a>' in answer.text
+    assert 'href="/pools"' in answer.text
+    assert "as a whole or not at all" in answer.text
+    with monkeypatch.context() as patch:
+        patch.setattr(board.rows, "pause", unanswered)
+        answer = await visitor.post("/do/stop", data={"csrf": csrf_of(page)})
+    assert "Some of it may be done" in answer.text
+
+    await board.gateway.submit(board.pool)
+    page = await visitor.get(f"/do/cancel-tasks?pool={board.pool}")
+    form = dict(re.findall(r'name="([^"]+)" value="([^"]*)"', page.text))
+    with monkeypatch.context() as patch:
+        patch.setattr(type(board.rows.task_changes), "start", unanswered)
+        answer = await visitor.post("/do/cancel-tasks", data=form)
+    assert answer.status_code == 503
+    again = dict(re.findall(r'name="([^"]+)" value="([^"]*)"', answer.text))
+    assert again["key"] == form["key"]
+    assert (await visitor.post("/do/cancel-tasks", data=again)).status_code == 303

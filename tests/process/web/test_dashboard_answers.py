@@ -84,7 +84,7 @@ async def test_a_token_that_is_restricted_sees_its_own(board: DashboardRig, page
     assert not any(one in seen.text for one in (*others, ">other<", "pool=other"))
     assert (await whole.get(path)).status_code == 200
     for restricted in (await board.token("admin", tenant="acme"), await board.token("submit")):
-        refused = await (await board.visitor(restricted)).get(path)
+        refused = await (await board.earlier(restricted)).get(path)
         assert (refused.status_code, "Not for this token" in refused.text, board.pool in refused.text) == (
             403,
             True,
@@ -140,7 +140,7 @@ async def test_what_belongs_to_another_pool_is_missing_like_what_never_was(board
 
 async def test_what_is_wrong_is_said_on_a_page_of_its_own(board: DashboardRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forbidden, missing, refused, a bug, and a database that is away: the last with since when and why."""
-    visitor, submit = await board.visitor(ADMIN), await board.visitor(await board.token("submit"))
+    visitor, submit = await board.visitor(ADMIN), await board.earlier(await board.token("submit"))
     told = {"forbidden": await submit.get("/"), "refused": await visitor.get(f"/?a={'b' * 3_000}")}
     told["nul"] = await visitor.get("/workers?pool=a%00b")
 

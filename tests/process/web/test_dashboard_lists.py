@@ -327,7 +327,7 @@ async def test_the_first_page_and_the_api_have_the_last_failures_of_tasks(
     assert "No attempt has failed in the last day." in (await visitor.get("/")).text
     tasks = []
     for number, message in ((1, "first"), (2, HOSTILE)):
-        tasks += await board.gateway.submit("failing", max_attempts=1)
+        tasks += await board.gateway.submit("failing", max_attempts=1, task_type="t" * 200)
         (task,) = (await here.claim(number))["tasks"]
         failure = {"message": message, "code": "HANDLER_ERROR"}
         reply = await here.call("worker_fail", p_task_id=task["id"], p_attempt=1, p_failure=failure)
@@ -344,6 +344,7 @@ async def test_the_first_page_and_the_api_have_the_last_failures_of_tasks(
     assert f'href="/tasks/{tasks[2]}"' in shown
     assert f'href="/workers/{here.id}"' in shown
     assert "<script>" not in shown
+    assert "t" * 81 not in shown
     elsewhere = (await other.get("/")).text
     assert not any(task in elsewhere for task in tasks)
 
@@ -363,19 +364,23 @@ async def test_the_first_page_and_the_api_have_the_last_failures_of_tasks(
 
 
 async def test_a_live_worker_says_what_it_has_cost(board: DashboardRig, hand: psycopg.AsyncConnection[Any]) -> None:
-    """From the moment its pod had a machine, in cents; a pod without a price has none."""
-    known, unknown = await board.worker("paid"), await board.worker("paid")
-    for worker, usd in ((known, 0.5), (unknown, None)):
+    """As the API has it: until its pod has gone, in cents or finer; a pod without a price has none."""
+    known, unknown, gone, young = [await board.worker("paid") for _ in range(4)]
+    for worker, usd, begin, end in (
+        (known, 0.5, "3 hours", None), (unknown, None, "3 hours", None), (gone, 0.5, "3 hours", "2 hours"),
+        (young, 0.5, "20 seconds", None),
+    ):  # fmt: skip
         await hand.execute(
-            "update workers set price_usd_per_hour = %s, billing_since = now() - interval '3 hours' where id = %s",
-            (usd, worker.id),
+            "update workers set price_usd_per_hour = %s, billing_since = now() - %s::interval,"
+            " state_since = now() - %s::interval, billing_until = now() - %s::interval where id = %s",
+            (usd, begin, begin, end, worker.id),
         )
     page = (await (await board.visitor(ADMIN)).get("/workers?pool=paid")).text
-    for worker, spent in ((known, "$1.50"), (unknown, "–")):
+    for worker, spent in ((known, r"\$1\.50"), (unknown, "–"), (gone, r"\$0\.50"), (young, r"\$0\.00[2-9]\d")):
         found = re.search(rf'id="w-{worker.id}".*?data-l="spent">([^<]*)<', page, re.DOTALL)
         assert found
-        assert found[1] == spent
-    assert len(re.findall(r'data-l="pod"><span class="id">pod-[0-9a-f]+<', page)) == 2
+        assert re.fullmatch(spent, found[1]), (spent, found[1])
+    assert len(re.findall(r'data-l="pod"><span class="id">pod-[0-9a-f]+<', page)) == 4
 
 
 async def test_a_page_leads_to_what_it_names(board: DashboardRig) -> None:
@@ -433,3 +438,29 @@ async def test_many_pools_begin_with_those_that_are_held_back(board: DashboardRi
     assert "12 more pools" in (await visitor.get("/decisions")).text
     rows = (await visitor.get("/")).text.partition('<section>\n<div class="head"><h2>Pools')[2]
     assert rows.index(names[-1]) < rows.index(names[0])
+
+
+async def test_a_time_or_a_filter_that_cannot_be_read_is_named_with_its_form(board: DashboardRig) -> None:
+    """By the names of the API too, and without the patterns of the program."""
+    visitor = await board.visitor(ADMIN)
+    for path, words in (
+        ("/decisions/blocked?since=abc", "is no time"),
+        ("/decisions/blocked?since=2026-01-02T00:00&until=2026-01-01T00:00", "begins after its end"),
+        ("/tasks?status=weird", "a status is one of Queued"),
+        ("/tasks?label=x", "a label is key=value"),
+    ):
+        answer = await visitor.get(path)
+        assert answer.status_code == 400, path
+        assert words in answer.text, path
+        assert "pattern" not in answer.text, path
+
+
+async def test_small_amounts_of_a_bill_have_the_same_digits(board: DashboardRig) -> None:
+    """Half of an amount is not the same amount."""
+    visitor = await board.visitor(ADMIN)
+    for theirs, ours, said in (
+        (0.0101, 0.0044, "$0.0101</b> for 3 pods of this fleet; our records say $0.0044, $0.0057 less."),
+        (41.2, 41.2, "$41.20</b> for 3 pods of this fleet; our records say $41.20, the same."),
+    ):
+        bill = {**BILL, "theirs_usd": theirs, "ours_usd": ours}
+        assert said in await bill_on_the_page(board, visitor, bill)

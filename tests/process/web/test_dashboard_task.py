@@ -2,6 +2,8 @@
 
 import json
 
+import psycopg
+
 from orchestrator.adapters.s3_signing import origins
 from tests.process.web.api_rig import ADMIN
 from tests.process.web.builders import done
@@ -158,3 +160,26 @@ def test_the_origin_of_presigned_urls_is_known_without_a_client() -> None:
     assert origins("https://s3.example.com:9000/x", "b", "r") == "https://s3.example.com:9000"
     assert "https://b.s3.eu-west-1.amazonaws.com" in origins(None, "b", "eu-west-1").split()
     assert "https://s3.eu-west-1.amazonaws.com" in origins(None, "b.c", "eu-west-1").split()
+
+
+async def test_a_progress_of_any_json_does_not_break_a_page(board: DashboardRig, hand: psycopg.AsyncConnection) -> None:
+    """Users write the column by SQL: what is no message and no fraction is left out."""
+    worker = await board.worker()
+    await board.gateway.submit(worker.pool)
+    task = (await worker.claim())["tasks"][0]["id"]
+    visitor = await board.visitor(ADMIN)
+    for progress, shown in (
+        ('{"message": {"a": 1}}', "some"), ('{"fraction": 1e400, "message": "half"}', "half"), ('"text"', "some"),
+        ('{"fraction": true}', "some"), ("[1]", "some"), ('{"fraction": 0.25, "message": 7}', "25%"),
+    ):  # fmt: skip
+        await hand.execute("update public.tasks set progress = %s::jsonb where id = %s", (progress, task))
+        board.dashboard.shared.forget_all()
+        for path in (f"/tasks/{task}", "/tasks"):
+            answer = await visitor.get(path)
+            assert answer.status_code == 200, (path, progress)
+        page = (await visitor.get(f"/tasks/{task}")).text
+        assert f"attempts. {shown}" in page, progress
+        explanation = await board.client.get(
+            f"/api/v1/tasks/{task}/explanation", headers={"Authorization": f"Bearer {ADMIN}"}
+        )
+        assert explanation.status_code == 200, progress

@@ -14,12 +14,13 @@ from orchestrator.cli.command_table import COMMANDS
 from orchestrator.core.cluster_states import ClusterStatus, MemberRole, MemberStatus
 from orchestrator.core.clusters.rows import ClusterRow
 from orchestrator.core.exit_causes import ExitCause
+from orchestrator.core.meanings import OPERATOR
 from orchestrator.core.model import ClusterNeed, Demand, EndedBringUp, Spent, Worker
 from orchestrator.core.plan import plan
 from orchestrator.core.provider import OfferState
 from orchestrator.core.stages import BRING_UP
 from orchestrator.diagnostics.change import changes
-from orchestrator.diagnostics.condition_kinds import ConditionKind
+from orchestrator.diagnostics.condition_kinds import ONCE_CORRECTED, ConditionKind, Impact
 from orchestrator.diagnostics.conditions import Condition, is_healthy
 from orchestrator.diagnostics.environment import environment
 from orchestrator.diagnostics.fact_sources import of_report, of_tick
@@ -645,6 +646,26 @@ def test_every_kind_has_a_case() -> None:
         wrong(report)
         shown |= {one.kind for one in found_in(report)}
     assert shown == set(ConditionKind)
+
+
+def test_only_kinds_that_make_tasks_wait_say_that_tasks_wait() -> None:
+    """Of the others, some tasks have failed, and some go on. What needs no fix needs nobody to act."""
+    for kind in ConditionKind:
+        assert kind.row.then != ONCE_CORRECTED or Impact.WAIT in kind.row.unhealthy, kind
+        assert not kind.row.fix.lower().startswith("none needed") or kind.row.who != OPERATOR, kind
+    failing = ConditionKind.NO_HANDLER, ConditionKind.TASKS_FAILED
+    assert all("Failed" in kind.row.then or "failed" in kind.row.then for kind in failing)
+
+
+def test_a_backlog_whose_workers_are_not_ready_needs_nobody() -> None:
+    """It says what happens by itself."""
+    report = facts()
+    waits({"Queued": 3}, claimable=3, running=0, oldest_claimable_at=when(1_000))(report)
+    report["workers"] = {}
+    (backlog,) = [one.as_json() for one in found_in(report) if one.kind is ConditionKind.BACKLOG]
+    assert "its workers are not ready yet" in backlog["detail"]
+    assert (backlog["who"], backlog["action"][:11]) == ("nobody", "none needed")
+    assert backlog["then"] == "the tasks are claimed as soon as its workers are ready"
 
 
 def test_each_fix_names_a_command_that_there_is() -> None:

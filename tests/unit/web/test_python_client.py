@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from gpu_orchestrator_client import ApiError, AsyncClient, Client, IncompleteOutput, ServiceUnavailable
+from gpu_orchestrator_client.models import TaskInfo
 
 URL = "https://gpu.example.com"
 PAGES = {None: (["a", "b"], "c1"), "c1": (["c", "d"], "c2"), "c2": (["e"], None)}
@@ -126,3 +127,12 @@ async def test_a_download_that_ends_early_is_an_incomplete_output_and_leaves_no_
         with Client(URL, "token", transport=transport) as client, pytest.raises(IncompleteOutput):
             await asyncio.to_thread(client.task("a").output().save, tmp_path / "sync")
     assert [one for one in tmp_path.rglob("*") if one.is_file()] == []
+
+
+def test_an_action_of_a_token_that_may_not_read_has_id_status_and_version() -> None:
+    """The service names no more."""
+    acted = {"outcome": "cancelled", "id": "t", "status": "Cancelled", "version": "3"}
+    info = TaskInfo.of_action({**acted, "task": None})
+    assert (info.id, info.status, info.version, info.result) == ("t", "Cancelled", "3", None)
+    whole = {"id": "t", "status": "Queued", "version": "4", "result_data": 7}
+    assert TaskInfo.of_action({**acted, "task": whole}).result == 7

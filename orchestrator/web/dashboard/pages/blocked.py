@@ -12,14 +12,16 @@ from orchestrator.web.api.lists import EARLIEST, HOUR, MAX_DECISIONS
 from orchestrator.web.api.problems import Problem
 from orchestrator.web.dashboard.views import Facts, Page, Reads, View
 
+NAMES = {"since": "from", "until": "to"}  # as the API and the command line call the two ends
 FIELD = "%Y-%m-%dT%H:%M"  # of <input type="datetime-local">, in UTC
 
 
 async def facts(reads: Reads, view: View) -> Facts:
     """What was blocked between two moments; without them, in the hour before the minute that has begun."""
     now = datetime.now(UTC).replace(second=0, microsecond=0)
-    until = min(max(moment(view.query, "to") or now, EARLIEST), now)
-    since = moment(view.query, "from") or until - HOUR
+    query = {NAMES.get(name, name): value for name, value in view.query.items()}
+    until = min(max(moment(query, "to") or now, EARLIEST), now)
+    since = moment(query, "from") or until - HOUR
     if since >= until:
         raise Problem(400, BAD_ARGUMENT, "the time begins after its end, or in the future", fix="correct its two ends")
     pool = view.query.get("pool")
@@ -37,8 +39,8 @@ async def facts(reads: Reads, view: View) -> Facts:
         "since": since,
         "until": until,
         "lasted_s": (until - since).total_seconds(),
-        "is_open": "to" not in view.query,
-        "fields": {name: view.query.get(name, "") for name in ("from", "to")},
+        "is_open": "to" not in query,
+        "fields": {name: query.get(name, "") for name in ("from", "to")},
         "is_cut": found["more"],
         "most": MAX_DECISIONS,
     }

@@ -45,7 +45,7 @@ async def facts(reads: Reads, view: View) -> Facts:
         "why": explanation,
         "attempts": [(one, took_s(one.started_at, one.ended_at)) for one in reversed(explanation.attempts)],
         "progress": tasks.progress(task["progress"]) if task["progress"] else None,
-        "fraction": (task["progress"] or {}).get("fraction"),
+        "fraction": tasks.fraction_of(task["progress"]),
         "output": output(reads, task),
         "params": shown_json(seen["params"]),
         "result": shown_json(seen["result_data"]),

@@ -12,6 +12,7 @@ from orchestrator.web.api.cursors import cursor_of, place_of
 from orchestrator.web.dashboard.views import Facts, Page, Reads, View
 
 ENDED, LIVE = 50, 100  # on a page
+CENT = 0.01
 STATES = ("spawning", "active", "idle", "terminating")
 
 
@@ -60,14 +61,17 @@ def _lived_s(worker: Mapping[str, Any]) -> float | None:
 
 
 def _spent_usd(worker: Mapping[str, Any], now: datetime) -> float | None:
-    """Return what a worker has cost at its present price, in full cents, so that its row does not change all the time.
+    """Return what a worker has cost at its present price. A cent or more is in full cents, so that its row stays.
 
     None: its pod has no machine yet, or its price is not known.
     """
     if worker["billing_since"] is None or worker["price_usd_per_hour"] is None:
         return None
-    hours = (now - datetime.fromisoformat(worker["billing_since"])).total_seconds() / 3600
-    return round(float(worker["price_usd_per_hour"]) * max(0.0, hours), 2)
+    begin, end = (datetime.fromisoformat(worker[name]) if worker[name] else now
+                  for name in ("billing_since", "billing_until"))  # fmt: skip
+    hours = (min(end, now) - begin).total_seconds() / 3600
+    usd = float(worker["price_usd_per_hour"]) * max(0.0, hours)
+    return round(usd, 2 if usd >= CENT else 4)
 
 
 def _place(worker: Mapping[str, Any]) -> list[str]:
