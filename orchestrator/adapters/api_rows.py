@@ -11,6 +11,7 @@ from orchestrator.adapters.economics_store import EconomicsStore
 from orchestrator.adapters.task_change_store import TaskChangeStore
 from orchestrator.core.api_tokens import TokenHolder
 from orchestrator.core.model import EVERY_POOL
+from orchestrator.core.plurals import queued
 from orchestrator.ports import ApiCalls
 
 Row = Mapping[str, Any]
@@ -73,8 +74,11 @@ class ApiRows:
         await self._db.call("fleet_session_end", p_fleet=self._fleet, p_hash=session_hash)
 
     async def observe(self) -> Row:
-        """Workers, queue, offers, budgets and pauses, as a tick sees them."""
-        return dict(await self._db.call("fleet_observe", p_fleet=self._fleet))
+        """Workers, queue, offers, budgets and pauses, as a tick sees them. Counts of tasks know their bound."""
+        seen = dict(await self._db.call("fleet_observe", p_fleet=self._fleet))
+        demand = [one | {"claimable": queued(one["claimable"]), "blocked": _queued(one["blocked"])}
+                  for one in seen["demand"]]  # fmt: skip
+        return seen | {"demand": demand}
 
     async def history(self, since: str, step_s: int | None = None, pool: str | None = None) -> Row:
         """Minutes of pools, in steps: {now, since, step_s, pools: {pool: [{at, ready, …}]}}."""
@@ -280,3 +284,7 @@ class ApiRows:
         """The ledger of one worker's logs, in the order of boot, stream and seq."""
         answer = await self._db.call("fleet_log_pieces", p_fleet=self._fleet, p_worker_id=worker_id)
         return list(answer["pieces"])
+
+
+def _queued(blocked: Mapping[str, int]) -> Mapping[str, int]:
+    return {kind: queued(count) for kind, count in blocked.items()}

@@ -8,7 +8,12 @@ MOST_QUEUED = 10_000  # tasks of a kind that the queue counts in a pool (c_most 
 
 
 class BoundedCount(int):
-    """A count that stopped at a bound: sentences say `at least 10,000 tasks`."""
+    """A count that stopped at a bound, or a sum with one: sentences say `at least 10,000 tasks`."""
+
+    def __add__(self, other: int) -> "BoundedCount":
+        return BoundedCount(int(self) + other)
+
+    __radd__ = __add__
 
     def __format__(self, format_spec: str) -> str:
         return f"at least {int(self):{format_spec or ','}}"

@@ -464,3 +464,29 @@ async def test_small_amounts_of_a_bill_have_the_same_digits(board: DashboardRig)
     ):
         bill = {**BILL, "theirs_usd": theirs, "ours_usd": ours}
         assert said in await bill_on_the_page(board, visitor, bill)
+
+
+async def test_counts_of_tasks_that_stop_at_a_bound_say_at_least(
+    board: DashboardRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums of them too."""
+    await board.gateway.submit("full")
+    call = board.rows._db.call
+
+    async def bounded(function: str, /, **args: Any) -> Any:
+        answer = await call(function, **args)
+        if function == "fleet_observe":
+            blocked = {"dependencies": 10_000}
+            demand = [one | {"claimable": 10_000, "blocked": blocked} for one in answer["demand"][:1]]
+            return answer | {"demand": [*demand, *answer["demand"][1:]]}
+        return answer
+
+    monkeypatch.setattr(board.rows._db, "call", bounded)
+    board.dashboard.shared.forget_all()
+    visitor = await board.visitor(ADMIN)
+    for path, text in (
+        ("/", "at least 10,000 tasks ready"), ("/tasks", "at least 10,000 ready to run"),
+        ("/tasks", "at least 20,000"), ("/pools", "at least 10,000 <small>ready"),
+        ("/do/pause", "at least 10,000 ready tasks wait"),
+    ):  # fmt: skip
+        assert text in (await visitor.get(path)).text, path
