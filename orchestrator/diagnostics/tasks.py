@@ -98,10 +98,17 @@ def explained(found: Row, policy: Policy | None = None) -> TaskExplanation:
 
 def _since(task: Row) -> str:
     """Return since when it has its status. A statement that cancels a task need not write updated_at."""
-    times: list[str] = [task["updated_at"]]
-    if task["status"] == "Cancelled" and task["cancel_requested_at"]:
-        times.append(task["cancel_requested_at"])
-    return max(times, key=datetime.fromisoformat)
+    texts = (task["updated_at"], task["cancel_requested_at"] if task["status"] == "Cancelled" else None)
+    known = [(at, text) for text in texts if (at := _moment(text))]
+    return str(max(known)[1] if known else task["updated_at"])
+
+
+def _moment(text: str | None) -> datetime | None:
+    """Return a time of a user's row; None if there is none, or none that a calendar has."""
+    try:
+        return datetime.fromisoformat(text) if text else None
+    except ValueError:
+        return None
 
 
 def _fix(why: _Why, task: Row) -> str:

@@ -545,6 +545,18 @@ async def test_a_task_that_ends_without_a_run_shows_when(fleet: Fleet, hand: Asy
     assert (row["updated_at"], row["generation_processed_at"]) == (fleet.now.isoformat(), None)
 
 
+@pytest.mark.parametrize("at", ["infinity", "-infinity", "4000-01-01 BC", "294000-01-01"])
+@pytest.mark.parametrize("column", ["updated_at", "cancel_requested_at"])
+async def test_a_cancelled_task_of_an_impossible_time_is_explained(
+    fleet: Fleet, hand: AsyncConnection[DictRow], column: str, at: str
+) -> None:
+    """Since the other of the two times, if that can be read."""
+    (task,) = await fleet.submit()
+    await fleet.call("task_cancel", p_id=task)
+    await hand.execute(f"update tasks set {column} = %s::timestamptz where id = %s", (at, task))  # noqa: S608
+    assert (await told(fleet, task)).since == fleet.now.isoformat()
+
+
 async def test_the_usual_duration_of_the_task_type_is_shown(fleet: Fleet) -> None:
     """It comes from recent tasks, each without the time of earlier ones in the same claim. Too few tasks give none."""
     *earlier, task = await fleet.submit(count=5)
