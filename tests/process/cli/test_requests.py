@@ -152,7 +152,6 @@ async def test_an_operator_chooses_the_rule_of_scaling(cli: Cli, fleet: Fleet) -
     assert "Pool training follows the rule fixed, chosen by an operator." in (await cli("scale", "list")).out
     explained = (await cli("explain", "scaling", "--verbose")).out
     assert "an operator chose the rule learned" in explained
-    assert "no task waits" in explained
     assert (await cli("scale", "list", "--json")).json()["policies"] == {"*": "learned", "training": "fixed"}
     assert "The settings decide the rule of every pool." in (await cli("scale", "policy", "settings")).out
     assert (await cli("scale", "policy", "clever")).code == 2
