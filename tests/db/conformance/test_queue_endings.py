@@ -194,6 +194,20 @@ async def test_a_stale_attempt_is_fenced(fleet: Fleet) -> None:
     assert await attempts(fleet, task_id) == [("lost", "LEASE_EXPIRED", "lost"), ("complete", None, None)]
 
 
+async def test_a_stale_attempt_is_fenced_while_its_launch_runs_the_next_one(fleet: Fleet) -> None:
+    """A result that a worker sends late must not complete the attempt that it has begun since."""
+    await fleet.submit()
+    agent = await fleet.agent()
+    (first,) = await agent.claim()
+    fleet.wait(61)
+    await fleet.fleet("rescue", p_worker_id=None)
+    (second,) = await agent.claim()
+    assert (first["id"], first["attempt"] + 1) == (second["id"], second["attempt"])
+    assert await agent.complete_many(result(first)) == ["fenced"]
+    assert await agent.complete(first) == "fenced"
+    assert await agent.complete_many(result(second)) == ["ok"]
+
+
 async def test_a_failed_task_is_queued_with_a_doubling_delay_until_its_last_attempt(fleet: Fleet) -> None:
     """30 s, then 60 s, each give or take a fifth; then Failed, with where and how."""
     (task_id,) = await fleet.submit()

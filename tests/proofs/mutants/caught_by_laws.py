@@ -173,8 +173,6 @@ MUTANTS = (
            "_cuda(pool.image)", "_cuda(self._policy.pools[0].image)", "PodCreator._spec"),
     Mutant("SQL: a stale term may write", "fence", f"{SQL}/fleet.py",
            "        if term is None or known != term:", "        if term is None:"),
-    Mutant("SQL: a stale attempt may complete", "I3", f"{SQL}/queue.py",
-           'if row is not None and (row["attempt"], row["nonce"]) == (attempt, nonce):', "if row is not None:", "Queue._hold"),
     Mutant("SQL: a claim takes a task that another worker runs", "I3", f"{SQL}/queue.py",
            'if r["state"] == "ready" and', 'if r["state"] in ("ready", "running") and', "Queue._ready"),
     Mutant("SQL: a move checks no state", "I7", f"{SQL}/fleet.py",

@@ -129,6 +129,8 @@ MUTANTS_WITH_TESTS = (
            "migrations/functions/queue/07_claiming.sql", " and h.claim_no = p_claim_no", "", "claim"),
     Mutant("a launch completes what an earlier one began", f"{DB}/test_queue_claims.py::test_a_launch_ends_no_attempt_that_an_earlier_launch_of_its_worker_began",
            "migrations/functions/queue/10_completing.sql", " and l.nonce = p_launch.nonce", "", "finish"),
+    Mutant("a stale attempt completes the next one of its launch", f"{DB}/test_queue_endings.py::test_a_stale_attempt_is_fenced_while_its_launch_runs_the_next_one",
+           "migrations/functions/queue/10_completing.sql", "l.attempt = p_attempts[array_position(p_ids, l.task_id)]\n                      and ", "", "finish"),
     Mutant("an old end hides a newer attempt", f"{DB}/test_queue_publishing.py::test_a_failure_that_cannot_be_shown_queues_the_task_again",
            "migrations/functions/queue/06_publishing.sql", "t.published < e.no and e.status", "e.status", "write_ends"),
     Mutant("a pending end outlives what a user writes", f"{DB}/test_queue_publishing.py::test_a_status_that_a_user_writes_takes_the_place_of_a_pending_end",

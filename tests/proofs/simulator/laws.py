@@ -56,6 +56,7 @@ class Laws:
         self.completed: Counter[str] = Counter()
         self._accepted: Counter[str] = Counter()
         self._numbers: dict[str, int] = {}  # task -> the number of its last attempt
+        self._was: dict[str, str] = {}  # worker -> its status before its last change
         self._made: Counter[str] = Counter()
         self._deletes: defaultdict[str, list[float]] = defaultdict(list)  # pod -> when its delete was asked for
         self._calls: defaultdict[str, list[float]] = defaultdict(list)  # process -> when it called the provider
@@ -123,6 +124,7 @@ class Laws:
         self._changed(old, new)
 
     def _changed(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        self._was[new["id"]] = old["status"]
         if new["last_heartbeat"] != old["last_heartbeat"]:
             self._machines.heard(new)
         if (new["ssh_host"], new["ssh_port"]) != (old["ssh_host"], old["ssh_port"]):
@@ -222,6 +224,8 @@ class Laws:
             self.broken("market", f"{probing} ask for {key} at once, its probe budget is {offer['probe_budget']}")
 
     def _task(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        if new["status"] == "In Progress" and (old["status"], old["attempts"]) != (new["status"], new["attempts"]):
+            self._begun(old, new)
         if new["status"] == old["status"]:
             return
         if old["status"] == "Complete":
@@ -230,8 +234,6 @@ class Laws:
             self.completed[new["id"]] += 1
             if self.completed[new["id"]] > 1 or old["status"] != "In Progress":
                 self.broken("I3", f"task {new['id']} was completed {self.completed[new['id']]} times")
-        if new["status"] == "In Progress":
-            self._begun(new)
         if new["failure_code"] in ("NO_HANDLER", "EARLIER_RELEASE") and new["status"] == "Failed":
             self.broken("I2", f"task {new['id']} ({new['task_type']}) failed, and the release that leads has a handler")
         if new["failure_code"] == "TASK_STUCK" and not _stands(new):
@@ -249,8 +251,10 @@ class Laws:
             if agent is not None and held and agent.beaten_s is not None and now - agent.beaten_s < 10:
                 self.broken("I8", f"task {new['id']} was taken from an agent that was answered lately")
 
-    def _begun(self, new: Mapping[str, Any]) -> None:
+    def _begun(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         """Check a task that a worker has claimed."""
+        if old["status"] == "In Progress":
+            self.broken("I3", f"attempt {new['attempts']} of task {new['id']} begins while {old['attempts']} runs")
         if new["attempts"] <= self._numbers.get(new["id"], 0):
             self.broken("I3", f"attempt {new['attempts']} of task {new['id']} has the number of an earlier one")
         self._numbers[new["id"]] = new["attempts"]
@@ -263,10 +267,15 @@ class Laws:
         term, leads = args.get("p_term"), self._world.db.leases.get(FLEET, {}).get("term")
         if term is not None and function != "fleet_resign" and term != leads:
             self.broken("fence", f"{function} was carried out for term {term}, and {leads} leads")
-        for task_id in completed_by(function, args, answer):
+        for task_id, attempt in completed_by(function, args, answer).items():
             self._accepted[task_id] += 1
             if self._accepted[task_id] > 1:
                 self.broken("I3", f"a second completion of task {task_id} was accepted")
+            if attempt != self._numbers[task_id]:
+                self.broken("I3", f"attempt {attempt} of task {task_id} completed while {self._numbers[task_id]} ran")
+        if function == "fleet_move" and self._was[args["p_worker_id"]] not in map(str, args["p_from"]):
+            was, named = self._was[args["p_worker_id"]], " or ".join(map(str, args["p_from"]))
+            self.broken("I7", f"{args['p_worker_id']} was moved as {named}, and it was {was}")
         self._machines.committed(function, args, answer)
         if function == "fleet_log_lost":
             self._given_up(self._world.db.workers[args["p_worker_id"]])

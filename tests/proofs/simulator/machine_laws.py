@@ -101,6 +101,8 @@ class MachineLaws:
             live = db.tasks[task_id]["status"] in ("Queued", "In Progress", "Failed")
             if given > 1 or (live and not given):
                 self._broken("sick", f"task {task_id}, which failed on the sick {row['id']}, got {given} attempts back")
+            if task_id in db.live and db.live[task_id]["uncounted"] < given:
+                self._broken("sick", f"task {task_id} got an attempt of {row['id']} back, and the attempt still counts")
 
     def _judged(self, row: Mapping[str, Any]) -> None:
         """Check that bad inputs end no worker, and that its own tasks speak against one that is ended as sick."""
@@ -262,11 +264,12 @@ def _reports_fault(row: Mapping[str, Any]) -> bool:
     return any(isinstance(one, dict) and (one.get("code"), one.get("severity")) == ("XID_79", "C") for one in found)
 
 
-def completed_by(function: str, args: Mapping[str, Any], answer: Any) -> list[str]:
-    """The tasks that this call completed."""
+def completed_by(function: str, args: Mapping[str, Any], answer: Any) -> dict[str, int]:
+    """The tasks that this call completed, and of each the attempt."""
     said = []
     if function == "worker_complete":
-        said = [(args["p_task_id"], answer["outcome"])]
+        said = [(args["p_task_id"], args["p_attempt"], answer["outcome"])]
     elif "p_results" in args:
-        said = [(one["task_id"], outcome) for one, outcome in zip(args["p_results"], answer["outcomes"], strict=True)]
-    return [task_id for task_id, outcome in said if outcome == "ok"]
+        results = zip(args["p_results"], answer["outcomes"], strict=True)
+        said = [(one["task_id"], one["attempt"], outcome) for one, outcome in results]
+    return {task_id: attempt for task_id, attempt, outcome in said if outcome == "ok"}
