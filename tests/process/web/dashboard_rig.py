@@ -113,12 +113,14 @@ class DashboardRig:
         detail: str = "see the log",
         subject: str | None = None,
         priority: str = HIGH,
+        count: int = 1,
     ) -> None:
-        """Something that the leader finds wrong, about this test's pool unless another subject is named."""
+        """What the leader finds wrong, so many times, about this test's pool unless another subject is named."""
         row = {"kind": "NO_HANDLER", "subject": subject or self.pool, "issue": issue, "detail": detail, "pools": pools}
         more = {"priority": priority, "who": "you", "then": None, "action": "orchestrator list", "until": None}
         since = datetime.now(UTC).isoformat()
-        await self.store.note_conditions(self.term, [{**row, **more, "since": since}], for_s=3_600)
+        found = [{**row, **more, "since": since, "issue": f"{issue} {n}" if count > 1 else issue} for n in range(count)]
+        await self.store.note_conditions(self.term, found, for_s=3_600)
 
 
 @asynccontextmanager

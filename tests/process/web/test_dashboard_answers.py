@@ -115,6 +115,17 @@ async def test_a_remark_needs_nobody(board: DashboardRig) -> None:
     assert re.search(r'id="badge"[^>]*>1<', page)
 
 
+async def test_many_problems_of_one_kind_fill_no_page(board: DashboardRig) -> None:
+    """Three are shown as a whole; the others are one line that opens, and all of them count."""
+    visitor = await board.visitor(ADMIN)
+    await board.condition("no handler for type", [board.pool], count=200)
+    page = (await visitor.get("/")).text
+    assert "200 things need you: no handler for type 0</h1>" in page
+    assert page.count("<dt>Must act</dt>") == 3
+    assert "<summary>197 more of this kind</summary>" in page
+    assert ("<p>no handler for type 102</p>" in page, "<p>and 97 more</p>" in page) == (True, True)
+
+
 async def test_what_belongs_to_another_pool_is_missing_like_what_never_was(board: DashboardRig) -> None:
     """Its page, its stream and its log. Neither says which of the two it is; names that cannot be are missing too."""
     await board.furnish()

@@ -1,7 +1,7 @@
 """`/`: is it all right, why not, and what does it cost."""
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -23,6 +23,7 @@ from orchestrator.web.dashboard.views import Facts, Page, Reads, View
 
 LAST_DECISIONS = 8
 LAST_FAILURES = 5
+OF_A_KIND = 3  # problems of one kind that are shown as a whole
 HOUR, DAY = "1h", "24h"
 RANGES = {HOUR: timedelta(hours=1), DAY: timedelta(days=1), "7d": timedelta(days=7)}
 Row = Mapping[str, Any]
@@ -62,9 +63,12 @@ async def facts(reads: Reads, view: View) -> Facts:
         "title": headline(needs, figures, standing),
         "healthy": not any(one["priority"] == HIGH for one in needs),
         "sentence": sentence(figures),
-        "needs": [
-            {**one, "about": f"/workers/{quote(one['subject'])}" if one["subject"] in there else None} for one in needs
-        ],
+        "needs": folded(
+            [
+                {**one, "about": f"/workers/{quote(one['subject'])}" if one["subject"] in there else None}
+                for one in needs
+            ]
+        ),
         "figures": figures,
         "pools": sorted(pools, key=lambda one: not (one["paused"] or (one["why"] and one["why"].blocked))),
         "failures": failures["failures"],
@@ -77,6 +81,23 @@ async def facts(reads: Reads, view: View) -> Facts:
         "known": standing["conditions"] is not None,
         "may_stop": view.holder.pools is None and view.holder.may(OPERATE),
     }
+
+
+def folded(needs: Sequence[Row]) -> list[Row]:
+    """The problems in their order; of each kind and priority only the first few, and the last of these has the `more`.
+
+    So two hundred pools with the same problem hide no other one.
+    """
+    shown: list[Row] = []
+    alike: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
+    for one in needs:
+        same = alike[one["kind"], one["priority"]]
+        if len(same) < OF_A_KIND:
+            same.append({**one, "more": []})
+            shown.append(same[-1])
+        else:
+            same[-1]["more"].append(one)
+    return shown
 
 
 async def past(reads: Reads, wanted: str | None) -> tuple[str, Row]:
