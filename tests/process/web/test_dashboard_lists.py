@@ -478,7 +478,7 @@ async def test_counts_of_tasks_that_stop_at_a_bound_say_at_least(
         if function == "fleet_observe":
             blocked = {"dependencies": 10_000}
             demand = [one | {"claimable": 10_000, "blocked": blocked} for one in answer["demand"][:1]]
-            return answer | {"demand": [*demand, *answer["demand"][1:]]}
+            return answer | {"demand": demand}  # other tests of this fleet have left tasks in other pools
         return answer
 
     monkeypatch.setattr(board.rows._db, "call", bounded)
