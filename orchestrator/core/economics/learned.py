@@ -154,7 +154,8 @@ class LearnedRule:
             return None
         review_at = view.now + REVIEW_S
         covered = len(view.booting) + started  # so many of the oldest tasks have a worker that boots
-        return min(review_at, view.waiting[covered] + max_wait_s) if covered < len(view.waiting) else review_at
+        late_at = view.waiting[covered] + max_wait_s if covered < len(view.waiting) else review_at
+        return min(review_at, late_at) if late_at > view.now else review_at  # more than MAX_STARTS are late already
 
 
 class ColdStartRule(LearnedRule):

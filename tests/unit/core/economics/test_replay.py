@@ -112,6 +112,17 @@ def test_a_days_budget_is_never_exceeded(
     assert max(usd_by_day(done, usd_per_hour), default=0) <= daily_usd
 
 
+@pytest.mark.parametrize("policy", ScalingPolicy)
+def test_a_day_that_begins_with_more_late_tasks_than_one_decision_may_start_keeps_its_budget(
+    policy: ScalingPolicy,
+) -> None:
+    """A review of the past would count money twice."""
+    tasks = [RecordedTask(40_000 + at, 600) for at in range(600)]
+    done = replayed(tasks, policy, Terms(60, 1_000, usd_per_hour=1.0, daily_usd=20.0))
+    assert max(usd_by_day(done, 1.0)) <= 20
+    assert all(one.ended is not None and one.ended >= one.asked for one in done.workers)
+
+
 def test_work_that_the_budget_interrupts_runs_on_another_day() -> None:
     tasks = [RecordedTask(number * 10.0, 600) for number in range(20)]
     done = replayed(tasks, LEARNED, Terms(60, 5, usd_per_hour=1.0, daily_usd=1.0))
