@@ -77,13 +77,15 @@ def size(
     ends, kept, due = _of_idle(rule, view, idle, snapshot)
     ends, held = ends[: max(0, view.live - warm)], ends[max(0, view.live - warm) :]
     starts, wanted = decision.starts, len(ready) - len(ends) + min(len(spawning), view.queued)
+    text = [decision.why] if starts else [f"end {len(ends)}: {ends[-1][1]}"] if ends else []
     if view.queued and view.live + starts >= most:  # how many more it wants, for the reason of the limit
-        starts = max(starts, rule.decide(replace(view, most=view.live + MAX_STARTS)).starts)
+        unlimited = rule.decide(replace(view, most=view.live + MAX_STARTS))
+        if unlimited.starts > starts:
+            starts, text = unlimited.starts, [unlimited.why]
     if starts:
         wanted = view.live + starts
     inputs: dict[str, object] = {"policy": ScalingPolicy.LEARNED.value, "boot_s": round(known.boot_s), "why": ""}
     inputs |= {"run_s": round(known.run_s, 1), "arrivals_per_min": round(known.arrivals_per_s(view.now) * 60, 1)}
-    text = [decision.why] if decision.starts else [f"end {len(ends)}: {ends[-1][1]}"] if ends else []
     if held:
         stay = "stay" if len(held) > 1 else "stays"
         text.append(f"{counted(len(held), 'idle worker')} {stay} in any case: at least {counted(warm, 'worker')}")

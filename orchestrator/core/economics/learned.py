@@ -13,6 +13,7 @@ WORTH_BOOTS = 1.5  # of waiting saved, at which a worker is started
 AHEAD_BOOTS = 2.0  # for how long arrivals are expected; a worker that is started later serves the others as well
 MAX_WAIT_BOOTS = 4.0  # the default of the longest wait, in boots
 REVIEW_S = 10.0  # while tasks wait and the pool may grow: also without events, what is expected changes
+REVIEW_BOOTS = 0.01  # or so much of a boot, if that is longer
 MAX_STARTS = 100  # of one decision
 
 
@@ -152,7 +153,7 @@ class LearnedRule:
     def _review_at(self, view: PoolView, started: int, max_wait_s: float) -> float | None:
         if not view.queued or view.live + started >= view.most:
             return None
-        review_at = view.now + REVIEW_S
+        review_at = view.now + max(REVIEW_S, self.known.boot_s * REVIEW_BOOTS)
         covered = len(view.booting) + started  # so many of the oldest tasks have a worker that boots
         late_at = view.waiting[covered] + max_wait_s if covered < len(view.waiting) else review_at
         return min(review_at, late_at) if late_at > view.now else review_at  # more than MAX_STARTS are late already

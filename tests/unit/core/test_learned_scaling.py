@@ -96,6 +96,15 @@ def test_ten_thousand_tasks_start_no_more_than_the_limit() -> None:
     assert "MAX_ACTIVE_GPUS=7" in said(made)[0]
 
 
+def test_at_the_limit_the_decision_says_what_more_workers_would_save() -> None:
+    """Not that one more saves less than it costs."""
+    made = plan(seen(busy("gpu-1"), claimable=10_000), learned(max_active=1))
+    assert spawned(made) == []
+    rule = made.decisions[0].rule
+    assert rule.startswith("start 100: the last one saves ")
+    assert rule.endswith("; 1 max; target 1")
+
+
 def test_a_late_task_gets_a_boot() -> None:
     """Within MAX_WAIT_SEC, also if that is worth nothing."""
     late = seen(busy("gpu-1"), claimable=1, waited_s=500)
