@@ -249,7 +249,7 @@ async def dry_run(settings: Settings) -> tuple[Snapshot, Plan]:
     received, and every pod without a row has been seen since the leader's begin. Absence needs several lists, so it is
     never assumed. Raises ApiAuth if RunPod refuses the key; without a list for another reason, `pods` is None.
     """
-    from orchestrator.adapters.rows import moment
+    from orchestrator.core.moments import moment
     from orchestrator.loop.learning import Learning
     from orchestrator.loop.observe import Observer
     from orchestrator.pods.bundle import bundle_of

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from typing import Any
 
-from orchestrator.adapters.rows import Row, maybe_moment, moment
+from orchestrator.adapters.rows import Row
 from orchestrator.core.cluster_states import (
     ClusterStatus,
     ClusterSubject,
@@ -25,6 +25,7 @@ from orchestrator.core.clusters.rows import (
     MemberWorker,
     NodeTask,
 )
+from orchestrator.core.moments import maybe_moment, moment
 from orchestrator.core.states import Stage, State
 
 

@@ -22,6 +22,7 @@ from orchestrator.core.model import (
     ScaleLimit,
     Worker,
 )
+from orchestrator.core.moments import maybe_moment, moment
 from orchestrator.core.provider import OfferState
 from orchestrator.core.states import Stage, State, WaitingOn
 from orchestrator.core.store_outage import waiting_since
@@ -31,7 +32,6 @@ from worker.protocol import DISK
 
 Row = Mapping[str, Any]
 OPERATOR = "operator"  # the actor, if the row names none
-EARLIEST, LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)  # leaves a day for arithmetic
 
 
 def worker_of(row: Row) -> Worker:
@@ -194,25 +194,6 @@ def arguments_of(piece: LogRange) -> dict[str, Any]:
         "p_sha256": piece.sha256,
         "p_key": piece.key,
     }
-
-
-def moment(text: str) -> datetime:
-    """Parse a time of the database. A time beyond Python's range becomes the first or last one that Python knows.
-
-    A row with such a time (`-infinity` for a task that should run first) must not make every snapshot fail.
-    """
-    try:
-        parsed = datetime.fromisoformat(text)
-    except ValueError:
-        return EARLIEST if text.startswith("-") or text.endswith("BC") else LATEST
-    return (
-        parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
-    )  # an older project may have a column without a time zone
-
-
-def maybe_moment(text: str | None) -> datetime | None:
-    """Parse a time that may be null."""
-    return None if text is None else moment(text)
 
 
 def _held_back_of(row: Row) -> HeldBack | None:

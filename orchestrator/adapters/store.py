@@ -10,8 +10,6 @@ from orchestrator.adapters.rows import (
     demand_of,
     ended_bringup_of,
     fault_of,
-    maybe_moment,
-    moment,
     need_of,
     offer_of,
     pod_price_of,
@@ -25,6 +23,7 @@ from orchestrator.core.economics.stored import as_json
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.host_strikes import Strike
 from orchestrator.core.model import Pause, Spent, StoreOutage, Worker
+from orchestrator.core.moments import maybe_moment, moment
 from orchestrator.core.policy import TaskType
 from orchestrator.core.states import Stage, State
 from orchestrator.ports import DatabaseHalf, Lease, LogRange, PoolHistory, SchemaMismatch, StageAttempt

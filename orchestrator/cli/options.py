@@ -5,14 +5,13 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TextIO
 
 import click
 
 from orchestrator.cli.program import suggestion
-from orchestrator.diagnostics.amounts import moment
 from orchestrator.errors import BAD_ARGUMENT, Failure
 
 SPAN = re.compile(r"(\d{1,5})([smhdw])")
@@ -122,9 +121,14 @@ def _opened(path: str) -> contextlib.AbstractContextManager[TextIO]:
     return contextlib.nullcontext(sys.stdin) if path == "-" else Path(path).open(encoding="utf-8")
 
 
+def _written(text: str) -> datetime:
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
 def _moment(text: str, now: datetime, sign: int) -> datetime | None:
     match = SPAN.fullmatch(text.strip())
     try:
-        return now + sign * int(match[1]) * UNITS[match[2]] if match else moment(text)
+        return now + sign * int(match[1]) * UNITS[match[2]] if match else _written(text)
     except (ValueError, OverflowError):
         return None

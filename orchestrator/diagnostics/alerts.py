@@ -12,6 +12,7 @@ from datetime import datetime, time
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from orchestrator.core import moments
 from orchestrator.core.plurals import counted
 from orchestrator.diagnostics.condition_kinds import HIGH, ConditionKind, Impact
 from orchestrator.diagnostics.conditions import Condition
@@ -78,8 +79,8 @@ class Alert:
     def from_row(cls, row: Mapping[str, Any]) -> "Alert":
         """Decode a row of `fleet_alerts`."""
         texts = {name: row[name] for name in ("kind", "subject", "severity", "text", "evidence", "fix", "docs")}
-        since, seen_at = (datetime.fromisoformat(row[name]) for name in ("since", "seen_at"))
-        opened_at = datetime.fromisoformat(row["opened_at"]) if row["opened_at"] else None
+        since, seen_at = (moments.moment(row[name]) for name in ("since", "seen_at"))
+        opened_at = moments.moment(row["opened_at"]) if row["opened_at"] else None
         return cls(**texts, spends=row["spends"], since=since, seen_at=seen_at, opened_at=opened_at)
 
     def as_row(self) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 import re
 from datetime import UTC, datetime
+from math import isfinite
 from typing import Any
 
+from orchestrator.core import moments
 from orchestrator.core.plurals import dollars
 
 MOMENT = re.compile(r"\b\d{4}-\d\d-\d\d(?:T[\d:.]+Z|[T ][\d:.]+[+-]\d\d:\d\d)")  # the format in rows and evidence
@@ -12,7 +14,7 @@ FINE = 4  # digits of small amounts of money
 
 def span(seconds: float | None) -> str:
     """`6m02s`, `2h05m`, `3d04h`; a dash for unknown."""
-    if seconds is None:
+    if seconds is None or not isfinite(seconds):
         return "–"
     whole = max(0, int(seconds))
     days, hours, minutes, rest = whole // 86_400, whole // 3_600 % 24, whole // 60 % 60, whole % 60
@@ -58,8 +60,7 @@ def moment(value: Any) -> datetime | None:
     """Parse a timestamp from the database."""
     if value is None or isinstance(value, datetime):
         return value
-    parsed = datetime.fromisoformat(value)
-    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+    return moments.moment(value)
 
 
 def ago(value: Any, now: datetime) -> float | None:

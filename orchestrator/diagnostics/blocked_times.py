@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from orchestrator.core import moments
 from orchestrator.core.blocked import from_json
 from orchestrator.diagnostics.scaling import Reason, explained_reason
 
@@ -54,13 +55,13 @@ def explained(rows: Iterable[Row], since: datetime, until: datetime) -> tuple[Po
     pools: defaultdict[str, list[InForce]] = defaultdict(list)
     for row in rows:
         later = pools[row["pool"]]
-        at = datetime.fromisoformat(row["at"])
+        at = moments.moment(row["at"])
         later.append(InForce(row, max(at, since), later[-1].since if later else until))
     return tuple(_of_pool(pool, found, since) for pool, found in sorted(pools.items()))
 
 
 def _of_pool(pool: str, found: Sequence[InForce], since: datetime) -> PoolTime:
-    made = [one.row for one in found if datetime.fromisoformat(one.row["at"]) >= since]
+    made = [one.row for one in found if moments.moment(one.row["at"]) >= since]
     return PoolTime(
         pool=pool,
         decisions=len(made),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from orchestrator.core import moments
 from orchestrator.core.plurals import at_least, dollars
 from orchestrator.core.pod_evidence import DEAD
 from orchestrator.core.pod_tracking import LISTING_LAG_S
@@ -80,7 +81,7 @@ def drift(pods: Iterable[Pod], rows: Iterable[Row], fleet_id: str, database_id: 
     bereft = []
     for row in live:
         pod = here.get(row.get("pod_id") or "")
-        young = (now - datetime.fromisoformat(row["created_at"])).total_seconds() <= LISTING_LAG_S
+        young = (now - moments.moment(row["created_at"])).total_seconds() <= LISTING_LAG_S
         wanted = row["status"] in READY | {State.SPAWNING} and row.get("pod_id")
         if wanted and (pod.status in DEAD if pod else not young):
             bereft.append(WorkerWithoutPod(row["id"], row["status"], row["pod_id"], pod.status.value if pod else None))

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from orchestrator.core import moments
 from orchestrator.core.findings import Severity, findings_of
 from orchestrator.core.states import Stage, WaitingOn
 from orchestrator.core.worker_metadata import WorkerMetadata
@@ -41,7 +42,7 @@ def stalled(row: Row, attempts: Sequence[Row], now: datetime) -> str:
     attempt = attempts[-1] if attempts else None
     if attempt is None or attempt["outcome"] or attempt["stage"] != row["stage"] or row["stage"] not in STALLED:
         return ""
-    going_s = (now - datetime.fromisoformat(attempt["started_at"])).total_seconds()
+    going_s = (now - moments.moment(attempt["started_at"])).total_seconds()
     shown = (attempt["evidence"] or {}).get("shown")
     if not shown and going_s < EARLY_S:
         return ""
@@ -50,7 +51,7 @@ def stalled(row: Row, attempts: Sequence[Row], now: datetime) -> str:
 
 def irregularities(row: Row, now: datetime, *, busy: bool) -> list[str]:
     """Return what is unusual about a ready worker: its heartbeat, its pod in the lists, its logs in S3."""
-    silent_s = (now - datetime.fromisoformat(row["last_heartbeat"] or row["state_since"])).total_seconds()
+    silent_s = (now - moments.moment(row["last_heartbeat"] or row["state_since"])).total_seconds()
     beat_s = min(BUSY_BEAT_S, float(row["heartbeat_s"])) if busy else float(row["heartbeat_s"])
     missed, odd = int(silent_s / beat_s), []
     if missed >= MISSED_HEARTBEATS:
@@ -82,7 +83,7 @@ def silent_leader(leader: Row | None, now: datetime) -> str | None:
     """Return that the leader is late with its lease, while it still has it; None otherwise."""
     if leader is None:
         return None
-    silent_s = LEASE_TTL_S - (datetime.fromisoformat(leader["expires_at"]) - now).total_seconds()
+    silent_s = LEASE_TTL_S - (moments.moment(leader["expires_at"]) - now).total_seconds()
     if silent_s <= LEAD_EVERY_S + LATE_LEASE_S:
         return None
     return f"its leader {leader['holder']} is silent for {silent_s:.0f} s, and is replaced after {LEASE_TTL_S:.0f} s"

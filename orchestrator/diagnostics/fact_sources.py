@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
+from orchestrator.core import moments
 from orchestrator.core.actions import Plan, PoolDecision
 from orchestrator.core.blocked import from_json
 from orchestrator.core.cluster_states import WORKING, MemberStatus
@@ -75,7 +76,7 @@ def of_report(
 ) -> Facts:
     """What a diagnostic report says; `half` is what the database said to an observer at that time."""
     database = _known(report, "database_state")
-    now = datetime.fromisoformat(database.get("now") or report["timestamp"])  # rows have the database's times
+    now = moments.moment(database.get("now") or report["timestamp"])  # rows have the database's times
     provider, analysis = _known(report, "runpod_state"), _known(report, "orchestrator_analysis")
     given, spent = report["environment"], database.get("spent", {})
     decided = {one["pool"]: one for one in analysis.get("scaling_decisions", ())}
@@ -144,9 +145,9 @@ def of_report(
 
 def of_task(found: Row) -> Facts:
     """What fleet_task_explain() says of the task's pool, for a fleet whose leader has recorded nothing."""
-    task, decision, now = found["task"], found["decision"], datetime.fromisoformat(found["now"])
+    task, decision, now = found["task"], found["decision"], moments.moment(found["now"])
     blocked = tuple(map(from_json, decision["blocked"])) if decision else ()
-    demand = Demand(task["pool"], found["ahead"] + 1, 0, {}, datetime.fromisoformat(task["created_at"]))
+    demand = Demand(task["pool"], found["ahead"] + 1, 0, {}, moments.moment(task["created_at"]))
     made = PoolDecision(task["pool"], "", decision["target"], {}, blocked) if decision else None
     return Facts(
         now, is_led=found["leader"] is not None, paused=_paused(found["paused"]), pools=[PoolFacts(demand, made)]
@@ -159,7 +160,7 @@ def _paused(rows: Row) -> Mapping[str, Pause]:
 
 def worker_of(row: Row, seen: Row | None = None) -> WorkerFacts:
     """A `workers` row, and what was seen of the worker."""
-    ssh, since = (seen or {}).get("ssh_analysis", {}), datetime.fromisoformat(row["state_since"])
+    ssh, since = (seen or {}).get("ssh_analysis", {}), moments.moment(row["state_since"])
     return WorkerFacts(
         row["id"], row["pool"], row["status"], row["stage"], since, _moment(row.get("last_heartbeat")) or since,
         row.get("tasks_running") or 0, unfit(row), findings_of(row.get("health")), row.get("busy_share"),
@@ -201,7 +202,7 @@ def _of_queue(row: Row, decided: Row) -> PoolFacts:
     waits = {why: row.get(why, 0) for why in ("dependencies", "concurrency", "scheduled")}
     demand = Demand(pool, row["claimable"], row["running"], waits, _moment(row["oldest_claimable_at"]))
     decision = PoolDecision(pool, "", decided["target"], {}, tuple(map(from_json, blocked))) if decided else None
-    since = {one["kind"]: datetime.fromisoformat(one["since"]) for one in blocked if one.get("since")}
+    since = {one["kind"]: moments.moment(one["since"]) for one in blocked if one.get("since")}
     mean_s = None if row["mean_task_s"] is None else float(row["mean_task_s"])
     return PoolFacts(demand, decision, _moment(row.get("next_due_at")), mean_s, since)
 
@@ -236,7 +237,7 @@ def _provider_error(report: Row, decided: Mapping[str, Row]) -> tuple[str | None
 
 
 def _outage(row: Row | None) -> Outage | None:
-    return Outage(row["reason"], datetime.fromisoformat(row["since"])) if row else None
+    return Outage(row["reason"], moments.moment(row["since"])) if row else None
 
 
 def _known(report: Row, name: str) -> Row:
@@ -250,4 +251,4 @@ def _workers(report: Row) -> Sequence[Row]:
 
 
 def _moment(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
+    return None if text is None else moments.moment(text)

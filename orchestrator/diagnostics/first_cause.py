@@ -7,9 +7,10 @@ them (`leader_jobs/conditions.py`); `health` and `diagnose` find them themselves
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
+from orchestrator.core import moments
 from orchestrator.diagnostics import database_errors
 from orchestrator.diagnostics.condition_kinds import HIGH, LOW, ConditionKind, Impact
 from orchestrator.diagnostics.conditions import Condition, of_type
@@ -82,8 +83,8 @@ def pressing(rows: Iterable[Row], now: str) -> Sequence[Row]:
 
 
 def _is_usual(row: Row, now: str) -> bool:
-    since = row["since"] and datetime.fromisoformat(row["since"])
-    return row["kind"] == ConditionKind.BACKLOG and bool(since) and since > datetime.fromisoformat(now) - USUAL_WAIT
+    since = row["since"] and moments.moment(row["since"])
+    return row["kind"] == ConditionKind.BACKLOG and bool(since) and since > moments.moment(now) - USUAL_WAIT
 
 
 def _holds(row: Row, pool: str) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from orchestrator.core import decision_text
+from orchestrator.core import decision_text, moments
 from orchestrator.core.actions import PoolDecision
 from orchestrator.core.blocked import SPAWNS, Blocked, BlockedReason, fix, from_json, text
 from orchestrator.core.policy import Policy, Pool
@@ -68,7 +68,7 @@ def explained(
     found: Row, decisions: Iterable[PoolDecision], policy: Policy | None = None
 ) -> tuple[PoolExplanation, ...]:
     """Explain each pool that has a decision. Without `policy`, no offer is explained."""
-    now = datetime.fromisoformat(found["now"])
+    now = moments.moment(found["now"])
     configured = {pool.name: pool for pool in (policy.pools if policy else ())}
     rows = {offer["key"]: offer for offer in found["offers"]}
     return tuple(
@@ -119,7 +119,7 @@ def _offers(pool: Pool, rows: Mapping[str, Row], now: datetime) -> list[OfferNow
     for offer in pool.offers:
         row = rows.get(offer.key, {})
         until, refusals = row.get("cooldown_until"), int(row.get("refusals") or 0)
-        cooling = until is not None and datetime.fromisoformat(until) > now
+        cooling = until is not None and moments.moment(until) > now
         code = row.get("last_code") if refusals else None
         cause = causes.of(code) if code else None
         shown.append(

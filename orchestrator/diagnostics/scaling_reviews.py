@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from orchestrator.core import moments
 from orchestrator.core.economics.policies import ReviewCandidate
 from orchestrator.core.plurals import counted
 from orchestrator.diagnostics.amounts import span, usd
@@ -40,7 +41,7 @@ def _told(row: Mapping[str, Any], *, is_only: bool) -> ToldReview:
     in_force = review["in_force"]
     other = "fixed" if in_force == "learned" else "learned"
     mine, theirs = review["candidates"][in_force], review["candidates"][other]
-    length = datetime.fromisoformat(review["until"]) - datetime.fromisoformat(review["since"])
+    length = moments.moment(review["until"]) - moments.moment(review["since"])
     time = "week" if length >= WEEK else counted(max(1, round(length / timedelta(days=1))), "day").removeprefix("1 ")
     place = "" if is_only else f" in pool {row['pool']}"
     if review["usd_per_hour"]:
@@ -57,7 +58,7 @@ def _told(row: Mapping[str, Any], *, is_only: bool) -> ToldReview:
         f"{NAMES[review['tomorrow']]} was the cheapest of {', '.join(NAMES.values())}"
     )
     is_better = theirs["usd"] < mine["usd"] and (theirs["wait_p95_s"] or 0) <= (mine["wait_p95_s"] or 0)
-    return ToldReview(str(row["pool"]), datetime.fromisoformat(row["at"]), sentence, basis, is_better)
+    return ToldReview(str(row["pool"]), moments.moment(row["at"]), sentence, basis, is_better)
 
 
 def _differs(share: float | None) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from orchestrator.core import moments
 from orchestrator.core.stages import PAUSES_S, STAGE_SPECS
 from orchestrator.core.states import Stage, State
 
@@ -47,7 +48,7 @@ def possible_attempts(row: Row, made: int, now: datetime) -> int | None:
     possible = max(made, 1)
     if stage in TRIED_ONCE:
         return possible
-    left_s = (datetime.fromisoformat(row["deadline_at"]) - now).total_seconds()
+    left_s = (moments.moment(row["deadline_at"]) - now).total_seconds()
     while True:
         left_s -= PAUSES_S[min(possible, len(PAUSES_S)) - 1]
         if left_s <= 0:

@@ -1,9 +1,9 @@
 """Actions on all tasks that fit a filter, in words: what they change, what it costs, and how far they are."""
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any, Literal
 
+from orchestrator.core import moments
 from orchestrator.core.plurals import counted
 from orchestrator.diagnostics.amounts import usd
 
@@ -67,4 +67,4 @@ def took_s(change: Row, now: str) -> float | None:
     if change["started_at"] is None:
         return None
     end = change["walked_at"] or change["ended_at"] or now
-    return (datetime.fromisoformat(end) - datetime.fromisoformat(change["started_at"])).total_seconds()
+    return (moments.moment(end) - moments.moment(change["started_at"])).total_seconds()

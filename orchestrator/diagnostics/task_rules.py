@@ -2,9 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from typing import Any
 
+from orchestrator.core import moments
 from orchestrator.core.exit_causes import FAILURES, ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.model import EndedBringUp
@@ -46,7 +46,7 @@ def _tasks(facts: Facts) -> Iterator[Condition]:
             yield Condition(kind, subject, detail, evidence, Impact.WAIT, pools=(row["pool"],))
     for row in facts.unpublished_tasks:
         detail = {"count": row["n"], "pool": row["pool"], "task": row["task_id"]}
-        subject, since = f"{row['pool']} {row['task_id']}", datetime.fromisoformat(row["since"])
+        subject, since = f"{row['pool']} {row['task_id']}", moments.moment(row["since"])
         yield Condition(ConditionKind.TASKS_UNPUBLISHED, subject, detail, row["reason"], since=since)
     for row in facts.failed_tasks:
         detail = {"count": row["n"], "task_type": row["task_type"], "task": row["last_task"], "code": row["code"]}
@@ -80,11 +80,11 @@ def _lost(facts: Facts) -> Iterator[Condition]:
             detail = {"task": row["task_id"], "task_type": row["task_type"], "count": row["workers"], "code": code}
             means = cause.means if cause else ""
             yield Condition(ConditionKind.POISON_TASK, row["task_id"], detail, means, Impact.LOSS)
-        if row["status"] not in DONE and facts.ago_s(datetime.fromisoformat(row["last_at"])) < SHOWN_S:
+        if row["status"] not in DONE and facts.ago_s(moments.moment(row["last_at"])) < SHOWN_S:
             by_worker[row["worker_id"]].append(row)
     for worker, rows in by_worker.items():
         cause, code = _loss(rows[0])
-        last = max(datetime.fromisoformat(row["last_at"]) for row in rows)
+        last = max(moments.moment(row["last_at"]) for row in rows)
         evidence = f"worker {worker}; " + ", ".join(f"{row['task_id']} {row['status']}" for row in rows[:NAMED])
         detail = {"count": len(rows), "code": code, **_words(cause, worker)}
         # The attempt is lost, and the task is not: it waits in the queue, or runs again.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from orchestrator.core import decision_text
+from orchestrator.core import decision_text, moments
 from orchestrator.core.blocked import Blocked, from_json, line
 from orchestrator.core.meanings import CAPACITY, NOBODY, OPERATOR, ORCHESTRATOR, PROVIDER, RETRY, START_LEADER, WORKER
 from orchestrator.core.plurals import counted
@@ -155,7 +155,7 @@ def _queued(found: Row, policy: Policy | None) -> _Why:
             return _Why(OPERATOR, what, then, fix)
         fix = f"python -m orchestrator explain {known[0]['id'] if known else '<task>'}"
         return _Why(WORKER, what, "it can be claimed once all of them are Complete; it fails if one fails", fix)
-    if task["run_after"] and datetime.fromisoformat(task["run_after"]) > now:
+    if task["run_after"] and moments.moment(task["run_after"]) > now:
         cause = causes.of(task["failure_code"]) if task["failure_code"] else None
         if cause and cause.code == "EARLIER_RELEASE":
             what = f"a worker of the present release: {task['error_message']}"

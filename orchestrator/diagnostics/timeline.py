@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from orchestrator.core import moments
 from orchestrator.core.states import State
 from orchestrator.diagnostics.evidence import evidence_text
 
@@ -46,7 +47,7 @@ class StateSum:
 
 def entries(found: Row) -> tuple[Entry, ...]:
     """Return the entries of a worker that fleet_worker() found, in order."""
-    now = datetime.fromisoformat(found["now"])
+    now = moments.moment(found["now"])
     made = [*map(_attempt, found["attempts"]), *map(_task, found["tasks"])]
     taken = [(_time(a["started_at"]), _time(a["ended_at"]) if a["ended_at"] else now) for a in found["attempts"]]
     taken += [(hole.at, hole.until or now) for hole in _holes(found, "attempts", "started_at")]
@@ -154,4 +155,4 @@ def _spans(events: Sequence[Row], until: datetime) -> list[tuple[str, datetime, 
 
 
 def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text)
+    return moments.moment(text)

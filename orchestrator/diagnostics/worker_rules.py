@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from orchestrator.core import moments
 from orchestrator.core.findings import UNREADABLE, Severity
 from orchestrator.core.meanings import MORE, NOBODY, Meaning
 from orchestrator.core.plurals import counted
@@ -221,7 +222,7 @@ def _ssh(facts: Facts) -> Iterator[Condition]:
         cause = causes.of("AUTH_FAILED", next((row["cause"] for row in standing if row["cause"]), None))
         evidence = _attempts(denied, facts) + (f"; now: {', '.join(refused)}" if refused else "")
         detail: dict[str, Any] = {"means": cause.means, "fix": cause.fix} if cause else {"means": "", "fix": DOCTOR}
-        affected = {row["pool"] for row in standing if facts.ago_s(datetime.fromisoformat(row["last_at"])) < RECENT_S}
+        affected = {row["pool"] for row in standing if facts.ago_s(moments.moment(row["last_at"])) < RECENT_S}
         affected |= {worker.pool for worker in facts.workers if worker.id in refused}
         lacking = {pool for pool in affected if not facts.capacity(pool)}
         impact = Impact.WAIT if any(map(facts.lacks_workers, lacking)) else Impact.NONE
@@ -248,15 +249,13 @@ def _ssh(facts: Facts) -> Iterator[Condition]:
 
 def _succeeded_later(failed: Mapping[str, Any]) -> bool:
     """Whether the same stage succeeded in the same pool after its last failure."""
-    return failed["ok_at"] is not None and datetime.fromisoformat(failed["ok_at"]) > datetime.fromisoformat(
-        failed["last_at"]
-    )
+    return failed["ok_at"] is not None and moments.moment(failed["ok_at"]) > moments.moment(failed["last_at"])
 
 
 def _attempts(failed: Sequence[Mapping[str, Any]], facts: Facts) -> str:
     if not failed:
         return "no attempt within a day"
-    last_s = min(facts.ago_s(datetime.fromisoformat(row["last_at"])) for row in failed)
+    last_s = min(facts.ago_s(moments.moment(row["last_at"])) for row in failed)
     since = "; a later one succeeded" if all(map(_succeeded_later, failed)) else ""
     attempts = counted(sum(row["n"] for row in failed), "attempt")
     return f"{attempts} within a day, the last {last_s / 60:.0f} min ago{since}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from orchestrator.core import moments
 from orchestrator.core.exit_causes import ExitCause
 from orchestrator.core.failures import FailureCode
 from orchestrator.core.findings import GuardFinding, findings_of
@@ -102,7 +103,7 @@ def explained(found: Row, policy: Policy | None = None) -> WorkerExplanation:
     """Explain a worker from the answer of fleet_explain(). `policy` adds the deadlines that are not columns."""
     row = found["worker"]
     state = State(row["status"])
-    now = datetime.fromisoformat(found["now"])
+    now = moments.moment(found["now"])
     wait = _WAITS[state](row, found, policy, now)
     if found["leader"] is None and state is not State.TERMINATED:
         wait.who, wait.then, wait.fix = WaitingOn.ORCHESTRATOR.value, NO_LEADER, START_LEADER
@@ -311,4 +312,4 @@ def _clause(sentence: str) -> str:
 
 
 def _later(moment: str, seconds: float) -> str:
-    return (datetime.fromisoformat(moment) + timedelta(seconds=seconds)).isoformat()
+    return (moments.moment(moment) + timedelta(seconds=seconds)).isoformat()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from orchestrator.adapters.functions import FUNCTIONS
 from orchestrator.adapters.session_test import is_direct, keeps_session
 from orchestrator.config.settings import Settings
 from orchestrator.config.validation import lacks, require
+from orchestrator.core import moments
 from orchestrator.core.meanings import START_LEADER
 from orchestrator.core.plurals import counted
 from orchestrator.diagnostics.doctor.findings import Section
@@ -111,7 +112,7 @@ async def leader(settings: Settings, section: Section) -> None:
         section.warn("no orchestrator leads", why, START_LEADER)
         _reviews(reviews, section)
         return
-    since = datetime.fromisoformat(found["since"]).astimezone(UTC)
+    since = moments.moment(found["since"]).astimezone(UTC)
     led = f"{found['holder']} since {since:%Y-%m-%d %H:%M:%SZ}, term {found['term']}"
     section.ok("an orchestrator leads; another one would stand by", led)
     _reviews(reviews, section)

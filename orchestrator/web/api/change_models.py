@@ -1,11 +1,20 @@
 """The JSON of the API about actions on all tasks that fit a filter."""
 
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, Field
 
-from orchestrator.web.api.models import STATUSES, AnswerModel, InputModel, Limit, PoolName, QueryModel, TaskType, Tenant
+from orchestrator.web.api.models import (
+    STATUSES,
+    AnswerModel,
+    InputModel,
+    Limit,
+    Moment,
+    PoolName,
+    QueryModel,
+    TaskType,
+    Tenant,
+)
 
 Action = Literal["cancel", "retry"]
 
@@ -47,7 +56,7 @@ class TaskGroupShown(AnswerModel):
 class TaskChangePreview(AnswerModel):
     """What an action would change."""
 
-    at: datetime
+    at: Moment
     tasks: int
     looked: int = Field(description="Tasks that were looked at")
     is_all: bool = Field(description="false: older tasks were not looked at, so there may be more")
@@ -73,9 +82,9 @@ class TaskChangeShown(AnswerModel):
     action: Action
     filter: dict[str, Any]
     actor: str
-    created_at: datetime = Field(description="Tasks that were submitted later are left alone")
-    started_at: datetime | None
-    ended_at: datetime | None
+    created_at: Moment = Field(description="Tasks that were submitted later are left alone")
+    started_at: Moment | None
+    ended_at: Moment | None
     outcome: Literal["done", "stopped"] | None = Field(description="null: it goes on")
     stopped_by: str | None
     looked: int = Field(description="Tasks that were looked at, newest first")
@@ -88,7 +97,7 @@ class TaskChangeShown(AnswerModel):
 class TaskChangesShown(AnswerModel):
     """The changes that the token sees, newest first."""
 
-    at: datetime
+    at: Moment
     changes: list[TaskChangeShown]
 
 

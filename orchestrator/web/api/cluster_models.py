@@ -1,6 +1,5 @@
 """The JSON of the API about clusters. A cluster is an app instance, and the fleet is its project."""
 
-from datetime import datetime
 from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
@@ -16,7 +15,7 @@ from orchestrator.core.cluster_states import (
     OperationStatus,
 )
 from orchestrator.core.model import ID_PATTERN
-from orchestrator.web.api.models import AnswerModel, InputModel
+from orchestrator.web.api.models import AnswerModel, InputModel, Moment
 
 MemberId = Annotated[str, StringConstraints(pattern=f"^{ID_PATTERN.pattern}$")]
 
@@ -32,7 +31,7 @@ class WaitsShown(AnswerModel):
 
     who: str = Field(description="Who must act: orchestrator, provider, operator or nobody")
     what: str
-    until: datetime | None
+    until: Moment | None
     then: str = Field(description="What happens next by itself")
     fix: str
     code: str | None
@@ -73,12 +72,12 @@ class AppInstanceShown(AnswerModel):
     demand: DemandShown
     reason: str | None
     failure_code: str | None
-    deadline_at: datetime | None
-    created_at: datetime
-    status_since: datetime
-    smoke_at: datetime | None = Field(description="When the smoke job, over two nodes, succeeded")
+    deadline_at: Moment | None
+    created_at: Moment
+    status_since: Moment
+    smoke_at: Moment | None = Field(description="When the smoke job, over two nodes, succeeded")
     conf_sha: str | None
-    delete_requested_at: datetime | None
+    delete_requested_at: Moment | None
     usd_per_hour: float = Field(description="Of the workers that live now")
     cost_usd: float | None = Field(description="Of all its workers; null in a list")
 
@@ -107,8 +106,8 @@ class MemberWorkerShown(AnswerModel):
     data_center: str | None
     price_usd_per_hour: float | None
     pod_id: str | None
-    last_heartbeat: datetime | None
-    drain_requested_at: datetime | None
+    last_heartbeat: Moment | None
+    drain_requested_at: Moment | None
 
 
 class MemberShown(AnswerModel):
@@ -123,8 +122,8 @@ class MemberShown(AnswerModel):
     fabric_addr: str | None = Field(description="The private address between members")
     hostname: str | None = Field(description="What the pod calls itself: nothing connects to it")
     adapter_detail: dict[str, Any] = Field(description="What the last probe said: phase, slurmctld_state, …")
-    created_at: datetime
-    status_since: datetime
+    created_at: Moment
+    status_since: Moment
     worker: MemberWorkerShown | None
 
 
@@ -144,9 +143,9 @@ class NodeTaskShown(AnswerModel):
     via: NodeTaskVia
     status: NodeTaskStatus
     error: str | None
-    created_at: datetime
-    status_since: datetime
-    deadline_at: datetime
+    created_at: Moment
+    status_since: Moment
+    deadline_at: Moment
 
 
 class OperationShown(AnswerModel):
@@ -159,9 +158,9 @@ class OperationShown(AnswerModel):
     actor: str
     error: str | None
     evidence: dict[str, Any] | None
-    created_at: datetime
-    status_since: datetime
-    deadline_at: datetime
+    created_at: Moment
+    status_since: Moment
+    deadline_at: Moment
 
 
 class OperationsShown(AnswerModel):

@@ -1,12 +1,11 @@
 """The newest attempts that failed."""
 
-from datetime import datetime
 from uuid import UUID
 
 from pydantic import Field
 from starlette.responses import Response
 
-from orchestrator.web.api.models import STATUSES, AnswerModel, Limit, QueryModel
+from orchestrator.web.api.models import STATUSES, AnswerModel, Limit, Moment, QueryModel
 from orchestrator.web.api.operations import Api, ApiCall, shown
 
 
@@ -25,7 +24,7 @@ class FailureShown(AnswerModel):
     attempt: int
     worker_id: str | None
     pool: str | None
-    at: datetime
+    at: Moment
     code: str | None
     message: str | None = Field(description="Its first 200 characters")
 

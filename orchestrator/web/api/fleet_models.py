@@ -1,11 +1,20 @@
 """The JSON of the API about the fleet: workers, events, decisions, pools, pauses, costs, and the audit log."""
 
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, Field, StringConstraints
 
-from orchestrator.web.api.models import MAX_PAGE, AnswerModel, Cursor, InputModel, Limit, PoolName, QueryModel, Reason
+from orchestrator.web.api.models import (
+    MAX_PAGE,
+    AnswerModel,
+    Cursor,
+    InputModel,
+    Limit,
+    Moment,
+    PoolName,
+    QueryModel,
+    Reason,
+)
 
 Subject = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,300}$")]
 EntryId = Annotated[int, Field(ge=1, le=2**62)]
@@ -71,24 +80,24 @@ class WorkerShown(AnswerModel):
     status: str
     pool: str | None
     stage: str | None
-    state_since: datetime
+    state_since: Moment
     waiting_on: str | None
     waiting_for: str | None
-    deadline_at: datetime | None
+    deadline_at: Moment | None
     gpu_type: str | None
     gpu_count: int | None
     data_center: str | None
     pod_id: str | None
     price_usd_per_hour: float | None
     cost_usd: float | None = None
-    last_heartbeat: datetime | None
+    last_heartbeat: Moment | None
     tasks_running: int = 0
     tasks_done: int = 0
     tasks_failed: int = 0
     exit_cause: str | None
     failure_code: str | None
-    created_at: datetime
-    terminated_at: datetime | None = None
+    created_at: Moment
+    terminated_at: Moment | None = None
 
 
 class WorkersShown(AnswerModel):
@@ -109,7 +118,7 @@ class DecisionShown(AnswerModel):
 
     id: int
     pool: str
-    at: datetime
+    at: Moment
     term: int
     rule: str
     target: int
@@ -152,14 +161,14 @@ class ConditionShown(AnswerModel):
     who: str = Field(description="Who must act")
     then: str = Field(description="What happens by itself to the tasks that wait because of it")
     pools: list[str] | None = Field(description="Pools whose tasks wait because of it; null: every pool")
-    since: datetime | None
-    until: datetime | None
+    since: Moment | None
+    until: Moment | None
 
 
 class HealthShown(AnswerModel):
     """What the orchestrator that leads finds wrong, the most urgent first."""
 
-    at: datetime
+    at: Moment
     led: bool = Field(description="Whether an orchestrator leads the fleet")
     healthy: bool | None = Field(description="False if work or money is affected; null: no recent finding")
     first_cause: ConditionShown | None = Field(description="The first condition that affects work or money")
@@ -170,7 +179,7 @@ class PauseShown(AnswerModel):
     """A pause of spawning."""
 
     reason: str
-    until: datetime | None
+    until: Moment | None
 
 
 class PausesShown(AnswerModel):
@@ -183,7 +192,7 @@ class EventShown(AnswerModel):
     """What happened to a worker."""
 
     id: int
-    at: datetime
+    at: Moment
     worker_id: str
     pool: str | None
     from_state: str | None
@@ -205,12 +214,12 @@ class ExplanationShown(AnswerModel):
     """Where something is, and why."""
 
     subject: str
-    at: datetime
+    at: Moment
     who: str = Field(description="Who must act: orchestrator, provider, worker, operator, capacity, budget or nobody")
     what: str
     code: str | None
-    since: datetime | None
-    until: datetime | None
+    since: Moment | None
+    until: Moment | None
     then: str = Field(description="What happens next by itself")
     fix: str
     detail: dict[str, Any]
@@ -226,15 +235,15 @@ class ReasonExplained(AnswerModel):
     who: str
     then: str
     fix: str
-    since: datetime | None
-    until: datetime | None
+    since: Moment | None
+    until: Moment | None
 
 
 class PoolExplained(AnswerModel):
     """Why a pool has its size, by its last decision."""
 
     pool: str
-    at: datetime
+    at: Moment
     target: int
     sentence: str
     rule: str
@@ -246,7 +255,7 @@ class PoolExplained(AnswerModel):
 class ScalingExplained(AnswerModel):
     """The pools that have had a decision."""
 
-    at: datetime
+    at: Moment
     pools: list[PoolExplained]
 
 
@@ -257,7 +266,7 @@ class PodChargeShown(AnswerModel):
     usd: float
     worker_id: str | None = Field(description="The worker in this database that has or had the pod")
     fleet: str | None = Field(description="The fleet of this worker")
-    terminated_at: datetime | None = Field(
+    terminated_at: Moment | None = Field(
         description="When this worker ended; before `since`, the pod is charged although its worker has ended"
     )
 
@@ -265,9 +274,9 @@ class PodChargeShown(AnswerModel):
 class BillShown(AnswerModel):
     """RunPod's bill of a day next to our records, which the leader compares once an hour."""
 
-    at: datetime | None = Field(None, description="When they were compared; null: not yet, see `error`")
-    since: datetime | None = None
-    until: datetime | None = None
+    at: Moment | None = Field(None, description="When they were compared; null: not yet, see `error`")
+    since: Moment | None = None
+    until: Moment | None = None
     ours_usd: float | None = None
     theirs_usd: float | None = Field(None, description="What RunPod charged for the pods in our records")
     pods: int | None = Field(None, description="Pods in our records that RunPod charged")
@@ -276,15 +285,15 @@ class BillShown(AnswerModel):
     unbooked_pods: int | None = None
     unbooked: list[PodChargeShown] = Field(description="The most expensive of these pods, at most 20")
     error: str | None = Field(None, description="Why the bill could not be read since `failing_since`")
-    failed_at: datetime | None = None
-    failing_since: datetime | None = None
+    failed_at: Moment | None = None
+    failing_since: Moment | None = None
 
 
 class CostShown(AnswerModel):
     """Dollars in a time."""
 
-    since: datetime
-    until: datetime
+    since: Moment
+    until: Moment
     usd: float
     kinds: dict[str, Any]
     types: list[dict[str, Any]]
@@ -299,7 +308,7 @@ class AuditEntry(AnswerModel):
     """One action."""
 
     id: int
-    at: datetime
+    at: Moment
     actor: str
     action: str
     subject: str

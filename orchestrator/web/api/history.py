@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from orchestrator.errors import NOT_ALLOWED
 from orchestrator.web.api.fleet import utc, visible_worker
-from orchestrator.web.api.models import AnswerModel, PoolName, QueryModel
+from orchestrator.web.api.models import AnswerModel, Moment, PoolName, QueryModel
 from orchestrator.web.api.operations import Api, ApiCall, shown
 from orchestrator.web.api.problems import Problem
 
@@ -43,7 +43,7 @@ class UsageQuery(QueryModel):
 class MinutesShown(AnswerModel):
     """A pool in a step: means, and the sums of attempts that ended."""
 
-    at: datetime
+    at: Moment
     ready: float
     ready_most: float
     waiting: float
@@ -60,8 +60,8 @@ class MinutesShown(AnswerModel):
 class HistoryShown(AnswerModel):
     """What the leader recorded. A step without a record is absent."""
 
-    at: datetime
-    since: datetime
+    at: Moment
+    since: Moment
     step_s: int
     pools: dict[str, list[MinutesShown]]
 
@@ -69,7 +69,7 @@ class HistoryShown(AnswerModel):
 class ReadingShown(AnswerModel):
     """What a worker last reported in a minute; a reading is null if its agent gives none."""
 
-    at: datetime
+    at: Moment
     status: str
     running: int
     gpu_percent: float | None
@@ -80,14 +80,14 @@ class ReadingShown(AnswerModel):
 class WorkerHistoryShown(AnswerModel):
     """The newest 1,440 minutes of a worker, the oldest first."""
 
-    at: datetime
+    at: Moment
     points: list[ReadingShown]
 
 
 class UsedShown(AnswerModel):
     """What was done and spent in an hour or a day by one name."""
 
-    at: datetime
+    at: Moment
     name: str
     tasks: int
     attempts: int
@@ -101,7 +101,7 @@ class UsedShown(AnswerModel):
 class UsageShown(AnswerModel):
     """Roll-ups, the oldest first; of each step the 50 most expensive names."""
 
-    until: datetime | None = Field(description="What ended later is not rolled up yet, and a day only when it is over")
+    until: Moment | None = Field(description="What ended later is not rolled up yet, and a day only when it is over")
     points: list[UsedShown]
 
 

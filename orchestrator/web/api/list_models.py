@@ -1,13 +1,12 @@
 """The JSON of the API about what people set up: schedules, webhooks, limits, tenants, tokens, and avoided hosts."""
 
-from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
 from pydantic import AwareDatetime, Field
 
 from orchestrator.web.api.fleet_models import EntryId, ReasonExplained
-from orchestrator.web.api.models import AnswerModel, InputModel, Limit, PoolName, QueryModel
+from orchestrator.web.api.models import AnswerModel, InputModel, Limit, Moment, PoolName, QueryModel
 
 
 class DecisionQuery(QueryModel):
@@ -30,8 +29,8 @@ class BlockedShown(AnswerModel):
     """One reason that blocked a pool."""
 
     reason: ReasonExplained
-    since: datetime = Field(description="The first moment within the time")
-    until: datetime = Field(description="The last moment within the time")
+    since: Moment = Field(description="The first moment within the time")
+    until: Moment = Field(description="The last moment within the time")
     seconds: float = Field(description="For how long the decisions in force named it")
     decisions: int
 
@@ -51,8 +50,8 @@ class PoolTimeShown(AnswerModel):
 class BlockedTimes(AnswerModel):
     """What was blocked in a time, and why."""
 
-    since: datetime
-    until: datetime
+    since: Moment
+    until: Moment
     pools: list[PoolTimeShown]
     is_cut: bool = Field(description="The time has more decisions than were looked at: the newest 1,000 count")
 
@@ -60,11 +59,11 @@ class BlockedTimes(AnswerModel):
 class ScheduleRunShown(AnswerModel):
     """What came of a due time."""
 
-    due_at: datetime
+    due_at: Moment
     outcome: Literal["fired", "skipped", "missed"]
     task_id: str | None
     reason: str | None
-    at: datetime
+    at: Moment
 
 
 class ScheduleShown(AnswerModel):
@@ -77,9 +76,9 @@ class ScheduleShown(AnswerModel):
     timezone: str
     overlap: str
     catch_up: str
-    created_at: datetime
-    paused_at: datetime | None
-    next_at: datetime | None = Field(description="null: paused, never, or not worked out yet")
+    created_at: Moment
+    paused_at: Moment | None
+    next_at: Moment | None = Field(description="null: paused, never, or not worked out yet")
     problem: str | None
     last_run: ScheduleRunShown | None
     recent: dict[str, int] = Field(description="Of its last 100 due times, how many have each outcome")
@@ -88,7 +87,7 @@ class ScheduleShown(AnswerModel):
 class SchedulesShown(AnswerModel):
     """The schedules, by name."""
 
-    at: datetime
+    at: Moment
     schedules: list[ScheduleShown]
 
 
@@ -106,7 +105,7 @@ class WebhookShown(AnswerModel):
     task_type: str | None = Field(description="null: tasks of every type")
     origin: str = Field(description="Scheme and host; the rest of the URL may be a secret")
     progress: bool
-    created_at: datetime
+    created_at: Moment
 
 
 class MessageShown(AnswerModel):
@@ -120,16 +119,16 @@ class MessageShown(AnswerModel):
     state: Literal["waiting", "undeliverable", "sent"]
     attempts: int
     failure: str | None = Field(description="The answer to the last attempt")
-    created_at: datetime
-    next_at: datetime | None
-    sent_at: datetime | None
-    give_up_at: datetime
+    created_at: Moment
+    next_at: Moment | None
+    sent_at: Moment | None
+    give_up_at: Moment
 
 
 class WebhooksShown(AnswerModel):
     """The addresses, and the newest messages."""
 
-    at: datetime
+    at: Moment
     webhooks: list[WebhookShown]
     messages: list[MessageShown]
     undeliverable: int = Field(description="Messages that were given up within a day")
@@ -189,10 +188,10 @@ class TokenShown(AnswerModel):
     scopes: list[str]
     pools: list[str] | None = Field(description="null: all")
     tenant: str | None = Field(description="null: all")
-    created_at: datetime
-    expires_at: datetime | None
-    revoked_at: datetime | None
-    last_used_at: datetime | None = Field(description="To the minute")
+    created_at: Moment
+    expires_at: Moment | None
+    revoked_at: Moment | None
+    last_used_at: Moment | None = Field(description="To the minute")
 
 
 class TokensShown(AnswerModel):
@@ -206,8 +205,8 @@ class HostShown(AnswerModel):
 
     key: str = Field(description="machine:<id>, or place:<data centre>|<GPU type>")
     strikes: int
-    last_failure: datetime
-    avoid_until: datetime | None
+    last_failure: Moment
+    avoid_until: Moment | None
     evidence: Any
 
 

@@ -3,9 +3,10 @@
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from orchestrator.core.api_tokens import MAX_TENANT_CHARS
+from orchestrator.core.moments import moment
 
 MAX_TASKS = 1_000  # of one submission
 MAX_PAGE = 200
@@ -23,6 +24,7 @@ WebhookUrl = Annotated[
     str, StringConstraints(max_length=2_000, pattern=r"^[Hh][Tt][Tt][Pp][Ss]?://[A-Za-z0-9._:\[\]-]+([/?][!-\"$-~]*)?$")
 ]
 Reason = Annotated[str, StringConstraints(min_length=1, max_length=500)]
+Moment = Annotated[datetime, BeforeValidator(lambda value: moment(value) if isinstance(value, str) else value)]
 Limit = Annotated[int, Field(ge=1, le=MAX_PAGE, description="Rows of the page")]
 
 
@@ -121,8 +123,8 @@ class AttemptShown(AnswerModel):
 
     attempt: int
     worker_id: str
-    started_at: datetime
-    ended_at: datetime | None
+    started_at: Moment
+    ended_at: Moment | None
     outcome: str | None
     failure_code: str | None
     exit_class: str | None
@@ -142,13 +144,13 @@ class TaskLine(AnswerModel):
     attempts: int
     max_attempts: int | None
     worker_id: str | None
-    created_at: datetime
-    run_after: datetime | None
-    started_at: datetime | None = Field(None, validation_alias="generation_started_at")
-    ended_at: datetime | None = Field(None, validation_alias="generation_processed_at")
+    created_at: Moment
+    run_after: Moment | None
+    started_at: Moment | None = Field(None, validation_alias="generation_started_at")
+    ended_at: Moment | None = Field(None, validation_alias="generation_processed_at")
     progress: Any = None
-    progress_at: datetime | None
-    cancel_requested_at: datetime | None
+    progress_at: Moment | None
+    cancel_requested_at: Moment | None
     failure_code: str | None
     error_message: str | None
     output_location: str | None

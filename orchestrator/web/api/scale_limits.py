@@ -1,6 +1,5 @@
 """Limits of workers for a time, in a pool or in the whole fleet."""
 
-from datetime import datetime
 from typing import Annotated
 
 from pydantic import Field
@@ -10,7 +9,7 @@ from orchestrator.core.api_tokens import TokenHolder
 from orchestrator.core.model import EVERY_POOL
 from orchestrator.errors import NOT_ALLOWED
 from orchestrator.web.api.fleet import Row
-from orchestrator.web.api.models import AnswerModel, InputModel, PoolName, Reason
+from orchestrator.web.api.models import AnswerModel, InputModel, Moment, PoolName, Reason
 from orchestrator.web.api.operations import Api, ApiCall, shown
 from orchestrator.web.api.problems import Problem
 
@@ -34,7 +33,7 @@ class ScaleLimitShown(AnswerModel):
 
     most: int
     reason: str
-    until: datetime
+    until: Moment
 
 
 class ScaleLimitsShown(AnswerModel):

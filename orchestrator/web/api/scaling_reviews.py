@@ -1,14 +1,13 @@
 """What other rules of scaling would have cost: the leader's last review of each pool."""
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
 from starlette.responses import Response
 
 from orchestrator.core.economics.policies import ReviewCandidate, ScalingPolicy
-from orchestrator.web.api.models import AnswerModel
+from orchestrator.web.api.models import AnswerModel, Moment
 from orchestrator.web.api.operations import Api, ApiCall, shown
 
 
@@ -34,8 +33,8 @@ class CandidateFigures(ReviewedFigures):
 class ReviewShown(AnswerModel):
     """A review of the time before it. `error_share`: by how much a replay of the rule in force differs in dollars."""
 
-    since: datetime
-    until: datetime
+    since: Moment
+    until: Moment
     tasks: int
     boot_s: float
     wait_price: float
@@ -51,14 +50,14 @@ class PoolReviewShown(AnswerModel):
     """The last review of a pool. Null if it cannot be read: another version may have written it."""
 
     pool: str
-    at: datetime | None
+    at: Moment | None
     review: ReviewShown | None
 
 
 class ScalingReviewsShown(AnswerModel):
     """Those of the last eight days."""
 
-    at: datetime
+    at: Moment
     reviews: list[PoolReviewShown]
 
 

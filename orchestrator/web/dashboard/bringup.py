@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from orchestrator.core import moments
 from orchestrator.core.states import Stage, State
 from orchestrator.diagnostics.evidence import evidence_text
 from orchestrator.web.dashboard.charts import Bar, lane
@@ -19,7 +20,7 @@ STEP_S = 10.0  # the chart of a bring-up that is under way grows in steps
 def bringup(history: Row, usual: Row, now: datetime) -> Row:
     """{rows, seconds, is_over, usual}: a row for each stage that was reached, or that is usual."""
     worker = history["worker"]
-    began, attempts = datetime.fromisoformat(worker["created_at"]), defaultdict(list)
+    began, attempts = moments.moment(worker["created_at"]), defaultdict(list)
     for one in history["attempts"]:
         attempts[one["stage"]].append(one)
     is_over = worker["status"] != State.SPAWNING
@@ -40,7 +41,7 @@ def _end(worker: Row, attempts: Mapping[str, Sequence[Row]], now: datetime) -> d
         return now
     ends = [one["ended_at"] for stage in STAGES for one in attempts[stage] if one["ended_at"]]
     known = worker["promoted_at"] or worker["bringup_ended_at"]
-    return max(map(datetime.fromisoformat, [known] if known else [worker["created_at"], *ends]))
+    return max(map(moments.moment, [known] if known else [worker["created_at"], *ends]))
 
 
 def _row(
@@ -48,8 +49,8 @@ def _row(
 ) -> Row:
     bars, first_s, last_s = [], None, 0.0
     for one in attempts:
-        begin_s = (datetime.fromisoformat(one["started_at"]) - began).total_seconds()
-        until = datetime.fromisoformat(one["ended_at"]) if one["ended_at"] else now
+        begin_s = (moments.moment(one["started_at"]) - began).total_seconds()
+        until = moments.moment(one["ended_at"]) if one["ended_at"] else now
         took_s = max(0.0, (until - began).total_seconds() - begin_s)
         failed = one["outcome"] not in (None, "ok")
         said = f"attempt {one['attempt']}: {one['outcome'] or 'under way'}, {took_s:.1f} s"

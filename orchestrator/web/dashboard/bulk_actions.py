@@ -16,7 +16,7 @@ from orchestrator.web.dashboard.action_effects import ActionDone, ActionEffect, 
 from orchestrator.web.dashboard.actions import CHANGE_TASKS, PageAction
 from orchestrator.web.dashboard.task_filters import FILTERS, given_in, options_of, query_of
 
-LATER = "Tasks that are submitted from now on are left alone."
+LATER = "Tasks that are submitted after you confirm are left alone."
 PACE = "The leader changes them in the background, the newest first. Its page shows how far it is, and stops it."
 Row = Mapping[str, Any]
 

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from math import ceil
 from typing import Any
 
+from orchestrator.core import moments
 from orchestrator.web.dashboard.series import ChartSpan, Series, chart
 
 Row = Mapping[str, Any]
@@ -20,12 +21,10 @@ def curves(found: Row, worker: Row) -> Row | None:
     end = _minute(worker["terminated_at"] or found["now"])
     since = min(max(_minute(worker["created_at"]), end - DAY), end - MINUTE)
     step_s = MINUTE.total_seconds() * ceil((end - since) / MINUTE / MAX_POINTS)
-    points = [one for one in found["points"] if datetime.fromisoformat(one["at"]) >= since]
+    points = [one for one in found["points"] if moments.moment(one["at"]) >= since]
     if not points:
         return None
-    span = ChartSpan(
-        since, max(end, datetime.fromisoformat(points[-1]["at"])), step_s, worker["terminated_at"] is not None
-    )
+    span = ChartSpan(since, max(end, moments.moment(points[-1]["at"])), step_s, worker["terminated_at"] is not None)
     load, used, total = (_read(points, name) for name in ("gpu_percent", "gpu_used_mb", "gpu_total_mb"))
     used, total = ([(at, value / MIB_PER_GIB) for at, value in one] for one in (used, total))
     memory = [Series("memory of its GPUs", "line-2", _stepped(total, step_s, max)),
@@ -48,7 +47,7 @@ def curves(found: Row, worker: Row) -> Row | None:
 
 def _read(points: Sequence[Row], name: str) -> list[tuple[datetime, float]]:
     """The readings that the agent gave; a minute without one is a gap."""
-    return [(datetime.fromisoformat(one["at"]), float(one[name])) for one in points if one[name] is not None]
+    return [(moments.moment(one["at"]), float(one[name])) for one in points if one[name] is not None]
 
 
 def _stepped(values: Sequence[tuple[datetime, float]], step_s: float, of: Any) -> list[tuple[datetime, float]]:
@@ -64,4 +63,4 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _minute(at: str) -> datetime:
-    return datetime.fromisoformat(at).replace(second=0, microsecond=0)
+    return moments.moment(at).replace(second=0, microsecond=0)

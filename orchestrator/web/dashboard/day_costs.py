@@ -9,6 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from orchestrator.core import moments
 from orchestrator.diagnostics.amounts import usd
 from orchestrator.diagnostics.cost import KINDS
 from orchestrator.web.dashboard.series import ACROSS, FOOT_PX, HEIGHT_PX, grid, height_of, scale
@@ -59,7 +60,7 @@ def _days(points: Sequence[Row], *, is_open: bool = False) -> Mapping[date, DayC
     """The points of kinds as days."""
     found: defaultdict[date, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0.0, 0.0]))
     for one in points:
-        spent = found[datetime.fromisoformat(one["at"]).astimezone(UTC).date()][one["name"]]
+        spent = found[moments.moment(one["at"]).astimezone(UTC).date()][one["name"]]
         spent[0] += float(one["usd"])
         spent[1] += float(one["seconds"])
     return {

@@ -7,6 +7,8 @@ from html import escape
 
 from markupsafe import Markup
 
+from orchestrator.core import moments
+
 HEIGHT_PX, FOOT_PX, HEAD_PX = 96, 18, 12
 ACROSS = 1_000  # units of the drawing from left to right
 STEPS = (1, 2, 5)  # of a scale, times a power of ten
@@ -90,7 +92,7 @@ def summed(points: Sequence[Sequence[Mapping[str, object]]], name: str) -> list[
     total: dict[datetime, float] = {}
     for one in points:
         for point in one:
-            at, value = datetime.fromisoformat(str(point["at"])), point[name]
+            at, value = moments.moment(str(point["at"])), point[name]
             total[at] = total.get(at, 0.0) + (float(value) if isinstance(value, int | float) else 0.0)
     return sorted(total.items())
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from orchestrator.core import moments
 from orchestrator.diagnostics import spending
 from orchestrator.diagnostics.amounts import usd
 from orchestrator.diagnostics.cost import lines
@@ -71,7 +72,7 @@ def bill_of(found: Row | None) -> Row | None:
     found = {"at": None, "error": None, **found}
     if found["at"] is None:
         return found
-    since, pods = datetime.fromisoformat(found["since"]), found["unbooked"]
+    since, pods = moments.moment(found["since"]), found["unbooked"]
     return {
         **found,
         "command": f"orchestrator cost --since {since:%Y-%m-%dT%H:%MZ}",
@@ -84,7 +85,7 @@ def bill_of(found: Row | None) -> Row | None:
 
 
 def _ended_before(at: str | None, moment: datetime) -> bool:
-    return at is not None and datetime.fromisoformat(at) < moment
+    return at is not None and moments.moment(at) < moment
 
 
 def kinds(report: Row, total: float) -> list[Row]:

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
+from orchestrator.core import moments
 from orchestrator.core.actions import PoolDecision
 from orchestrator.core.blocked import from_json
 from orchestrator.core.decision_text import row_sentence
@@ -109,7 +110,7 @@ async def past(reads: Reads, wanted: str | None) -> tuple[str, Row]:
     chosen = wanted if wanted in RANGES else DAY
     found: Row = await reads.get("history", (now - RANGES[chosen]).isoformat())
     first = min((points[0]["at"] for points in found["pools"].values()), default=None)
-    if wanted is None and (first is None or datetime.fromisoformat(first) > now - RANGES[HOUR]):
+    if wanted is None and (first is None or moments.moment(first) > now - RANGES[HOUR]):
         return HOUR, await reads.get("history", (now - RANGES[HOUR]).isoformat())
     return chosen, found
 
@@ -117,7 +118,7 @@ async def past(reads: Reads, wanted: str | None) -> tuple[str, Row]:
 def charts(history: Row, view: View) -> dict[str, Markup]:
     """The queue, the fleet and the cost over time, of the pools that the holder sees."""
     points = [one for pool, one in history["pools"].items() if view.holder.sees(pool)]
-    since, now = (datetime.fromisoformat(history[name]) for name in ("since", "now"))
+    since, now = (moments.moment(history[name]) for name in ("since", "now"))
     time = ChartSpan(since, now, step_s=history["step_s"])
     ready, active, usd = (summed(points, name) for name in ("ready", "active", "usd_per_hour"))
     live = [summed(points, name) for name in ("spawning", "active", "idle", "ending")]

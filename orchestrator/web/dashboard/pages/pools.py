@@ -3,10 +3,9 @@
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
-from orchestrator.core import scheduled_sizes
+from orchestrator.core import moments, scheduled_sizes
 from orchestrator.core.actions import PoolDecision
 from orchestrator.core.api_tokens import TokenScope
 from orchestrator.core.blocked import from_json
@@ -76,7 +75,7 @@ def _pools(seen: Row, found: Row, policy: Policy | None, view: View) -> Sequence
         if row
     ]
     explained = {one.pool: one for one in scaling.explained(found, made, policy)}
-    now = datetime.fromisoformat(seen["now"])
+    now = moments.moment(seen["now"])
     configured = {one.name: one for one in (scheduled_sizes.in_force(policy, now).pools if policy else ())}
     queue = {one["pool"]: one for one in seen["demand"]}
     live: defaultdict[str, list[Row]] = defaultdict(list)

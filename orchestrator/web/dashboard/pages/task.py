@@ -5,9 +5,9 @@ import json
 import mimetypes
 import uuid
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
+from orchestrator.core import moments
 from orchestrator.diagnostics import tasks
 from orchestrator.errors import NO_TASK
 from orchestrator.outputs import owner_of
@@ -63,7 +63,7 @@ async def facts(reads: Reads, view: View) -> Facts:
 
 def took_s(begin: str, end: str | None) -> float | None:
     """The seconds between two moments; None without the second one."""
-    return (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds() if end else None
+    return (moments.moment(end) - moments.moment(begin)).total_seconds() if end else None
 
 
 def task_id_of(text: str) -> str:

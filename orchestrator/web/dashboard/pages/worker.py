@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from orchestrator.core import moments
 from orchestrator.core.api_tokens import TokenScope
 from orchestrator.core.findings import GuardFinding, Severity, findings_of
 from orchestrator.core.model import ID_PATTERN
@@ -38,7 +39,7 @@ async def facts(reads: Reads, view: View) -> Facts:
         done_with(reads, view, name),
         streams(reads, f"log of {name}", lambda: reads.api.log_tails.of_worker(name), view.query.get("find", "")),
     )
-    row, now = history["worker"], datetime.fromisoformat(history["now"])
+    row, now = history["worker"], moments.moment(history["now"])
     explanation = workers.explained(found, reads.api.policy)
     is_over = row["status"] == State.TERMINATED
     entries = [one for one in timeline.entries(history) if one.kind in SHOWN]
@@ -119,7 +120,7 @@ def _entry(one: timeline.Entry, now: datetime) -> Row:
 
 
 def _seconds(begin: str, end: str | None) -> float | None:
-    return (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds() if end else None
+    return (moments.moment(end) - moments.moment(begin)).total_seconds() if end else None
 
 
 PAGE = Page(

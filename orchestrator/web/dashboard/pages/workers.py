@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
+from orchestrator.core import moments
 from orchestrator.core.model import ID_PATTERN
 from orchestrator.web.api.cursors import cursor_of, place_of
 from orchestrator.web.dashboard.views import Facts, Page, Reads, View
@@ -27,7 +28,7 @@ async def facts(reads: Reads, view: View) -> Facts:
     )
     live = [one for one in seen["workers"] if view.holder.sees(one["pool"])]
     fits = sorted((one for one in live if _fits(one, wanted)), key=lambda one: _rank(_place(one)))
-    now = datetime.fromisoformat(seen["now"])
+    now = moments.moment(seen["now"])
     begin = sum(_rank(_place(one)) <= _rank(after) for one in fits) if after else 0
     end = begin + LIVE
     last = [rows[-1]["created_at"], rows[-1]["id"]] if len(rows) == ENDED else None
@@ -56,7 +57,7 @@ def _fits(worker: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
 def _lived_s(worker: Mapping[str, Any]) -> float | None:
     if worker["terminated_at"] is None:
         return None
-    begin, end = (datetime.fromisoformat(worker[name]) for name in ("created_at", "terminated_at"))
+    begin, end = (moments.moment(worker[name]) for name in ("created_at", "terminated_at"))
     return (end - begin).total_seconds()
 
 
@@ -67,7 +68,7 @@ def _spent_usd(worker: Mapping[str, Any], now: datetime) -> float | None:
     """
     if worker["billing_since"] is None or worker["price_usd_per_hour"] is None:
         return None
-    begin, end = (datetime.fromisoformat(worker[name]) if worker[name] else now
+    begin, end = (moments.moment(worker[name]) if worker[name] else now
                   for name in ("billing_since", "billing_until"))  # fmt: skip
     hours = (min(end, now) - begin).total_seconds() / 3600
     usd = float(worker["price_usd_per_hour"]) * max(0.0, hours)
@@ -82,7 +83,7 @@ def _place(worker: Mapping[str, Any]) -> list[str]:
 def _rank(place: Sequence[str]) -> tuple[int, datetime, str]:
     """The order of places: by state, then by age."""
     state, _, name = place[1].partition(" ")
-    return STATES.index(state), datetime.fromisoformat(place[0]), name
+    return STATES.index(state), moments.moment(place[0]), name
 
 
 def _address(wanted: Mapping[str, str], last: Mapping[str, Any] | None) -> str:
