@@ -42,7 +42,8 @@ ENDED = """
 TASKS = """
     select count(*) filter (where status = 'Complete') as done, count(*) filter (where status = 'Queued') as queued,
            count(*) filter (where status = 'In Progress') as running, count(*) as tasks,
-           coalesce(round(100 * avg(coalesce((progress ->> 'fraction')::float, 0))
+           coalesce(round(100 * avg(case when progress -> 'fraction' between '0' and '1'
+                                          then (progress ->> 'fraction')::float else 0 end)
                           filter (where status = 'In Progress')), 0)::int as percent
       from tasks
 """

@@ -31,7 +31,20 @@ CHECKSUM = "x-amz-checksum-sha256"
 # Headers of one write, which the parts and the end of a multipart upload have in place of its begin.
 PER_WRITE = frozenset({"If-None-Match", CHECKSUM})
 
+RECORDED = {"etag": str, "version": str, "sha256": str, "bytes": int}  # what tasks.output_object may have
+
 log = structlog.get_logger()
+
+
+def recorded_object(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was recorded of a task's output in the bucket: some of RECORDED.
+
+    Nothing for an output at another location. The column is in the user's table: a value of another type is left out.
+    """
+    stored = task.get("output_object")
+    if not isinstance(stored, Mapping) or stored.get("location") != task.get("output_location"):
+        return {}
+    return {name: stored[name] for name, kind in RECORDED.items() if isinstance(stored.get(name), kind)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.output import one_line
 from orchestrator.errors import BAD_OUTPUT, NO_BUCKET, Failure
-from orchestrator.outputs import ITS_TASKS, owner_of
+from orchestrator.outputs import ITS_TASKS, owner_of, recorded_object
 from orchestrator.ports import NotFound, PortError
 from worker.rules import name_problem
 
@@ -40,9 +40,8 @@ async def files_of(task: Mapping[str, Any], blobs: "Blobs | None") -> list[Store
     found = [one for one in map(_file, rows if isinstance(rows, list) else ()) if one]
     location = task.get("output_location")
     if location and location not in {one.location for one in found}:
-        size = (task.get("output_object") or {}).get("bytes")
         name = PurePosixPath(location.split("?")[0]).name or "output"
-        found.insert(0, StoredFile(name, location, size if isinstance(size, int) else None))
+        found.insert(0, StoredFile(name, location, recorded_object(task).get("bytes")))
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.responses import RedirectResponse, Response
 
 from orchestrator.errors import NO_BUCKET, NO_OUTPUT
-from orchestrator.outputs import GRANT_TTL_S, ITS_TASKS, grant, owner_of
+from orchestrator.outputs import GRANT_TTL_S, ITS_TASKS, grant, owner_of, recorded_object
 from orchestrator.ports import NotFound
 from orchestrator.web.api.models import OutputShown
 from orchestrator.web.api.operations import Api, ApiCall, shown
@@ -24,8 +24,7 @@ async def output(api: Api, call: ApiCall) -> Response:
     location = task["output_location"]
     if task["status"] != "Complete" or not location:
         raise Problem(404, NO_OUTPUT, f"the task is {task['status']}, and has no output")
-    key, stored = api.blobs.key_of(location), task.get("output_object") or {}
-    recorded = stored if stored.get("location") == location else {}
+    key, recorded = api.blobs.key_of(location), recorded_object(task)
     if key is None:
         return shown(OutputShown(location=location, url=None, expires_in_s=None))
     await _check(api, call, task, key)

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from urllib.parse import urlencode
 
 from starlette.requests import Request
@@ -63,7 +64,7 @@ async def _asked(dashboard: Dashboard, request: Request, session: SignedIn, acti
     fields = {name: request.query_params.get(name, "")[:MAX_FIELD_CHARS] for name in action.fields}
     effect = await action.effect(dashboard.api, session.holder, fields)
     if action.is_once:
-        fields[KEY] = secrets.token_urlsafe(KEY_BYTES)
+        fields[KEY] = f"{datetime.now(UTC):%Y%m%d_%H%M%S}-{secrets.token_hex(KEY_BYTES)}"
     template = render.environment().get_template("confirm.html")
     return HTMLResponse(
         template.render(

@@ -1,5 +1,6 @@
 """What people may do to pools: pause and resume them, limit their workers for a time, and start a worker."""
 
+import re
 import secrets
 from datetime import UTC, datetime
 from typing import Any
@@ -16,6 +17,7 @@ from orchestrator.web.dashboard.action_effects import ActionEffect, Fields, numb
 MAX_WORKERS = 100_000  # of a limit
 MAX_MINUTES = 525_600  # of a pause or a limit
 MINUTES = "the number of minutes"
+FORM_KEY = re.compile(r"([0-9]{8}_[0-9]{6}-[0-9a-f]{8})[0-9a-f]{24}")
 
 
 async def pause_effect(api: Api, holder: TokenHolder, fields: Fields) -> ActionEffect:
@@ -135,13 +137,14 @@ async def spawn_effect(api: Api, holder: TokenHolder, fields: Fields) -> ActionE
 
 
 async def spawn(api: Api, holder: TokenHolder, fields: Fields) -> str:
-    """Ask for a worker."""
+    """Ask for a worker. A form that is sent again names the same one."""
     pool, policy = await _configured(api, holder, fields), api.policy
     if policy is None:
         raise Problem(409, WRONG_STATE, "this process does not know the pools")
-    name = f"gpu-{datetime.now(UTC):%Y%m%d_%H%M%S}-{secrets.token_hex(4)}"
-    await api.rows.spawn(holder.name, policy.asked_intent(name, pool))
-    return f"{name} is asked for."
+    form = FORM_KEY.fullmatch(fields.get("key", ""))
+    name = f"gpu-{form[1] if form else f'{datetime.now(UTC):%Y%m%d_%H%M%S}-{secrets.token_hex(4)}'}"
+    is_new = await api.rows.spawn(holder.name, policy.asked_intent(name, pool))
+    return f"{name} is asked for." if is_new else f"{name} was asked for before."
 
 
 def _pool(holder: TokenHolder, fields: Fields) -> str | None:

@@ -230,6 +230,21 @@ async def test_a_pool_that_does_not_exist_is_neither_paused_nor_limited(
         await board.client.delete(f"/api/v1/{path}", headers=headers)
 
 
+async def test_a_form_that_starts_a_worker_starts_one_however_often_it_is_sent(
+    board: DashboardRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another form starts another one."""
+    monkeypatch.setattr(board.api, "policy", policy())
+    browser = await board.visitor(ADMIN)
+    for forms in (1, 2):
+        page = (await browser.get("/do/spawn?pool=default")).text
+        form = dict(re.findall(r'name="(csrf|key|pool)" value="([^"]*)"', page))
+        for _ in range(3):
+            assert (await browser.post("/do/spawn", data=form)).status_code == 303
+        assert len((await board.rows.observe())["workers"]) == forms
+    assert "was asked for before" in (await browser.get("/")).text
+
+
 async def test_an_action_that_the_database_does_not_answer_says_that_its_end_is_not_known(
     board: DashboardRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -244,6 +244,19 @@ async def test_a_worker_changes_on_an_open_page(board: DashboardRig, browser: Br
         assert await chosen.get_attribute("id") == before
 
 
+async def test_what_somebody_types_into_the_filters_of_tasks_survives(board: DashboardRig, browser: Browser) -> None:
+    """While tasks arrive. The form has a field named id, as its own property `id` is called."""
+    async with visit(board, browser, "/tasks") as visited:
+        page = visited.page
+        await expect(page.locator("#live")).to_have_text("live", timeout=WAIT_MS)
+        await page.get_by_label("Type").fill("half a na")
+        for _ in range(2):
+            (task,) = await board.gateway.submit(board.pool)
+            await expect(page.locator(f"a[href='/tasks/{task}']").first).to_be_visible(timeout=WAIT_MS)
+        assert await page.get_by_label("Type").input_value() == "half a na"
+        assert await page.evaluate("document.activeElement.name") == "task_type"
+
+
 async def test_opened_details_and_a_selection_survive(board: DashboardRig, browser: Browser) -> None:
     """While the figures around them change."""
     await board.furnish()

@@ -3,6 +3,7 @@
 import json
 
 import psycopg
+import pytest
 
 from orchestrator.adapters.s3_signing import origins
 from tests.process.web.api_rig import ADMIN
@@ -20,6 +21,22 @@ async def completed(board: DashboardRig, name: str, content: bytes = b"x") -> st
     answer = await worker.call("worker_complete", **done(task, board.api.blobs.location(key)))
     assert answer.json() == {"outcome": "ok"}
     return task
+
+
+@pytest.mark.parametrize("stored", ["[1]", '"x"', "7", '{"location": "s3://b/t.mp4", "bytes": "many"}'])
+async def test_a_task_with_an_odd_record_of_its_output_is_shown(
+    board: DashboardRig, hand: psycopg.AsyncConnection, stored: str
+) -> None:
+    """The column is in the user's table."""
+    (task,) = await board.gateway.submit(board.pool)
+    await hand.execute(
+        "update tasks set status = 'Complete', output_location = 's3://b/t.mp4', output_object = %s where id = %s",
+        (stored, task),
+    )
+    visitor = await board.visitor(ADMIN)
+    assert "s3://b/t.mp4" in (await visitor.get(f"/tasks/{task}")).text
+    answer = await visitor.get(f"/api/v1/tasks/{task}/output", headers={"Authorization": f"Bearer {ADMIN}"})
+    assert answer.status_code < 500, answer.text
 
 
 async def test_tasks_are_listed_and_filtered(board: DashboardRig) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.core import moments
 from orchestrator.diagnostics import tasks
 from orchestrator.errors import NO_TASK
-from orchestrator.outputs import owner_of
+from orchestrator.outputs import owner_of, recorded_object
 from orchestrator.web.api.explanations import without_others
 from orchestrator.web.api.problems import Problem
 from orchestrator.web.dashboard.actions import CHANGE_TASKS
@@ -92,8 +92,7 @@ def output(reads: Reads, task: Row) -> Row | None:
     location = task["output_location"]
     if not location or task["status"] != "Complete":
         return None
-    key, stored = reads.api.blobs.key_of(location), task.get("output_object") or {}
-    size = stored.get("bytes") if stored.get("location") == location else None
+    key, size = reads.api.blobs.key_of(location), recorded_object(task).get("bytes")
     name = location.rpartition("/")[2]
     kind = (mimetypes.guess_type(name)[0] or "").partition("/")[0]
     is_large = kind == "image" and (size or 0) > MAX_IMAGE_BYTES

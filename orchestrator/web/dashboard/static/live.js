@@ -22,11 +22,12 @@
       if (old.getAttribute(name) !== value && !kept(name)) old.setAttribute(name, value);
     if (old === document.activeElement && old.matches("input, select, textarea")) return;
     const known = new Map(), spare = new Map(); // the old elements: by id, and the others by name, in their order
+    const id = (one) => one.getAttribute("id"); // a form's property `id` may be a field of that name
     for (const one of old.children)
-      if (one.id) known.set(one.id, one); else spare.set(one.nodeName, [...spare.get(one.nodeName) || [], one]);
+      if (id(one)) known.set(id(one), one); else spare.set(one.nodeName, [...spare.get(one.nodeName) || [], one]);
     const wants = [...fresh.childNodes], element = (one) => one.nodeType === 1;
     const haves = wants.map((want) => {
-      const have = element(want) && (want.id ? known.get(want.id) : spare.get(want.nodeName)?.shift());
+      const have = element(want) && (id(want) ? known.get(id(want)) : spare.get(want.nodeName)?.shift());
       return have && have.nodeName === want.nodeName ? have : null;
     });
     for (const one of [...old.children]) if (!haves.includes(one)) one.remove();
