@@ -31,7 +31,7 @@ CHECKSUM = "x-amz-checksum-sha256"
 # Headers of one write, which the parts and the end of a multipart upload have in place of its begin.
 PER_WRITE = frozenset({"If-None-Match", CHECKSUM})
 
-RECORDED = {"etag": str, "version": str, "sha256": str, "bytes": int}  # what tasks.output_object may have
+RECORDED = {"etag": str, "sha256": str, "bytes": int}  # of tasks.output_object
 
 log = structlog.get_logger()
 
@@ -44,7 +44,7 @@ def recorded_object(task: Mapping[str, Any]) -> dict[str, Any]:
     stored = task.get("output_object")
     if not isinstance(stored, Mapping) or stored.get("location") != task.get("output_location"):
         return {}
-    return {name: stored[name] for name, kind in RECORDED.items() if isinstance(stored.get(name), kind)}
+    return {name: stored[name] for name, kind in RECORDED.items() if type(stored.get(name)) is kind}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,14 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TextIO
 
 import click
 
 from orchestrator.cli.program import suggestion
+from orchestrator.core import moments
 from orchestrator.errors import BAD_ARGUMENT, Failure
 
 SPAN = re.compile(r"(\d{1,5})([smhdw])")
@@ -121,14 +122,9 @@ def _opened(path: str) -> contextlib.AbstractContextManager[TextIO]:
     return contextlib.nullcontext(sys.stdin) if path == "-" else Path(path).open(encoding="utf-8")
 
 
-def _written(text: str) -> datetime:
-    found = datetime.fromisoformat(text)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
-
-
 def _moment(text: str, now: datetime, sign: int) -> datetime | None:
     match = SPAN.fullmatch(text.strip())
     try:
-        return now + sign * int(match[1]) * UNITS[match[2]] if match else _written(text)
+        return now + sign * int(match[1]) * UNITS[match[2]] if match else moments.parsed(text)
     except (ValueError, OverflowError):
         return None

@@ -5,15 +5,14 @@ A report gives all of them. A tick gives what it sees anyway, and what the leade
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 
-from orchestrator.core import moments
 from orchestrator.core.actions import Plan, PoolDecision
 from orchestrator.core.blocked import from_json
 from orchestrator.core.cluster_states import WORKING, MemberStatus
 from orchestrator.core.clusters.rows import ClusterRow
 from orchestrator.core.findings import findings_of
 from orchestrator.core.model import ClusterNeed, Demand, Pause, Snapshot, Worker
+from orchestrator.core.moments import maybe_moment, moment
 from orchestrator.core.states import State
 from orchestrator.core.store_outage import waiting_since
 from orchestrator.core.worker_metadata import WorkerMetadata
@@ -76,7 +75,7 @@ def of_report(
 ) -> Facts:
     """What a diagnostic report says; `half` is what the database said to an observer at that time."""
     database = _known(report, "database_state")
-    now = moments.moment(database.get("now") or report["timestamp"])  # rows have the database's times
+    now = moment(database.get("now") or report["timestamp"])  # rows have the database's times
     provider, analysis = _known(report, "runpod_state"), _known(report, "orchestrator_analysis")
     given, spent = report["environment"], database.get("spent", {})
     decided = {one["pool"]: one for one in analysis.get("scaling_decisions", ())}
@@ -145,9 +144,9 @@ def of_report(
 
 def of_task(found: Row) -> Facts:
     """What fleet_task_explain() says of the task's pool, for a fleet whose leader has recorded nothing."""
-    task, decision, now = found["task"], found["decision"], moments.moment(found["now"])
+    task, decision, now = found["task"], found["decision"], moment(found["now"])
     blocked = tuple(map(from_json, decision["blocked"])) if decision else ()
-    demand = Demand(task["pool"], found["ahead"] + 1, 0, {}, moments.moment(task["created_at"]))
+    demand = Demand(task["pool"], found["ahead"] + 1, 0, {}, moment(task["created_at"]))
     made = PoolDecision(task["pool"], "", decision["target"], {}, blocked) if decision else None
     return Facts(
         now, is_led=found["leader"] is not None, paused=_paused(found["paused"]), pools=[PoolFacts(demand, made)]
@@ -155,20 +154,20 @@ def of_task(found: Row) -> Facts:
 
 
 def _paused(rows: Row) -> Mapping[str, Pause]:
-    return {pool: Pause(one["reason"], _moment(one["until"])) for pool, one in rows.items()}
+    return {pool: Pause(one["reason"], maybe_moment(one["until"])) for pool, one in rows.items()}
 
 
 def worker_of(row: Row, seen: Row | None = None) -> WorkerFacts:
     """A `workers` row, and what was seen of the worker."""
-    ssh, since = (seen or {}).get("ssh_analysis", {}), moments.moment(row["state_since"])
+    ssh, since = (seen or {}).get("ssh_analysis", {}), moment(row["state_since"])
     return WorkerFacts(
-        row["id"], row["pool"], row["status"], row["stage"], since, _moment(row.get("last_heartbeat")) or since,
+        row["id"], row["pool"], row["status"], row["stage"], since, maybe_moment(row.get("last_heartbeat")) or since,
         row.get("tasks_running") or 0, unfit(row), findings_of(row.get("health")), row.get("busy_share"),
         float(row.get("cost_usd") or 0),
         row.get("waiting_on") or "", row.get("waiting_for") or "", row.get("heartbeat_s"),
         WorkerMetadata.of(row.get("metadata")), (seen or {}).get("explanation", {}), ssh.get("connection_status", ""),
-        (ssh.get("processes") or {}).get("exit_class"), _moment(row.get("stage_since")),
-        _moment(row.get("deadline_at")), row.get("data_center"), waiting_since(row.get("health"), since),
+        (ssh.get("processes") or {}).get("exit_class"), maybe_moment(row.get("stage_since")),
+        maybe_moment(row.get("deadline_at")), row.get("data_center"), waiting_since(row.get("health"), since),
         cluster=row.get("cluster"),
     )  # fmt: skip
 
@@ -200,11 +199,11 @@ def _works(cluster: ClusterNeed) -> bool:
 def _of_queue(row: Row, decided: Row) -> PoolFacts:
     blocked, pool = decided.get("blocked", ()), row["pool"]
     waits = {why: row.get(why, 0) for why in ("dependencies", "concurrency", "scheduled")}
-    demand = Demand(pool, row["claimable"], row["running"], waits, _moment(row["oldest_claimable_at"]))
+    demand = Demand(pool, row["claimable"], row["running"], waits, maybe_moment(row["oldest_claimable_at"]))
     decision = PoolDecision(pool, "", decided["target"], {}, tuple(map(from_json, blocked))) if decided else None
-    since = {one["kind"]: moments.moment(one["since"]) for one in blocked if one.get("since")}
+    since = {one["kind"]: moment(one["since"]) for one in blocked if one.get("since")}
     mean_s = None if row["mean_task_s"] is None else float(row["mean_task_s"])
-    return PoolFacts(demand, decision, _moment(row.get("next_due_at")), mean_s, since)
+    return PoolFacts(demand, decision, maybe_moment(row.get("next_due_at")), mean_s, since)
 
 
 def _drift(found: Row) -> Drift:
@@ -237,7 +236,7 @@ def _provider_error(report: Row, decided: Mapping[str, Row]) -> tuple[str | None
 
 
 def _outage(row: Row | None) -> Outage | None:
-    return Outage(row["reason"], moments.moment(row["since"])) if row else None
+    return Outage(row["reason"], moment(row["since"])) if row else None
 
 
 def _known(report: Row, name: str) -> Row:
@@ -248,7 +247,3 @@ def _known(report: Row, name: str) -> Row:
 
 def _workers(report: Row) -> Sequence[Row]:
     return [one for _, one in sorted(report["workers"].items())]
-
-
-def _moment(text: str | None) -> datetime | None:
-    return None if text is None else moments.moment(text)

@@ -41,7 +41,7 @@ def _told(row: Mapping[str, Any], *, is_only: bool) -> ToldReview:
     in_force = review["in_force"]
     other = "fixed" if in_force == "learned" else "learned"
     mine, theirs = review["candidates"][in_force], review["candidates"][other]
-    length = moments.moment(review["until"]) - moments.moment(review["since"])
+    length = moments.parsed(review["until"]) - moments.parsed(review["since"])
     time = "week" if length >= WEEK else counted(max(1, round(length / timedelta(days=1))), "day").removeprefix("1 ")
     place = "" if is_only else f" in pool {row['pool']}"
     if review["usd_per_hour"]:
@@ -58,7 +58,7 @@ def _told(row: Mapping[str, Any], *, is_only: bool) -> ToldReview:
         f"{NAMES[review['tomorrow']]} was the cheapest of {', '.join(NAMES.values())}"
     )
     is_better = theirs["usd"] < mine["usd"] and (theirs["wait_p95_s"] or 0) <= (mine["wait_p95_s"] or 0)
-    return ToldReview(str(row["pool"]), moments.moment(row["at"]), sentence, basis, is_better)
+    return ToldReview(str(row["pool"]), moments.parsed(row["at"]), sentence, basis, is_better)
 
 
 def _differs(share: float | None) -> str:

@@ -49,7 +49,10 @@ def entries(found: Row) -> tuple[Entry, ...]:
     """Return the entries of a worker that fleet_worker() found, in order."""
     now = moments.moment(found["now"])
     made = [*map(_attempt, found["attempts"]), *map(_task, found["tasks"])]
-    taken = [(_time(a["started_at"]), _time(a["ended_at"]) if a["ended_at"] else now) for a in found["attempts"]]
+    taken = [
+        (moments.moment(a["started_at"]), moments.moment(a["ended_at"]) if a["ended_at"] else now)
+        for a in found["attempts"]
+    ]
     taken += [(hole.at, hole.until or now) for hole in _holes(found, "attempts", "started_at")]
     for events, end in _stretches(found):
         made += [*_events(events, end), *_gaps(events, taken, end or now)]
@@ -73,7 +76,7 @@ def _stretches(found: Row) -> list[tuple[Sequence[Row], datetime | None]]:
     events, hole = found["events"], found["left_out"]["events"]
     if not hole["count"]:
         return [(events, None)]
-    return [(events[: hole["at"]], _time(events[hole["at"] - 1]["at"])), (events[hole["at"] :], None)]
+    return [(events[: hole["at"]], moments.moment(events[hole["at"] - 1]["at"])), (events[hole["at"] :], None)]
 
 
 def _holes(found: Row, kind: str, at: str) -> list[Entry]:
@@ -82,7 +85,15 @@ def _holes(found: Row, kind: str, at: str) -> list[Entry]:
     if not hole["count"]:
         return []
     before = rows[hole["at"] - 1][at] if hole["at"] else found["worker"]["promoted_at"] or found["worker"]["created_at"]
-    return [Entry(_time(before), _time(rows[hole["at"]][at]), "hole", f"… {hole['count']} {kind} not shown", "")]
+    return [
+        Entry(
+            moments.moment(before),
+            moments.moment(rows[hole["at"]][at]),
+            "hole",
+            f"… {hole['count']} {kind} not shown",
+            "",
+        )
+    ]
 
 
 def _events(events: Sequence[Row], end: datetime | None) -> list[Entry]:
@@ -91,9 +102,9 @@ def _events(events: Sequence[Row], end: datetime | None) -> list[Entry]:
         moved = event["from_state"] != event["to_state"]
         staged = event["from_stage"] != event["to_stage"]
         kind = "state" if moved else "stage" if staged else "asked"
-        until = next((_time(e["at"]) for e in events[index + 1 :] if _ends(kind, e)), end)
+        until = next((moments.moment(e["at"]) for e in events[index + 1 :] if _ends(kind, e)), end)
         if kind == "asked" or event["to_state"] == State.TERMINATED:
-            until = _time(event["at"])
+            until = moments.moment(event["at"])
         facts = event["detail"] or {}
         what = event["to_state"] if moved else event["to_stage"] if staged else "address" if "ssh" in facts else "asked"
         why = [f"{name} {facts[name]}" for name in ("exit_cause", "failure_code") if moved and facts.get(name)]
@@ -101,7 +112,7 @@ def _events(events: Sequence[Row], end: datetime | None) -> list[Entry]:
             "" if event["reason"] == f"bring-up: {what}" else event["reason"]
         )  # only facts that `what` does not contain
         by = "" if event["actor"] == "orchestrator" else f" (by {event['actor']})"
-        made.append(Entry(_time(event["at"]), until, kind, what, "; ".join(filter(None, [reason + by, *why]))))
+        made.append(Entry(moments.moment(event["at"]), until, kind, what, "; ".join(filter(None, [reason + by, *why]))))
     return made
 
 
@@ -114,16 +125,16 @@ def _attempt(row: Row) -> Entry:
     facts = [row["outcome"] or "under way", row["failure_code"] or "", row["exception_type"] or ""]
     note = " ".join(fact for fact in facts if fact)
     seen = evidence_text(row["evidence"] or {})
-    until = _time(row["ended_at"]) if row["ended_at"] else None
+    until = moments.moment(row["ended_at"]) if row["ended_at"] else None
     what = f"{row['stage']} attempt {row['attempt']}"
-    return Entry(_time(row["started_at"]), until, "attempt", what, f"{note}: {seen}" if seen else note)
+    return Entry(moments.moment(row["started_at"]), until, "attempt", what, f"{note}: {seen}" if seen else note)
 
 
 def _task(row: Row) -> Entry:
     facts = [row["outcome"] or "running", row["failure_code"] or "", row["exit_class"] or "", row["message"] or ""]
-    until = _time(row["ended_at"]) if row["ended_at"] else None
+    until = moments.moment(row["ended_at"]) if row["ended_at"] else None
     what = f"task {row['task_id']} attempt {row['attempt']}"
-    return Entry(_time(row["started_at"]), until, "task", what, " ".join(fact for fact in facts if fact))
+    return Entry(moments.moment(row["started_at"]), until, "task", what, " ".join(fact for fact in facts if fact))
 
 
 def _gaps(events: Sequence[Row], taken: Sequence[tuple[datetime, datetime]], until: datetime) -> list[Entry]:
@@ -142,17 +153,13 @@ def _gaps(events: Sequence[Row], taken: Sequence[tuple[datetime, datetime]], unt
 
 
 def _waited_for(events: Sequence[Row], at: datetime) -> str:
-    before = [event for event in events if _time(event["at"]) <= at]
+    before = [event for event in events if moments.moment(event["at"]) <= at]
     waited = (before[-1]["detail"] or {}).get("waiting_for") if before else None
     return f"it waited for {waited}" if waited else ""
 
 
 def _spans(events: Sequence[Row], until: datetime) -> list[tuple[str, datetime, datetime]]:
     """Return (state, from, to) without `terminated`, which has no end."""
-    moves = [(e["to_state"], _time(e["at"])) for e in events if e["from_state"] != e["to_state"]]
+    moves = [(e["to_state"], moments.moment(e["at"])) for e in events if e["from_state"] != e["to_state"]]
     ends = [*(at for _, at in moves), until][1:]  # without moves there is no end either: retention deletes events
     return [(state, at, end) for (state, at), end in zip(moves, ends, strict=True) if state != State.TERMINATED]
-
-
-def _time(text: str) -> datetime:
-    return moments.moment(text)

@@ -12,7 +12,7 @@ from orchestrator.errors import KEY_REUSED
 from orchestrator.web.api.operations import Api
 from orchestrator.web.api.problems import Problem
 from orchestrator.web.api.task_changes import absent, change_id_of
-from orchestrator.web.dashboard.action_effects import ActionDone, ActionEffect, Fields
+from orchestrator.web.dashboard.action_effects import KEY, ActionDone, ActionEffect, Fields
 from orchestrator.web.dashboard.actions import CHANGE_TASKS, PageAction
 from orchestrator.web.dashboard.task_filters import FILTERS, given_in, options_of, query_of
 
@@ -37,7 +37,7 @@ async def _effect(action: str, api: Api, holder: TokenHolder, fields: Fields) ->
 
 async def _start(action: str, api: Api, holder: TokenHolder, fields: Fields) -> ActionDone:
     wanted = query_of(given_in(fields)).wanted()
-    started = await api.rows.task_changes.start(holder, action, wanted, key=fields["key"] or None)
+    started = await api.rows.task_changes.start(holder, action, wanted, key=fields[KEY] or None)
     if started["outcome"] == "key_reused":
         raise Problem(422, KEY_REUSED, "this form has started another change", fix="load its page again")
     return ActionDone("It is asked for.", f"/tasks/changes/{started['id']}")

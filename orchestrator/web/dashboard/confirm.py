@@ -1,6 +1,5 @@
 """The pages of actions: what would happen, and the button that does it."""
 
-import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from urllib.parse import urlencode
@@ -13,6 +12,7 @@ from orchestrator.errors import NO_ROUTE, NOT_ALLOWED
 from orchestrator.ports import PortError
 from orchestrator.web.api.problems import Problem
 from orchestrator.web.dashboard import render
+from orchestrator.web.dashboard.action_effects import KEY, form_key
 from orchestrator.web.dashboard.actions import ACTIONS, PageAction
 from orchestrator.web.dashboard.answers import Repetition, route, trouble
 from orchestrator.web.dashboard.bulk_actions import BULK_ACTIONS
@@ -23,8 +23,6 @@ from orchestrator.web.fair_turns import CALLER
 
 EVERY_ACTION = {**ACTIONS, **BULK_ACTIONS}
 MAX_FIELD_CHARS = 300
-KEY = "key"  # a field
-KEY_BYTES = 16
 
 
 def routes(dashboard: Dashboard) -> list[BaseRoute]:
@@ -64,7 +62,7 @@ async def _asked(dashboard: Dashboard, request: Request, session: SignedIn, acti
     fields = {name: request.query_params.get(name, "")[:MAX_FIELD_CHARS] for name in action.fields}
     effect = await action.effect(dashboard.api, session.holder, fields)
     if action.is_once:
-        fields[KEY] = f"{datetime.now(UTC):%Y%m%d_%H%M%S}-{secrets.token_hex(KEY_BYTES)}"
+        fields[KEY] = form_key(datetime.now(UTC))
     template = render.environment().get_template("confirm.html")
     return HTMLResponse(
         template.render(

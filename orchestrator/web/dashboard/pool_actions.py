@@ -1,8 +1,5 @@
 """What people may do to pools: pause and resume them, limit their workers for a time, and start a worker."""
 
-import re
-import secrets
-from datetime import UTC, datetime
 from typing import Any
 
 from orchestrator.core.api_tokens import TokenHolder
@@ -12,12 +9,18 @@ from orchestrator.diagnostics.amounts import span, usd
 from orchestrator.errors import BAD_ARGUMENT, NOT_ALLOWED, WRONG_STATE
 from orchestrator.web.api.operations import Api
 from orchestrator.web.api.problems import Problem
-from orchestrator.web.dashboard.action_effects import ActionEffect, Fields, number_of, per_hour, reason_of
+from orchestrator.web.dashboard.action_effects import (
+    ActionEffect,
+    Fields,
+    number_of,
+    per_hour,
+    reason_of,
+    worker_of_form,
+)
 
 MAX_WORKERS = 100_000  # of a limit
 MAX_MINUTES = 525_600  # of a pause or a limit
 MINUTES = "the number of minutes"
-FORM_KEY = re.compile(r"([0-9]{8}_[0-9]{6}-[0-9a-f]{8})[0-9a-f]{24}")
 
 
 async def pause_effect(api: Api, holder: TokenHolder, fields: Fields) -> ActionEffect:
@@ -141,8 +144,7 @@ async def spawn(api: Api, holder: TokenHolder, fields: Fields) -> str:
     pool, policy = await _configured(api, holder, fields), api.policy
     if policy is None:
         raise Problem(409, WRONG_STATE, "this process does not know the pools")
-    form = FORM_KEY.fullmatch(fields.get("key", ""))
-    name = f"gpu-{form[1] if form else f'{datetime.now(UTC):%Y%m%d_%H%M%S}-{secrets.token_hex(4)}'}"
+    name = worker_of_form(fields)
     is_new = await api.rows.spawn(holder.name, policy.asked_intent(name, pool))
     return f"{name} is asked for." if is_new else f"{name} was asked for before."
 

@@ -8,6 +8,7 @@ import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
+from demo import narrator
 from orchestrator.adapters.store import SqlStore
 from orchestrator.cli import explain_view, task_rows
 from orchestrator.core.blocked import WORKERS, Blocked, BlockedReason, text
@@ -575,3 +576,16 @@ async def test_the_usual_duration_of_the_task_type_is_shown(fleet: Fleet) -> Non
     assert said.usual == {"task_type": said.task_type, "n": len(earlier), "p50_s": 25, "p95_s": 38.5}
     shown = lines(*explain_view.task(said, fleet.now))
     assert any(line.startswith(f"usual for {said.task_type}: p50 25s, p95 38s (n=4)   fix: ") for line in shown)
+
+
+@pytest.mark.parametrize("fraction", ["1e400", "-5", '"half"', "null", "[1]", "true", "0.5"])
+async def test_the_demo_says_how_far_its_tasks_are_whatever_their_progress_is(
+    fleet: Fleet, hand: AsyncConnection[DictRow], fraction: str
+) -> None:
+    """What is no share of 1 counts as none."""
+    (task,) = await fleet.submit()
+    progress = f'{{"fraction": {fraction}}}'
+    await hand.execute("update tasks set status = 'In Progress', progress = %s where id = %s", (progress, task))
+    row = await (await hand.execute(narrator.TASKS)).fetchone()
+    assert row is not None
+    assert row["percent"] == (50 if fraction == "0.5" else 0)

@@ -42,7 +42,9 @@ def test_if_learned_is_in_force_the_other_rule_is_fixed() -> None:
     assert not one.is_better
 
 
-@pytest.mark.parametrize("broken", [{}, {"candidates": {}}, {"in_force": 3}, {"error_share": "much"}, {"tasks": None}])
+@pytest.mark.parametrize(
+    "broken", [{}, {"candidates": {}}, {"in_force": 3}, {"error_share": "much"}, {"tasks": None}, {"until": "infinity"}]
+)
 def test_a_review_of_another_form_is_left_out(broken: dict[str, Any]) -> None:
     """Another version may have written it."""
     changed = row()

@@ -52,6 +52,22 @@ def test_the_sentence_states_the_arithmetic() -> None:
     assert text == "start 1: saves 212 s of waiting, worth 212 s of GPU time; a boot costs 90 s"
 
 
+@pytest.mark.parametrize(("boot_s", "after_s"), [(60.0, 10.0), (86_400.0, 864.0)])
+def test_waiting_tasks_are_looked_at_again_in_a_hundredth_of_a_boot_but_not_sooner_than_in_ten_seconds(
+    boot_s: float, after_s: float
+) -> None:
+    rule = LearnedRule(replace(KNOWN, boot_s=boot_s), wait_price=0.0, max_wait_s=NEVER_S)
+    assert rule.decide(view(queued=1, busy=1)).review_at == 10_000.0 + after_s
+
+
+@given(queued=st.integers(1, 500), waited_s=st.floats(0, 1e6), booting=st.integers(0, 5))
+def test_no_review_lies_in_the_past(queued: int, waited_s: float, booting: int) -> None:
+    """Also if more tasks are late than one decision may start workers for."""
+    seen = view(queued=queued, booting=booting, most=1_000, waited_s=waited_s)
+    review_at = LearnedRule(KNOWN).decide(seen).review_at
+    assert review_at is None or review_at > seen.now
+
+
 def test_the_limit_bounds_the_starts() -> None:
     assert started(KNOWN, view(queued=400, busy=1, most=3)) == 2
     assert started(KNOWN, view(queued=400, busy=3, most=3)) == 0
